@@ -1,0 +1,24 @@
+"""expbase: the experiment template for PaddlePaddle. Start at expbase/experiment.py."""
+
+try:
+    import paddle  # noqa: F401  # asked for first, so that its absence has a plain answer
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "expbase needs PaddlePaddle: pip install paddlepaddle-gpu, or paddlepaddle for the CPU."
+    ) from None
+
+from expbase._version import __version__ as __version__
+from expbase.cli import default_argument_parser, main
+from expbase.config import Config, ConfigError, get_default_training_config
+from expbase.distributed import rank_zero_only
+from expbase.experiment import ExperimentBase
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "ExperimentBase",
+    "default_argument_parser",
+    "get_default_training_config",
+    "main",
+    "rank_zero_only",
+]

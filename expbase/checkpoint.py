@@ -1,0 +1,278 @@
+"""Checkpoint directories that survive a kill at any moment: write, verify, list, prune.
+
+A checkpoint is one directory, `step-00000400`, that appears whole or not at all: its files are
+written into a hidden one, flushed, listed with sizes and checksums in manifest.json (the last
+file), and the directory is renamed. There is no pointer file: the newest directory whose manifest
+verifies is the one to continue from. What the files mean is state.py's business.
+
+    path = write(directory, 400, {"model.safetensors": buffers, "state.json": [text]})
+    path, rejected = newest_intact(directory)
+    content = read(path)                      # {"state.json": array of bytes, ...}, verified
+    prune(directory, keep_last=3)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})$")
+_CHUNK = 1 << 24  # bytes that are checked or written at a time
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or is damaged, or does not fit."""
+
+
+def name_of(iteration: int) -> str:
+    """The directory name of an iteration's checkpoint."""
+    return f"step-{iteration:08d}"
+
+
+def iteration_of(path: Path) -> int | None:
+    """The iteration in a checkpoint directory's name; None for another name."""
+    match = _NAME.match(path.name)
+    return int(match[1]) if match else None
+
+
+def listed(directory: Path) -> list[Path]:
+    """The checkpoints of a directory by their names, oldest first; whether intact is not asked."""
+    if not directory.is_dir():
+        return []
+    numbered = [(iteration_of(path), path) for path in directory.iterdir()]
+    return [path for _, path in sorted((n, path) for n, path in numbered if n is not None)]
+
+
+def write(
+    directory: Path,
+    iteration: int,
+    files: Mapping[str, Iterable[Any]],
+    info: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes one checkpoint, so that it is on disk and whole when this returns.
+
+    Args:
+        directory: Where checkpoints stand; made if need be.
+        iteration: Its number.
+        files: For each file the buffers that make it up.
+        info: JSON values that go into the manifest, such as the metrics of the iteration.
+
+    Returns:
+        The new directory.
+
+    Raises:
+        CheckpointError: The system refused; earlier checkpoints are as they were.
+    """
+    target = directory / name_of(iteration)
+    temporary = directory / f".writing-{target.name}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
+        _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
+        _flush_directory(temporary)
+        _put_in_place(temporary, target)
+        _flush_directory(directory)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(temporary)
+        newest = listed(directory)[-1:]
+        kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
+        raise CheckpointError(
+            f"{target}: cannot be written: {error.strerror or error}. "
+            f"Earlier checkpoints are intact, {kept}. Make room or mend the permissions, "
+            "and run the same command again."
+        ) from error
+    return target
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Checks every byte of a checkpoint.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        CheckpointError: Anything is missing, changed, or more than there should be.
+    """
+    manifest = _read_manifest(path)
+    for name, entry in manifest["files"].items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+            if size != entry["size"]:
+                raise CheckpointError(f"{file}: {size} bytes; expected {entry['size']}.")
+            if _checksum_of_file(file) != entry["crc32"]:
+                raise CheckpointError(f"{file}: its content has changed since it was written.")
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
+    return manifest
+
+
+def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The bytes of each file but the manifest, mapped into memory.
+
+    Raises:
+        CheckpointError: No manifest, or a file that it names is gone.
+    """
+    contents = {}
+    for name in _read_manifest(path)["files"]:
+        try:
+            size = (path / name).stat().st_size
+            contents[name] = (
+                np.memmap(path / name, np.uint8, mode="r") if size else np.empty(0, np.uint8)
+            )
+        except OSError as error:
+            raise CheckpointError(f"{path / name}: cannot be read: {error.strerror}.") from error
+    return contents
+
+
+def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that verifies; damaged newer ones are moved aside.
+
+    Returns:
+        It, or None; and what was wrong with each that was moved aside.
+    """
+    _finish_replacements(directory)
+    rejected: list[str] = []
+    for path in reversed(listed(directory)):
+        try:
+            verify(path)
+            return path, rejected
+        except CheckpointError as error:
+            aside = _free_name(directory / f"damaged-{path.name}")
+            path.rename(aside)
+            rejected.append(f"{error} Moved aside to {aside.name}.")
+    return None, rejected
+
+
+def clean(directory: Path) -> None:
+    """Removes what a killed process left half written or half deleted."""
+    if directory.is_dir():
+        _finish_replacements(directory)
+        for path in directory.iterdir():
+            if path.name.startswith((".writing-", ".deleting-")):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(
+    directory: Path, *, keep_last: int, keep_every: int = 0, keep_best: Iterable[int] = ()
+) -> None:
+    """Deletes the checkpoints that nothing asks to keep. Call it after a new one is written.
+
+    Args:
+        directory: Where checkpoints stand.
+        keep_last: How many of the newest stay; 0: all.
+        keep_every: Those at multiples of this iteration stay; 0: none for that reason.
+        keep_best: Iterations that stay in any case.
+    """
+    paths = listed(directory)
+    best = set(keep_best)
+    for path in paths[:-keep_last] if keep_last else []:
+        iteration = iteration_of(path) or 0
+        if iteration not in best and not (keep_every and iteration % keep_every == 0):
+            doomed = directory / f".deleting-{path.name}"
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)  # never a half deleted one under a checkpoint's name
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
+    """Writes and flushes a file; gives its size and checksum, taken while the disk works."""
+    buffers = [memoryview(part).cast("B") for part in parts]
+    with ThreadPoolExecutor(1) as executor, path.open("wb", buffering=0) as file:
+        crc32 = executor.submit(checksum, buffers)
+        for buffer in buffers:
+            for start in range(0, len(buffer), _CHUNK):
+                _write_all(file, buffer[start : start + _CHUNK])
+        os.fsync(file.fileno())
+        return {"size": sum(map(len, buffers)), "crc32": crc32.result()}
+
+
+def _write_all(file: Any, buffer: memoryview) -> None:
+    while buffer:
+        buffer = buffer[file.write(buffer) :]
+
+
+def checksum(buffers: Iterable[Any]) -> int:
+    value = 0
+    for buffer in buffers:
+        value = zlib.crc32(buffer, value)
+    return value
+
+
+def _checksum_of_file(path: Path) -> int:
+    with path.open("rb") as file:
+        return checksum(iter(lambda: file.read(_CHUNK), b""))
+
+
+def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:
+    content = {"format": 1, "iteration": iteration, "files": files, "info": info}
+    checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    return (json.dumps(content | {"crc32": checksum}, sort_keys=True, indent=1) + "\n").encode()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
+    try:
+        manifest: dict[str, Any] = json.loads(raw)
+        # Written again it must be the same to the byte, so no flipped bit goes unnoticed.
+        same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file}: damaged: {error}.") from error
+    if not same:
+        raise CheckpointError(f"{file}: its content has changed since it was written.")
+    return manifest
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    # A directory cannot be renamed onto one that is not empty: the old one steps aside first.
+    # A kill in between is mended by _finish_replacements.
+    replaced = target.with_name(f".replaced-{target.name}")
+    if target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    temporary.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _finish_replacements(directory: Path) -> None:
+    for replaced in directory.glob(".replaced-step-*") if directory.is_dir() else ():
+        target = directory / replaced.name.removeprefix(".replaced-")
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(target)
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or the first of path.1, path.2 … that does not exist."""
+    number, free = 0, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free

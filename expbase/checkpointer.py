@@ -1,0 +1,392 @@
+"""From an experiment to its checkpoints and back, over all ranks.
+
+`SECTIONS` is the one list of what a checkpoint holds beside the tensors. Rank 0 alone reads and
+writes files; what differs between ranks (random states, running statistics) is gathered and kept
+per rank. checkpoint.py knows how a directory is written, state.py how an object is captured.
+
+    checkpointer = Checkpointer(experiment, directory)
+    checkpointer.save()
+    path = checkpointer.newest()
+    checkpointer.restore(path)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+
+from expbase import checkpoint, distributed, rng, state
+from expbase.checkpoint import CheckpointError
+from expbase.output import CHECKPOINTS
+from expbase.tensorfile import Array, TensorFileError, parse, serialize
+
+if TYPE_CHECKING:
+    from expbase.experiment import ExperimentBase
+
+STATE_FILE = "state.json"
+_SUFFIX = ".safetensors"
+_CHUNK = 1 << 26  # bytes of one broadcast
+
+
+@dataclass(frozen=True)
+class Section:
+    """One entry of state.json.
+
+    Attributes:
+        capture: Gives its JSON values by name; arrays go into the mapping it is handed.
+        restore: Takes them back; returns what of it costs exactness, in words.
+    """
+
+    capture: Callable[[ExperimentBase, dict[str, Array]], dict[str, Any]]
+    restore: Callable[[ExperimentBase, dict[str, Any], Mapping[str, Array]], list[str]]
+
+
+def _capture_counters(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return {"iteration": exp.iteration, **exp._data_position()}
+
+
+def _restore_counters(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    exp.iteration = values["iteration"]
+    return exp._set_data_position(values)
+
+
+def _capture_registered(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return {n: state.encode(getattr(exp, n), f"registered.{n}", arrays) for n in exp._registered}
+
+
+def _restore_registered(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    for name, value in values.items():
+        setattr(exp, name, state.decode(value, arrays))
+    return []
+
+
+def _capture_own(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    own = exp.on_save_checkpoint() or {}
+    return {name: state.encode(value, f"own.{name}", arrays) for name, value in own.items()}
+
+
+def _restore_own(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    # Comes last, and must not spoil the random states that were restored before it.
+    with rng.isolated():
+        exp.on_load_checkpoint({n: state.decode(value, arrays) for n, value in values.items()})
+    return []
+
+
+def _capture_random(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return rng.capture()
+
+
+def _restore_random(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    unknown = rng.restore(values)
+    return [f"the random states of {name} are new" for name in unknown]
+
+
+def _capture_log(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return dict(exp._meter.numbers())
+
+
+def _restore_log(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    exp._meter.restore(values)
+    return []
+
+
+def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return {"scores": [[iteration, score] for iteration, score in exp._scores]}
+
+
+def _restore_best(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    exp._scores = [(iteration, score) for iteration, score in values["scores"]]
+    return []
+
+
+# In the order in which they are restored; what objects on the experiment hold is restored before.
+SECTIONS: dict[str, Section] = {
+    "counters": Section(_capture_counters, _restore_counters),
+    "registered": Section(_capture_registered, _restore_registered),
+    "log": Section(_capture_log, _restore_log),
+    "best": Section(_capture_best, _restore_best),
+    "random": Section(_capture_random, _restore_random),
+    "own": Section(_capture_own, _restore_own),
+}
+_OBJECTS = "objects"  # the section of what stands on the experiment by itself
+_ARRAYS = "values"  # the file of the arrays that sections hold
+
+
+class Checkpointer:
+    """The checkpoints of one experiment.
+
+    Args:
+        experiment: Whose.
+        directory: Where they stand.
+    """
+
+    def __init__(self, experiment: ExperimentBase, directory: Path) -> None:
+        self._exp = experiment
+        self._directory = directory
+
+    def newest(self) -> Path | None:
+        """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
+        return distributed.on_rank_zero(self._newest, "looking for a checkpoint")
+
+    def _newest(self) -> Path | None:
+        checkpoint.clean(self._directory)
+        path, rejected = checkpoint.newest_intact(self._directory)
+        for text in rejected:
+            self._exp.logger.warning("damaged checkpoint: %s", text)
+        if rejected and path is None:
+            raise CheckpointError(
+                f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
+                "aside. Mend one and give it its old name back, or start over with --fresh."
+            )
+        return path
+
+    def save(self) -> Path:
+        """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
+
+        Raises:
+            CheckpointError: It could not be written.
+            TypeError: A value that a checkpoint cannot carry.
+            RuntimeError: Something stateful appeared on the experiment after setup.
+        """
+        exp = self._exp
+        found = exp._find_state()
+        self._refuse_newcomers(found)
+        tensors, values = self._capture(found)
+        ranks = self._gather(found, tensors, values)
+        path = distributed.on_rank_zero(lambda: self._write(tensors, values, ranks), "saving")
+        assert path is not None
+        return path
+
+    def restore(self, path: Path) -> list[str]:
+        """Puts the state of a checkpoint back, after everything was found to fit.
+
+        Returns:
+            What of it costs exactness, in words.
+
+        Raises:
+            CheckpointError: It does not fit; nothing was changed.
+        """
+        exp = self._exp
+        content = self._read(path)
+        saved = json.loads(content.pop(STATE_FILE).tobytes())
+        tensors, values = self._own_part(content, saved)
+        found = exp._find_state()
+        arrays = tensors.pop(_ARRAYS, {})
+        problems = state.check(found, tensors, values[_OBJECTS])
+        problems += self._check_sections(values)
+        self._raise_together(path, problems)
+        notes = []
+        if saved["world_size"] != exp.world_size:
+            notes.append(
+                f"saved by {saved['world_size']} processes and continued by {exp.world_size}: the "
+                "order of the data is the same, the random states are new"
+            )
+            seed = rng.derive(
+                exp.config.training.seed, rng.TRAIN, exp.rank, values["counters"]["iteration"]
+            )
+            rng.seed_all(seed)
+            values["random"] = rng.capture()
+        state.apply(found, tensors, values[_OBJECTS])
+        for name, section in SECTIONS.items():
+            notes += section.restore(exp, values[name], arrays)
+        return notes
+
+    # Capturing
+
+    def _refuse_newcomers(self, found: state.Found) -> None:
+        new = [name for name in found.names() if name not in self._exp._state_names]
+        if new:
+            raise RuntimeError(
+                f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "
+                "its state comes back. Make it in setup_model, or exclude_from_state it there."
+            )
+
+    def _capture(self, found: state.Found) -> tuple[state.Tensors, dict[str, Any]]:
+        tensors, objects = state.capture(found)
+        arrays: dict[str, Array] = {}
+        values: dict[str, Any] = {_OBJECTS: objects}
+        for name, section in SECTIONS.items():
+            values[name] = section.capture(self._exp, arrays)
+        if arrays:
+            tensors[_ARRAYS] = arrays
+        return tensors, values
+
+    def _gather(
+        self, found: state.Found, tensors: state.Tensors, values: dict[str, Any]
+    ) -> list[tuple[state.Tensors, dict[str, Any]]]:
+        """What each rank has other than rank 0, in the order of the ranks; itself is empty."""
+        if self._exp.world_size == 1:
+            return [({}, {})]
+        # Parameters and optimizers are the same on all ranks: that is what DataParallel is for.
+        same = {
+            name: {n for n, _ in layer.named_parameters()} for name, layer in found.layers.items()
+        }
+        local = {
+            file: {key: array for key, array in arrays.items() if key not in same.get(file, ())}
+            for file, arrays in tensors.items()
+            if file not in found.optimizers
+        }
+        sums = {
+            (file, key): (str(array), _checksum(array))
+            for file, arrays in local.items()
+            for key, array in arrays.items()
+        }
+        shared, shared_sums = distributed.broadcast_object((values, sums))
+        other: state.Tensors = {}
+        for (file, key), checksum in sums.items():
+            if shared_sums.get((file, key)) != checksum:
+                other.setdefault(file, {})[key] = local[file][key].copy()
+        differing = {
+            section: {n: v for n, v in entries.items() if shared[section].get(n) != v}
+            for section, entries in values.items()
+        }
+        return distributed.gather_objects((other, differing))
+
+    def _write(
+        self,
+        tensors: state.Tensors,
+        values: dict[str, Any],
+        ranks: list[tuple[state.Tensors, dict[str, Any]]],
+    ) -> Path:
+        exp = self._exp
+        files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}
+        for rank, (other, _) in enumerate(ranks):
+            flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
+            if flat:
+                files[f"rank_{rank}{_SUFFIX}"] = list(serialize(flat))
+        text = {
+            "format": 1,
+            "world_size": exp.world_size,
+            "values": values,
+            "ranks": [differing for _, differing in ranks],
+        }
+        files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
+        path = checkpoint.write(self._directory, exp.iteration, files)
+        training = exp.config.training
+        checkpoint.prune(
+            self._directory,
+            keep_last=training.keep_last,
+            keep_every=training.keep_every,
+            keep_best=[iteration for iteration, _ in exp._scores[: training.keep_best]],
+        )
+        return path
+
+    # Restoring
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """The files of a checkpoint, on every rank; rank 0 reads them and sends them round."""
+
+        def read() -> dict[str, Any]:
+            checkpoint.verify(path)
+            return checkpoint.read(path)
+
+        contents: dict[str, Any] = {}
+
+        def read_here() -> list[tuple[str, int]]:
+            contents.update(read())
+            return [(name, content.size) for name, content in contents.items()]
+
+        names = distributed.on_rank_zero(read_here, "reading the checkpoint") or []
+        if self._exp.world_size > 1:
+            for name, size in names:
+                contents[name] = _broadcast_bytes(contents.get(name), size)
+        return contents
+
+    def _own_part(
+        self, content: dict[str, Any], saved: Mapping[str, Any]
+    ) -> tuple[state.Tensors, dict[str, Any]]:
+        try:
+            files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
+        except TensorFileError as error:
+            raise CheckpointError(f"checkpoint: {error}") from error
+        others = {name: files.pop(name) for name in list(files) if name.startswith("rank_")}
+        values = {section: dict(entries) for section, entries in saved["values"].items()}
+        if saved["world_size"] == self._exp.world_size:
+            rank = self._exp.rank
+            for name, array in others.get(f"rank_{rank}", {}).items():
+                file, _, key = name.partition("/")
+                files[file][key] = array
+            for section, entries in saved["ranks"][rank].items():
+                values[section] |= entries
+        return files, values
+
+    def _check_sections(self, values: Mapping[str, Any]) -> list[str]:
+        problems = [
+            f"{name}: missing in the checkpoint." for name in SECTIONS if name not in values
+        ]
+        saved, expected = set(values.get("registered", {})), set(self._exp._registered)
+        problems += [f"{n}: registered, and missing in the checkpoint." for n in expected - saved]
+        problems += [f"{n}: in the checkpoint, and not registered here." for n in saved - expected]
+        return problems
+
+    def _raise_together(self, path: Path, problems: list[str]) -> None:
+        for rank, of_rank in enumerate(distributed.gather_objects(problems)):
+            if of_rank:
+                where = f"{path}" if self._exp.world_size == 1 else f"{path} (rank {rank})"
+                lines = "\n  ".join(of_rank[:20])
+                more = f"\n  and {len(of_rank) - 20} more" if len(of_rank) > 20 else ""
+                raise CheckpointError(
+                    f"{where}: does not fit this experiment:\n  {lines}{more}\n"
+                    "Nothing was changed. Use the model it was saved from, or start over: --fresh."
+                )
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path names: itself, or the newest intact one of a run.
+
+    Args:
+        path: A checkpoint directory, a run's output directory, or its `checkpoints`. Nothing in
+            it is changed.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if (path / checkpoint.MANIFEST).exists():
+        return path
+    for directory in (path, path / CHECKPOINTS):
+        for candidate in reversed(checkpoint.listed(directory)):
+            try:
+                checkpoint.verify(candidate)
+                return candidate
+            except CheckpointError:
+                continue
+    raise CheckpointError(
+        f"{path}: no intact checkpoint there; expected a directory like "
+        f"{CHECKPOINTS}/{checkpoint.name_of(400)}, or the output directory of a run."
+    )
+
+
+def _checksum(array: Array) -> int:
+    return checkpoint.checksum([array.data])
+
+
+def _broadcast_bytes(data: Any, size: int) -> Any:
+    received = np.empty(size, np.uint8) if data is None else data
+    for start in range(0, size, _CHUNK):
+        end = min(start + _CHUNK, size)
+        if data is None:
+            chunk = paddle.empty([end - start], dtype="uint8")
+        else:
+            chunk = paddle.to_tensor(np.array(data[start:end]))
+        paddle.distributed.broadcast(chunk, src=0)
+        if data is None:
+            received[start:end] = chunk.numpy()
+    return received

@@ -1,0 +1,143 @@
+"""The command line of an experiment: `main(Experiment)` is a whole script body.
+
+Options beat the config file, the file beats the defaults. Nothing here trains or opens files but
+the config; `python train.py --help` lists the options. Starting a process per rank is
+left to paddle (`paddle.distributed.launch`, or its `spawn` for `--nprocs`).
+
+    if __name__ == "__main__":
+        main(Experiment)
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from expbase import distributed
+from expbase.config import Config, ConfigError, dump_yaml, flatten
+from expbase.experiment import ExperimentBase
+
+
+def default_argument_parser() -> argparse.ArgumentParser:
+    """The parser with the options that every experiment has; add your own to it."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The same command continues a run that was ended by anything at all.\n"
+        "exit codes: 0 finished, 1 error, 2 wrong usage, 124 time limit, 130 Ctrl-C, 143 SIGTERM",
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML file that changes default values")
+    add("--data", metavar="PATH", help="the data, for the experiment's own use (self.args.data)")
+    add(
+        "--output",
+        metavar="DIR",
+        help="directory of the run; {key} is replaced by a config value: runs/lr{optim.lr}",
+    )
+    add(
+        "--checkpoint_path",
+        metavar="DIR",
+        help="a checkpoint of another run to continue from, with its whole state",
+    )
+    add("--init_model_path", metavar="PATH", help="weights to start from, weights only")
+    add(
+        "--device",
+        metavar="NAME",
+        help="cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)",
+    )
+    add("--nprocs", type=_count, default=1, metavar="N", help="processes on this machine")
+    add("--fresh", action="store_true", help="move what is in the output directory aside first")
+    add("--force", action="store_true", help="go on although the config differs from the run's")
+    add("--print_config", action="store_true", help="print the resolved config and end")
+    add(
+        "--opts",
+        nargs="+",
+        default=[],
+        metavar="KEY VALUE",
+        help="config values: optim.lr 0.1 training.seed 3 (or KEY=VALUE)",
+    )
+    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values")
+    return parser
+
+
+def main(
+    experiment: type[ExperimentBase],
+    *,
+    parser: argparse.ArgumentParser | None = None,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Runs an experiment class from the command line.
+
+    Args:
+        experiment: The class; its `default_config()` gives the defaults.
+        parser: `default_argument_parser()`, or it with options added.
+        argv: The words after the program's name; those of this process by default.
+
+    Raises:
+        SystemExit: With the code that DESIGN gives the end of the run, unless that is 0.
+    """
+    parser = parser or default_argument_parser()
+    args = parser.parse_intermixed_args(argv)
+    try:
+        config = load_config(experiment, args)
+        if args.print_config:
+            print(dump_yaml(config), end="")
+            return
+        if not args.output:
+            raise ConfigError("--output: not given; expected the directory of the run.")
+        args.output = fill_in(args.output, config)
+    except ConfigError as error:
+        sys.exit(f"{parser.prog}: error: {error}")
+    if args.nprocs > 1 and distributed.world_size() == 1:
+        code = distributed.spawn(_run, (experiment, config, args), args.nprocs, args.device)
+    else:
+        code = _run(experiment, config, args)
+    if code:
+        sys.exit(code)
+
+
+def load_config(experiment: type[ExperimentBase], args: argparse.Namespace) -> Config:
+    """The defaults of the class, changed by the file and the options of the command line.
+
+    Raises:
+        ConfigError: One of them does not fit.
+    """
+    config = experiment.default_config()
+    if args.config:
+        config.merge_from_file(args.config)
+    for words in (args.opts, args.overrides):
+        config.merge_from_list(words)
+    return config
+
+
+def fill_in(output: str, config: Mapping[str, Any]) -> str:
+    """The output path with config values in place of their `{full.key}`s.
+
+    Raises:
+        ConfigError: There is no such key.
+    """
+    values = flatten(config)
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise ConfigError(
+                f"--output: {match[0]} names no config value; expected one of {', '.join(values)}."
+            )
+        return str(values[match[1]]).replace("/", "_")
+
+    return str(Path(re.sub(r"\{([^{}]*)\}", value, output)))
+
+
+def _run(experiment: type[ExperimentBase], config: Config, args: argparse.Namespace) -> int:
+    exp = experiment(config, args)
+    exp.setup()
+    return exp.run()
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} given; expected 1 or more")
+    return int(text)

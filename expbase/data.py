@@ -1,0 +1,566 @@
+"""Driving a user's loader: the order of its batches, their random numbers, the shares of the ranks.
+
+A `Feed` stands in front of one loader and gives its passes, each from any position. What a data
+set draws while it makes the n-th batch of a pass depends on (seed, epoch, n) alone: not on the
+number of workers, nor on what was drawn before, nor on whether the batches before were made.
+The loader is asked for its settings and never changed; which batches are trained on is decided
+here, what they hold is decided by the user's data set and collate_fn.
+
+Positions count batches of all ranks together: in round i rank r takes batch i * world_size + r.
+
+    feed = make_feed(loader, "train_loader", Share(seed=0, rank=0, world_size=1))
+    batches = feed.open(epoch=3, position=17)       # batches 0 to 16 are not loaded
+    for batch in batches: ...
+    batches.ended                                   # true as soon as the last one was given
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
+from paddle.io.dataloader import worker as paddle_worker
+from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
+
+from expbase import rng
+from expbase.distributed import gather_objects
+from expbase.processes import die_with_parent
+
+
+@dataclass(frozen=True)
+class Share:
+    """Whose batches, and from which random numbers.
+
+    Attributes:
+        seed: What order and random numbers derive from.
+        rank: This process.
+        world_size: Among how many.
+    """
+
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+
+
+# The number of a batch in its pass, and the indices of its samples.
+Numbered = tuple[int, Any]
+
+
+class Batches:
+    """The batches of one pass, or of the rest of one.
+
+    Attributes:
+        ended: Whether the last batch was given; false before the first `next`.
+        indices: Where the samples of the last given batch stand in the data set; None unknown.
+        first: The batches of this rank that were skipped.
+    """
+
+    def __init__(self, batches: Callable[[Batches], Iterator[Any]], first: int) -> None:
+        self.ended = False
+        self.indices: Sequence[int] | None = None
+        self.first = first
+        self._iterator = batches(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        """Lets go of the loader: worker processes end."""
+        close = getattr(self._iterator, "close", None)
+        if close:
+            close()
+
+
+class Feed:
+    """A loader's batches, as one rank gets them.
+
+    Attributes:
+        batches_per_epoch: On this rank; None if nobody knows.
+        batch_size: Samples in a full batch of this rank; None if nobody knows.
+        num_samples: In the data set; None if nobody knows.
+    """
+
+    batches_per_epoch: int | None = None
+    batch_size: int | None = None
+    num_samples: int | None = None
+
+    def __init__(self, loader: Any, name: str, share: Share) -> None:
+        self.loader = loader
+        self.name = name
+        self.share = share
+
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        """The batches of a pass from a position on.
+
+        Args:
+            epoch: Its number, from 1.
+            position: The batches of all ranks that were taken before.
+
+        Raises:
+            ValueError: The loader gives no batch.
+        """
+        raise NotImplementedError
+
+    def once(self, purpose: int, number: int) -> Batches:
+        """This rank's share of one run over the data, which is not a training pass.
+
+        Args:
+            purpose: VALID or PREDICT of rng.
+            number: Of the run: the iteration, say.
+        """
+        raise NotImplementedError
+
+    def _no_batch(self) -> ValueError:
+        return ValueError(
+            f"{self.name}: gives no batch; expected at least one. "
+            "Look at the data set, batch_size and drop_last."
+        )
+
+
+def make_feed(loader: Any, name: str, share: Share) -> Feed:
+    """The feed that fits the loader.
+
+    Args:
+        loader: A paddle.io.DataLoader, or any iterable of batches that can be iterated again.
+        name: What the user calls it, for messages.
+        share: This rank's.
+
+    Raises:
+        TypeError: It cannot be iterated.
+    """
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        if not isinstance(loader.dataset, IterableDataset):
+            return IndexedFeed(loader, name, share)
+    elif not isinstance(loader, Iterable):
+        raise TypeError(
+            f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
+        )
+    return StreamFeed(loader, name, share)
+
+
+class IndexedFeed(Feed):
+    """A DataLoader over a data set with indices: the batches before a position are never made.
+
+    The order of a sampler that draws is a function of (seed, epoch); its `set_epoch` is called
+    if it has one. A sampler with a length is listed at the start of a pass, one with
+    `seek(position)` is asked, and any other is run through without loading anything.
+    """
+
+    def __init__(self, loader: DataLoader, name: str, share: Share) -> None:
+        super().__init__(loader, name, share)
+        self._sampler = loader.batch_sampler
+        self._dealt = share.world_size > 1 and not isinstance(
+            self._sampler, DistributedBatchSampler
+        )
+        self._listing: tuple[int, list[Any]] | None = None
+        self._worker_loader: DataLoader | None = None
+        self.num_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+        self.batch_size = getattr(self._sampler, "batch_size", None if self._sampler else 1)
+        self.global_batches = self._length()
+        if self.global_batches is not None:
+            ranks = share.world_size if self._dealt else 1
+            self.batches_per_epoch = -(-self.global_batches // ranks)
+
+    @property
+    def filled(self) -> int:
+        """How many batches are taken from the start of a pass again to fill its last round."""
+        if not self._dealt or not self.global_batches:
+            return 0
+        return -self.global_batches % self.share.world_size
+
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        first = -(-position // self.share.world_size)
+        return self._batches(self._share_of_pass(epoch, position), epoch, rng.SAMPLE, first)
+
+    def once(self, purpose: int, number: int) -> Batches:
+        """This rank's share of one run over the data: each sample exactly once over all ranks."""
+        sampler = self._sampler
+        if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
+            sampler = BatchSampler(
+                sampler.dataset, batch_size=sampler.batch_size, drop_last=sampler.drop_last
+            )
+        own = isinstance(sampler, DistributedBatchSampler)
+        with rng.isolated(rng.derive(self.share.seed, purpose, number)):
+            order = list(range(len(self.loader.dataset)) if sampler is None else sampler)
+        if own:
+            numbered = [
+                (i * self.share.world_size + self.share.rank, o) for i, o in enumerate(order)
+            ]
+        else:
+            numbered = list(enumerate(order))[self.share.rank :: self.share.world_size]
+        return self._batches(iter(numbered), number, purpose, 0, may_be_empty=True)
+
+    def _length(self) -> int | None:
+        try:
+            return len(self.loader.dataset if self._sampler is None else self._sampler)
+        except TypeError:
+            return None
+
+    def _share_of_pass(self, epoch: int, position: int) -> Iterator[Numbered]:
+        world, rank = self.share.world_size, self.share.rank
+        if not self._dealt:
+            for number, indices in self._numbered(epoch, position // world):
+                yield number * world + rank, indices
+            return
+        round_: list[Numbered] = []
+        for numbered in self._numbered(epoch, position):
+            round_.append(numbered)
+            if len(round_) == world:
+                yield round_[rank]
+                round_ = []
+        if round_:
+            start = list(itertools.islice(self._numbered(epoch, 0), world))
+            yield [*round_, *itertools.islice(itertools.cycle(start), world)][rank]
+
+    def _numbered(self, epoch: int, start: int) -> Iterator[Numbered]:
+        """The sampler's batches from a number on, with their numbers."""
+        sampler = self._sampler
+        if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
+            return zip(itertools.count(start), range(start, len(self.loader.dataset)), strict=False)
+        _set_epoch(sampler, epoch)
+        seed = rng.derive(self.share.seed, rng.ORDER, epoch)
+        if _seek(sampler, start):
+            return zip(itertools.count(start), _under(seed, sampler), strict=False)
+        if self.global_batches is None:
+            return itertools.islice(enumerate(_under(seed, sampler)), start, None)
+        if self._listing is None or self._listing[0] != epoch:
+            with rng.isolated(seed):
+                self._listing = (epoch, list(sampler))
+        listed = self._listing[1]
+        return zip(itertools.count(start), itertools.islice(listed, start, None), strict=False)
+
+    def _batches(
+        self,
+        numbered: Iterator[Numbered],
+        epoch: int,
+        purpose: int,
+        first: int,
+        may_be_empty: bool = False,
+    ) -> Batches:
+        head = list(itertools.islice(numbered, 1))
+        if not head and not may_be_empty and first == 0:
+            raise self._no_batch()
+        items = itertools.chain(head, numbered)
+        base = rng.derive(self.share.seed, purpose, epoch)
+        fetch = self._fetch_by_workers if self.loader.num_workers else self._fetch_here
+        return Batches(lambda batches: fetch(batches, items, base), first)
+
+    def _fetch_here(self, batches: Batches, items: Iterator[Numbered], base: int) -> Iterator[Any]:
+        # Synchronous, in this thread: paddle's own thread reads ahead, draws from the states
+        # that training draws from, and hangs for ever when the data set raises.
+        loader, place = self.loader, self.loader.places[0]
+        dataset = _KeyedDataset(loader.dataset)
+        for (number, indices), batches.ended in _with_last(items):
+            with rng.isolated():
+                if loader.auto_collate_batch:
+                    samples = [dataset[key] for key in _keys(base, number, indices)]
+                    batch = (loader.collate_fn or default_collate_fn)(samples)
+                else:
+                    sample = dataset[(base, number, 0, indices)]
+                    batch = (loader.collate_fn or default_convert_fn)(sample)
+            batches.indices = _index_list(indices)
+            yield _to_tensors(batch, place)
+
+    def _fetch_by_workers(
+        self, batches: Batches, items: Iterator[Numbered], base: int
+    ) -> Iterator[Any]:
+        # The workers run ahead of training: what was handed out waits here for its batch.
+        handed_out: list[tuple[Any, bool]] = []
+
+        def keys() -> Iterator[list[Any]]:
+            for (number, indices), last in _with_last(items):
+                handed_out.append((indices, last))
+                single = not self.loader.auto_collate_batch
+                yield _keys(base, number, [indices] if single else indices)
+
+        loader = self._loader_with_workers(keys())
+        with rng.isolated(base):  # making its iterator draws a seed
+            iterator = iter(loader)
+        try:
+            for _ in itertools.count():
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                if isinstance(batch, _Failure):
+                    batch.raise_here()
+                indices, batches.ended = handed_out.pop(0)
+                batches.indices = _index_list(indices)
+                yield batch
+        finally:
+            if not loader._persistent_workers:
+                iterator._try_shutdown_all(1)
+
+    def _loader_with_workers(self, keys: Iterator[list[Any]]) -> DataLoader:
+        if self._worker_loader is None:
+            loader = copy.copy(self.loader)
+            loader.dataset = _KeyedDataset(self.loader.dataset, failures_as_values=True)
+            loader.batch_sampler = _Keys()
+            loader.collate_fn = _Collate(self.loader.collate_fn, self.loader.auto_collate_batch)
+            loader.worker_init_fn = _WorkerInit(self.loader.worker_init_fn, self.loader.dataset)
+            loader.auto_collate_batch = True
+            loader._iterator = None
+            self._worker_loader = loader
+        self._worker_loader.batch_sampler.keys = keys
+        return self._worker_loader
+
+
+class StreamFeed(Feed):
+    """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
+
+    It runs under random states of its own, which depend on (seed, epoch, rank). One batch is read
+    ahead, so that the end of the pass is known in time; with several ranks the pass ends for all
+    when the first has no more. Sharding is the user's. A position is reached by reading and
+    throwing away, unless the loader has `state_dict` and `set_state_dict`.
+    """
+
+    def __init__(self, loader: Any, name: str, share: Share) -> None:
+        super().__init__(loader, name, share)
+        self._is_list = isinstance(loader, (list, tuple))
+        self.batch_size = getattr(loader, "batch_size", None)
+        if self._is_list and share.world_size == 1:
+            self.batches_per_epoch = len(loader)
+
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        first = position // self.share.world_size
+        seed = rng.derive(self.share.seed, rng.STREAM, epoch, self.share.rank)
+        return Batches(lambda batches: self._read(batches, self._source(seed), first), first)
+
+    def once(self, purpose: int, number: int) -> Batches:
+        """What the loader gives this rank, once."""
+        seed = rng.derive(self.share.seed, purpose, number, self.share.rank)
+
+        def read(batches: Batches) -> Iterator[Any]:
+            for batch, batches.ended in _with_last(self._source(seed)):
+                yield batch
+
+        return Batches(read, 0)
+
+    def _source(self, seed: int) -> Iterator[Any]:
+        if self._is_list:  # ready batches draw nothing
+            return iter(self.loader)
+        if (
+            not isinstance(self.loader, DataLoader)
+            or type(self.loader).__iter__ is not DataLoader.__iter__
+        ):
+            return _under(seed, self.loader)
+        if self.loader.num_workers:
+            loader = copy.copy(self.loader)
+            loader.worker_init_fn = _WorkerInit(self.loader.worker_init_fn, self.loader.dataset)
+            return _under(seed, loader)
+        return _under(seed, _BatchedStream(self.loader))
+
+    def _read(self, batches: Batches, source: Iterator[Any], skip: int) -> Iterator[Any]:
+        for _ in itertools.islice(source, skip):
+            pass
+        if self.share.world_size > 1:
+            source = _until_one_ends(source)
+        none = True
+        for batch, batches.ended in _with_last(source):
+            none = False
+            yield batch
+        if none and not skip:
+            raise self._no_batch()
+
+
+class _BatchedStream:
+    """A DataLoader over an IterableDataset without workers, read in this thread."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        loader, place = self._loader, self._loader.places[0]
+        samples = iter(loader.dataset)
+        if not loader.auto_collate_batch:
+            for sample in samples:
+                yield _to_tensors((loader.collate_fn or default_convert_fn)(sample), place)
+            return
+        while chunk := list(itertools.islice(samples, loader.batch_size)):
+            if len(chunk) == loader.batch_size or not loader.drop_last:
+                yield _to_tensors((loader.collate_fn or default_collate_fn)(chunk), place)
+
+
+class _KeyedDataset(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types for us
+    """A data set that seeds the random states for each sample before it makes it."""
+
+    def __init__(self, dataset: Any, failures_as_values: bool = False) -> None:
+        self.dataset = dataset
+        self._failures_as_values = failures_as_values
+
+    def __getitem__(self, key: tuple[int, int, int, Any]) -> Any:
+        base, number, place, index = key
+        rng.seed_cpu(rng.derive(base, number, place))
+        if not self._failures_as_values:
+            return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            return _Failure(error)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class _Failure:
+    """An exception of a worker, on its way to the main process, which paddle would not tell."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.text = traceback.format_exc()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            import pickle
+
+            pickle.loads(pickle.dumps(self.error))
+            error: Exception = self.error
+        except Exception:
+            error = RuntimeError(f"{type(self.error).__name__}: {self.error}")
+        return _rebuilt_failure, (error, self.text)
+
+    def raise_here(self) -> None:
+        """Raises it, with the worker's traceback as the cause."""
+        raise self.error from RuntimeError(f"in a worker of the loader:\n{self.text}")
+
+
+def _rebuilt_failure(error: Exception, text: str) -> _Failure:
+    failure = _Failure(error)
+    failure.text = text
+    return failure
+
+
+class _Collate:
+    """The user's collate_fn in a worker; a failure of a sample or of its own becomes the batch."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any] | None, batched: bool) -> None:
+        self._collate_fn = collate_fn or (default_collate_fn if batched else default_convert_fn)
+        self._batched = batched
+
+    def __call__(self, samples: list[Any]) -> Any:
+        for sample in samples:
+            if isinstance(sample, _Failure):
+                return sample
+        try:
+            return self._collate_fn(samples if self._batched else samples[0])
+        except Exception as error:
+            return _Failure(error)
+
+
+class _WorkerInit:
+    """What a worker process does first."""
+
+    def __init__(self, then: Callable[[int], None] | None, dataset: Any) -> None:
+        self._then = then
+        self._dataset = dataset
+
+    def __call__(self, worker_id: int) -> None:
+        die_with_parent()
+        os.setpgrp()  # the launcher's SIGTERM goes to the process group and is not for workers
+        info = paddle_worker._worker_info
+        info.__dict__["dataset"] = self._dataset  # the user's, not our wrapper
+        if self._then is not None:
+            self._then(worker_id)
+
+
+class _Keys:
+    """A batch sampler whose batches are put in from outside, anew for each pass."""
+
+    keys: Iterator[list[Any]]
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self.keys
+
+
+def _keys(base: int, number: int, indices: Iterable[Any]) -> list[Any]:
+    return [(base, number, place, index) for place, index in enumerate(indices)]
+
+
+def _index_list(indices: Any) -> list[Any]:
+    return list(indices) if isinstance(indices, (list, tuple, np.ndarray)) else [indices]
+
+
+def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each item, and whether it is the last; reads one ahead."""
+    for item in items:
+        for following in items:
+            yield item, False
+            item = following
+        yield item, True
+
+
+def _under(seed: int, iterable: Iterable[Any]) -> Iterator[Any]:
+    """Iterates under random states of its own, which go on from item to item."""
+    outside = rng.snapshot()
+    rng.seed_all(seed)
+    try:
+        iterator = iter(iterable)
+        inside = rng.snapshot()
+    finally:
+        rng.reset(outside)
+    while True:
+        outside = rng.snapshot()
+        rng.reset(inside)
+        try:
+            item = next(iterator)
+            inside = rng.snapshot()
+        except StopIteration:
+            return
+        finally:
+            rng.reset(outside)
+        yield item
+
+
+def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:
+    """Ends on all ranks when one rank has no more; one collective per batch."""
+    nothing = object()
+    while True:
+        item = next(source, nothing)
+        if not all(gather_objects(item is not nothing)):
+            return
+        yield item
+
+
+def _set_epoch(sampler: Any, epoch: int) -> None:
+    candidates: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
+    for candidate in candidates:
+        if hasattr(candidate, "set_epoch"):
+            candidate.set_epoch(epoch)
+
+
+def _seek(sampler: Any, batch: int) -> bool:
+    """Has the sampler start at a batch, if it or the sampler of samples in it knows how to."""
+    if hasattr(sampler, "seek"):
+        sampler.seek(batch)
+        return True
+    inner: Any = getattr(sampler, "sampler", None)
+    if hasattr(inner, "seek") and type(sampler) is BatchSampler:
+        inner.seek(batch * sampler.batch_size)
+        return True
+    return False
+
+
+def _to_tensors(batch: Any, place: Any) -> Any:
+    """The batch as paddle's DataLoader would give it: arrays as tensors, tuples as lists."""
+    if isinstance(batch, np.ndarray):
+        return paddle.to_tensor(batch, place=place)
+    if isinstance(batch, (str, bytes)):
+        return batch
+    if isinstance(batch, Mapping):
+        return {key: _to_tensors(value, place) for key, value in batch.items()}
+    if isinstance(batch, Sequence):
+        return [_to_tensors(value, place) for value in batch]
+    if isinstance(batch, paddle.Tensor) and batch.place._type() != place._type():
+        return paddle.to_tensor(batch, place=place)
+    return batch

@@ -1,0 +1,213 @@
+"""What a run writes down as text: log lines, and the metrics as JSON lines.
+
+Nothing here knows an experiment, and nothing waits for the device before `Meter.means`. Curves
+for VisualDL are in visualizer.py.
+
+    logger = open_log(directory / "worker_0.log", echo=True)
+    meter.add(400, {"loss": loss})       # a tensor, kept as it is
+    metrics = meter.means()              # numbers, and the meter is empty again
+    logger.info(line(iteration, metrics))
+    close_log(logger)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+_FORMAT = "%(asctime)s %(levelmark)s%(message)s"
+
+
+class _Formatter(logging.Formatter):
+    """Time and text; the level only where it is worth a look."""
+
+    def __init__(self, date_format: str, *, tracebacks: bool) -> None:
+        super().__init__(_FORMAT, date_format)
+        self._tracebacks = tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.levelmark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
+        return super().format(record)
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if self._tracebacks else ""
+
+
+def open_log(path: Path, *, echo: bool) -> logging.Logger:
+    """A logger of its own, named `expbase`, that appends to a file.
+
+    It is not the one of `logging.getLogger`: two experiments in a process must not write into
+    each other's file, and paddle's handler at the root must not print every line again.
+
+    Args:
+        path: The file; it is made if need be.
+        echo: Whether lines go to stderr as well, without the tracebacks that python prints there.
+    """
+    logger = logging.Logger("expbase", logging.INFO)
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
+    logger.addHandler(file)
+    if echo:
+        console = logging.StreamHandler(sys.stderr)
+        console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
+        logger.addHandler(console)
+    return logger
+
+
+def close_log(logger: logging.Logger) -> None:
+    """Closes the file; what is logged later goes nowhere. May be called twice."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.addHandler(logging.NullHandler())
+
+
+def line(iteration: int, metrics: Mapping[str, Any]) -> str:
+    """One event as text: `[400] loss=0.25 lr=0.001`, keys sorted."""
+    words = " ".join(f"{key}={_shown(metrics[key])}" for key in sorted(metrics))
+    return f"[{iteration}] {words}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object per logged line, of `iteration`, `epoch`, `time` and metrics.
+
+    `time` is in seconds since 1970. A value that is not finite stands as a text ("nan", "inf"),
+    so that every line is JSON. Lines reach the system at once: what was logged survives a kill.
+
+    Args:
+        path: The file to append to, made at the first line; None writes nothing.
+        clock: Gives the time of a line.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+
+    def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one line."""
+        if self._path is None:
+            return
+        record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
+        record |= {key: _json_value(metrics[key]) for key in sorted(metrics)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class Meter:
+    """The scalars that were logged since the last line, and their means.
+
+    Tensors are detached and cloned, so that neither the graph nor a later change in place
+    reaches them, and become numbers only when they are asked for: no wait for the device in
+    between.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[tuple[int, Any]]] = {}
+
+    def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+        """Notes one value for each name.
+
+        Raises:
+            TypeError: A value is not one number.
+        """
+        for name, value in scalars.items():
+            if isinstance(value, paddle.Tensor):
+                if value.size != 1:
+                    raise TypeError(
+                        f"log: {name!r} is a tensor of shape {list(value.shape)}; expected one "
+                        "number. Reduce it first, with mean() say."
+                    )
+                value = value.detach().clone()
+            elif not hasattr(value, "item") and not isinstance(value, (int, float)):
+                raise TypeError(
+                    f"log: {name!r} is {value!r}; expected a number or a tensor of one."
+                )
+            self._values.setdefault(name, []).append((iteration, value))
+
+    def numbers(self) -> dict[str, list[tuple[int, float]]]:
+        """The iteration and the number of each value since the last line; waits for the device."""
+        self._values = {name: _to_numbers(values) for name, values in self._values.items()}
+        return self._values
+
+    def means(self) -> dict[str, float]:
+        """The mean of each name over the times it was logged; the meter is empty afterwards."""
+        numbers = self.numbers()
+        self._values = {}
+        return {name: sum(v for _, v in pairs) / len(pairs) for name, pairs in numbers.items()}
+
+    def restore(self, numbers: Mapping[str, list[tuple[int, float]]]) -> None:
+        """Puts back what `numbers` gave."""
+        self._values = {name: [(i, v) for i, v in pairs] for name, pairs in numbers.items()}
+
+
+def _to_numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
+    tensors = [v.reshape([]) for _, v in values if isinstance(v, paddle.Tensor)]
+    if len(tensors) == len(values) > 1 and len({tensor.dtype for tensor in tensors}) == 1:
+        numbers = paddle.stack(tensors).tolist()  # one wait for the device, not many
+    else:
+        numbers = [v.item() if hasattr(v, "item") else v for _, v in values]
+    return [(i, float(number)) for (i, _), number in zip(values, numbers, strict=True)]
+
+
+class Stopwatch:
+    """How fast training goes, and how long it waits for data.
+
+    Args:
+        clock: Gives seconds; only differences count.
+
+    Attributes:
+        data_seconds: Spent waiting for batches; read_batch adds to it.
+        batches: Read so far; read_batch adds to it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.data_seconds = 0.0
+        self.batches = 0
+        self._paused = 0.0
+        self.start(0)
+
+    def start(self, iteration: int) -> None:
+        """Begins a window at an iteration."""
+        self._window = (iteration, self.batches, self.clock(), self.data_seconds, self._paused)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """What the block does is not part of a training step: validation, saving."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self._paused += self.clock() - began
+
+    def speed(self, iteration: int) -> tuple[float, float, float]:
+        """Steps per second, batches per second and the share of time waited for data, 0 to 1.
+
+        Of the window since the last call; begins the next one.
+        """
+        began, batches, mark, data, paused = self._window
+        seconds = max(self.clock() - mark - (self._paused - paused), 1e-9)
+        waited = min((self.data_seconds - data) / seconds, 1.0)
+        steps = (iteration - began) / seconds
+        read = (self.batches - batches) / seconds
+        self.start(iteration)
+        return steps, read, waited

@@ -1,0 +1,418 @@
+"""What the state of an experiment is: finding it, capturing it, putting it back.
+
+Everything stateful that stands on the experiment is state, whatever its name: layers,
+optimizers, learning rate schedules, objects with `state_dict` and a setter, random generators,
+bare parameters, also inside lists and dicts, once however many names it has. Tensors are keyed by
+structured names (`moment1/model.linear.weight`), never by paddle's automatic ones, so another
+process, another order of construction or a second experiment in the process reads them back.
+
+Restoring is strict both ways and in two steps: `check` finds everything that does not fit,
+`apply` sets what `check` has passed. Files are checkpoint.py's business.
+
+    found = find(vars(experiment), excluded=("judge",))
+    tensors, values = capture(found)
+    problems = check(found, tensors, values)
+    apply(found, tensors, values)
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import framework
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from expbase.tensorfile import Array, describe
+
+Tensors = dict[str, dict[str, Array]]  # by file, by key
+Values = dict[str, Any]  # JSON values, by name
+
+_PARAMETERS = "parameters"  # the file of bare parameters on the experiment
+
+
+@dataclass
+class Found:
+    """The stateful objects of an experiment, by the names under which they were found."""
+
+    layers: dict[str, Any] = field(default_factory=dict)
+    optimizers: dict[str, Any] = field(default_factory=dict)
+    schedulers: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    excluded: list[str] = field(default_factory=list)
+    seen: dict[int, Any] = field(default_factory=dict)  # keeps them alive: an id is not reused
+
+    def names(self) -> list[str]:
+        """Of everything found."""
+        kinds = (self.layers, self.optimizers, self.schedulers)
+        rest = (self.objects, self.generators, self.parameters)
+        return [name for kind in (*kinds, *rest) for name in kind]
+
+
+def unwrap(layer: Any) -> Any:
+    """The user's layer in a DataParallel; any other layer as it is."""
+    while isinstance(layer, paddle.DataParallel):
+        layer = layer._layers
+    return layer
+
+
+def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> Found:
+    """Finds what has state among the attributes, in their order.
+
+    Args:
+        attributes: Of the experiment, without the template's own.
+        excluded: Names that the user left out.
+    """
+    found = Found(excluded=list(excluded))
+    for name in found.excluded:
+        if name in attributes:
+            _visit(Found(seen=found.seen), name, attributes[name])  # seen, and nothing more
+    for name, value in attributes.items():
+        if name not in found.excluded:
+            _visit(found, name, value)
+    for name, optimizer in found.optimizers.items():
+        # A schedule that only its optimizer knows.
+        _visit(found, f"{name}.learning_rate", optimizer._learning_rate)
+    return found
+
+
+def _visit(found: Found, name: str, value: Any) -> None:
+    if isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            _visit(found, f"{name}.{number}", item)
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _visit(found, f"{name}.{key}", item)
+        return
+    value = unwrap(value)
+    kind = _kind(found, value)
+    if kind is not None and id(value) not in found.seen:
+        found.seen[id(value)] = value
+        kind[name] = value
+
+
+def _kind(found: Found, value: Any) -> dict[str, Any] | None:
+    if isinstance(value, type):
+        return None
+    if isinstance(value, paddle.nn.Layer):
+        return found.layers
+    if isinstance(value, Optimizer):
+        return found.optimizers
+    if isinstance(value, LRScheduler):
+        return found.schedulers
+    if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+        return found.generators
+    if isinstance(value, framework.EagerParamBase):
+        return found.parameters
+    if hasattr(value, "state_dict") and _setter(value) is not None:
+        return found.objects
+    return None
+
+
+def _setter(value: Any) -> Any:
+    return getattr(value, "set_state_dict", None) or getattr(value, "load_state_dict", None)
+
+
+# --- capturing -----------------------------------------------------------------------------
+
+
+def capture(found: Found) -> tuple[Tensors, Values]:
+    """The state of everything found; tensors on the CPU are live views, not copies.
+
+    Raises:
+        TypeError: An object's state holds what a checkpoint cannot carry.
+    """
+    tensors: Tensors = {}
+    values: Values = {}
+    for name, layer in found.layers.items():
+        tensors[name] = _arrays(layer.state_dict())
+    if found.parameters:
+        tensors[_PARAMETERS] = _arrays(found.parameters)
+    names = parameter_names(found)
+    for name, optimizer in found.optimizers.items():
+        tensors[name] = _arrays(_accumulators(optimizer, names))
+        if not isinstance(optimizer._learning_rate, LRScheduler):
+            values[f"{name}.learning_rate"] = float(optimizer._learning_rate)
+    for name, scheduler in found.schedulers.items():
+        values[name] = _scheduler_values(scheduler, name)
+    for name, generator in found.generators.items():
+        arrays: dict[str, Array] = {}
+        values[name] = encode(_generator_state(generator), name, arrays)
+        tensors[name] = arrays
+    for name, stateful in found.objects.items():
+        arrays = {}
+        values[name] = encode(stateful.state_dict(), name, arrays)
+        tensors[name] = arrays
+    return {name: arrays for name, arrays in tensors.items() if arrays}, values
+
+
+def parameter_names(found: Found) -> dict[str, str]:
+    """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
+    names = {parameter.name: name for name, parameter in found.parameters.items()}
+    for prefix, layer in found.layers.items():
+        for name, parameter in layer.named_parameters():
+            names.setdefault(parameter.name, f"{prefix}.{name}")
+    return names
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """The parameters that an optimizer was given, in groups or not."""
+    parameters = []
+    for item in optimizer._parameter_list or []:
+        parameters += list(item["params"]) if isinstance(item, dict) else [item]
+    return parameters
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
+    return {key: Array.of(tensor) for key, tensor in tensors.items()}
+
+
+def _accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """An optimizer's tensors as `accumulator/structured parameter name`."""
+    master = getattr(optimizer, "_master_weights", {})
+    # Accumulators of a parameter with a master weight go by the master weight's name.
+    names = {**names, **{tensor.name: names[name] for name, tensor in master.items()}}
+    tensors = {f"master_weight/{names[name]}": tensor for name, tensor in master.items()}
+    prefix = f"{optimizer._name}_" if optimizer._name else ""
+    for accumulator, of_parameters in optimizer._accumulators.items():
+        for parameter, tensor in of_parameters.items():
+            tensors[f"{accumulator.removeprefix(prefix)}/{names[parameter]}"] = tensor
+    return tensors
+
+
+def _scheduler_values(scheduler: Any, place: str) -> dict[str, Any]:
+    """Every plain value of a schedule, those of the schedules within it too.
+
+    Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two).
+    """
+    values = {}
+    for name, value in vars(scheduler).items():
+        if isinstance(value, LRScheduler):
+            values[name] = {"$scheduler": _scheduler_values(value, f"{place}.{name}")}
+        elif _is_plain(value):
+            values[name] = encode(value, f"{place}.{name}", {})
+    return values
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str, np.generic))
+
+
+def _generator_state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.bit_generator.state
+
+
+# --- restoring -----------------------------------------------------------------------------
+
+
+def check(found: Found, tensors: Tensors, values: Values) -> list[str]:
+    """Everything that keeps a captured state from being put back; nothing is changed for good.
+
+    Creates the accumulators of the optimizers that have not made a step yet.
+
+    Returns:
+        One line for each entry, naming it, from what, to what; empty if all fits.
+    """
+    problems: list[str] = []
+    for name, layer in found.layers.items():
+        problems += _compare(name, tensors.get(name, {}), layer.state_dict())
+    problems += _compare(_PARAMETERS, tensors.get(_PARAMETERS, {}), found.parameters)
+    names = parameter_names(found)
+    for name, optimizer in found.optimizers.items():
+        saved = tensors.get(name, {})
+        problems += _make_accumulators(optimizer, name, saved, names)
+        problems += _compare(name, saved, _accumulators(optimizer, names))
+    expected = [*found.schedulers, *found.objects, *found.generators]
+    expected += [
+        f"{name}.learning_rate"
+        for name, optimizer in found.optimizers.items()
+        if not isinstance(optimizer._learning_rate, LRScheduler)
+    ]
+    problems += [f"{name}: missing in the checkpoint." for name in expected if name not in values]
+    problems += [
+        f"{name}: in the checkpoint, but nothing of that name is on the experiment."
+        for name in sorted({*values} - {*expected})
+    ]
+    known = {*found.layers, *found.optimizers, *found.objects, *found.generators, _PARAMETERS}
+    problems += [
+        f"{name}: tensors in the checkpoint, but nothing of that name is on the experiment."
+        for name in sorted({*tensors} - known)
+    ]
+    return problems
+
+
+def apply(found: Found, tensors: Tensors, values: Values) -> None:
+    """Puts back what `check` found to fit."""
+    for name, layer in found.layers.items():
+        _copy(tensors.get(name, {}), layer.state_dict())
+    _copy(tensors.get(_PARAMETERS, {}), found.parameters)
+    names = parameter_names(found)
+    for name, optimizer in found.optimizers.items():
+        _copy(tensors.get(name, {}), _accumulators(optimizer, names))
+        if not isinstance(optimizer._learning_rate, LRScheduler):
+            optimizer.set_lr(values[f"{name}.learning_rate"])
+    for name, scheduler in found.schedulers.items():
+        _set_scheduler_values(scheduler, values[name])
+    for name, generator in found.generators.items():
+        _set_generator_state(generator, decode(values[name], tensors.get(name, {})))
+    for name, stateful in found.objects.items():
+        _setter(stateful)(decode(values[name], tensors.get(name, {})))
+
+
+def _compare(name: str, saved: Mapping[str, Array], expected: Mapping[str, Any]) -> list[str]:
+    problems = [
+        f"{name}: {key!r} is missing in the checkpoint." for key in expected if key not in saved
+    ]
+    for key, array in saved.items():
+        if key not in expected:
+            problems.append(f"{name}: {key!r} is in the checkpoint, {array}, and not here.")
+        elif str(array) != describe(expected[key]):
+            problems.append(
+                f"{name}: {key!r} is {array} in the checkpoint and {describe(expected[key])} here."
+            )
+    return problems
+
+
+def _copy(saved: Mapping[str, Array], live: Mapping[str, Any]) -> None:
+    for key, array in saved.items():
+        array.copy_to(live[key])
+
+
+def _make_accumulators(
+    optimizer: Any, name: str, saved: Mapping[str, Array], names: Mapping[str, str]
+) -> list[str]:
+    """Makes the tensors that a first step would make, for the parameters that had one."""
+    by_name = {names[p.name]: p for p in parameters_of(optimizer) if p.name in names}
+    stepped = dict.fromkeys(key.partition("/")[2] for key in saved)
+    unknown = [parameter for parameter in stepped if parameter not in by_name]
+    if unknown:
+        return [
+            f"{name}: the checkpoint has state for {p!r}, which it does not update."
+            for p in unknown
+        ]
+    if stepped:
+        block = framework.default_main_program().global_block()
+        optimizer._create_accumulators(block, [by_name[parameter] for parameter in stepped])
+    return []
+
+
+def _set_scheduler_values(scheduler: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, dict) and "$scheduler" in value:
+            _set_scheduler_values(getattr(scheduler, name), value["$scheduler"])
+        else:
+            setattr(scheduler, name, decode(value, {}))
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+# --- values as JSON ------------------------------------------------------------------------
+
+
+def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
+    """A value as JSON, so that `decode` gives the same value of the same type.
+
+    Args:
+        value: Numbers, texts, bytes, None, lists, tuples, sets, dicts, arrays and tensors.
+        place: Where it stands, for messages and as the key of arrays.
+        arrays: Takes the arrays and tensors.
+
+    Raises:
+        TypeError: It, or something in it, is of another type.
+    """
+    if isinstance(value, np.generic):
+        return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, paddle.Tensor):
+        arrays[place] = Array.of(value)
+        return {"$tensor": place}
+    if isinstance(value, np.ndarray):
+        return _encode_ndarray(value, place, arrays)
+    if isinstance(value, dict):
+        return _encode_dict(value, place, arrays)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        encoded = [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
+        if isinstance(value, list):
+            return encoded
+        return {"$set" if isinstance(value, (set, frozenset)) else "$tuple": encoded}
+    raise TypeError(
+        f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
+        "numbers, texts, lists, dicts, arrays or tensors. Give its parts, or exclude_from_state."
+    )
+
+
+def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
+    if value.dtype.hasobject:
+        raise TypeError(f"{place}: an array of Python objects cannot be saved. Give its parts.")
+    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    arrays[place] = Array("uint8", (data.size,), data)
+    return {"$array": [place, value.dtype.str, list(value.shape)]}
+
+
+def _encode_dict(value: Mapping[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
+    pairs = [
+        [encode(key, f"{place}.{i}.key", arrays), encode(item, f"{place}.{i}", arrays)]
+        for i, (key, item) in enumerate(value.items())
+    ]
+    return {"$dict": pairs}
+
+
+def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
+    """The value that `encode` was given."""
+    if isinstance(value, list):
+        return [decode(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag: str = next(iter(value), "")
+    content: Any = value.get(tag)
+    if tag == "$float":
+        return float(content)
+    if tag == "$scalar":
+        return np.dtype(content[0]).type(decode(content[1], arrays))
+    if tag == "$bytes":
+        return base64.b64decode(content)
+    if tag == "$tensor":
+        return arrays[content].tensor()
+    if tag == "$array":
+        place, dtype, shape = content
+        return arrays[place].data.copy().view(np.dtype(dtype)).reshape(shape)
+    if tag == "$tuple":
+        return tuple(decode(item, arrays) for item in content)
+    if tag == "$set":
+        return {decode(item, arrays) for item in content}
+    if tag == "$dict":
+        return {decode(key, arrays): decode(item, arrays) for key, item in content}
+    return {key: decode(item, arrays) for key, item in value.items()}

@@ -1,0 +1,171 @@
+"""Tensors as bytes, and files of them in the safetensors format.
+
+The format is safetensors' own (https://github.com/huggingface/safetensors): 8 bytes of header
+length, a JSON header, the raw little-endian data. The library of that name is not used because
+a checkpoint needs what it does not do: write from memory that is not copied again, bfloat16
+through numpy, empty tensors, a flush. A test reads each side's files with the other.
+complex128, which the format lacks, is stored as pairs of float64 and named in the metadata.
+
+    arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
+    for buffer in serialize(arrays): file.write(buffer)
+    arrays = parse(file.read_bytes())
+    arrays["weight"].copy_to(tensor)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+
+_LABELS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+_DTYPES = {label: dtype for dtype, label in _LABELS.items()}
+_SIZES = {"bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "complex64": 8}
+_SIZES |= {"complex128": 16}
+_SIZES |= {dtype: np.dtype(dtype).itemsize for dtype in _LABELS if dtype not in _SIZES}
+_PAIRS = "complex128"  # the metadata's name for the entries that are stored as pairs
+
+
+class TensorFileError(ValueError):
+    """Bytes that are not a file of tensors."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """The content of one tensor.
+
+    Attributes:
+        dtype: Paddle's name for the type, "float32".
+        shape: Its shape.
+        data: Its bytes, flat; it may be memory of the live tensor.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+    @classmethod
+    def of(cls, tensor: Any) -> Array:
+        """The content of a tensor; without a copy if it is on the CPU and contiguous."""
+        dtype, shape = dtype_name(tensor), tuple(tensor.shape)
+        if 0 in shape:
+            return cls(dtype, shape, np.empty(0, np.uint8))
+        tensor = tensor.detach()
+        if not tensor.place.is_cpu_place():
+            tensor = tensor.cpu()
+        tensor = tensor.contiguous()
+        flat = (tensor if shape else tensor.reshape([1])).view("uint8")
+        return cls(dtype, shape, np.from_dlpack(flat).reshape(-1).view(np.uint8))
+
+    def tensor(self) -> Any:
+        """A new tensor on the CPU with a copy of the content."""
+        if not self.data.size:
+            return paddle.empty(self.shape, dtype=self.dtype).cpu()
+        flat = paddle.to_tensor(np.array(self.data), place=paddle.CPUPlace())
+        return flat.view(self.dtype).reshape(list(self.shape))
+
+    def copy_to(self, tensor: Any) -> None:
+        """Overwrites a tensor of the same type and shape, wherever it is."""
+        if self.data.size:
+            tensor.copy_(self.tensor(), True)
+
+    def copy(self) -> Array:
+        """The same content in memory of its own."""
+        return Array(self.dtype, self.shape, self.data.copy())
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+def dtype_name(tensor: Any) -> str:
+    """Paddle's name for a tensor's type, without the module: "float32"."""
+    return str(tensor.dtype).removeprefix("paddle.")
+
+
+def describe(tensor: Any) -> str:
+    """Type and shape for a message: `float32 [3, 2]`."""
+    return f"{dtype_name(tensor)} [{', '.join(map(str, tensor.shape))}]"
+
+
+def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """The parts of a file, in order; the data parts are the arrays' own memory.
+
+    Raises:
+        TensorFileError: A type that the format does not have.
+    """
+    header: dict[str, Any] = {}
+    pairs = [name for name, array in arrays.items() if array.dtype == "complex128"]
+    if pairs:
+        header["__metadata__"] = {_PAIRS: json.dumps(pairs)}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.data.nbytes
+        if name in pairs:
+            label, shape = "F64", [*array.shape, 2]
+        elif array.dtype in _LABELS:
+            label, shape = _LABELS[array.dtype], list(array.shape)
+        else:
+            raise TensorFileError(f"{name}: {array.dtype} has no place in a safetensors file.")
+        header[name] = {"dtype": label, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    yield struct.pack("<Q", len(text)) + text
+    for array in arrays.values():
+        if array.data.nbytes:
+            yield memoryview(array.data)  # type: ignore[arg-type]  # an ndarray is a buffer
+
+
+def parse(content: Any) -> dict[str, Array]:
+    """The arrays of a file, as views of its bytes.
+
+    Args:
+        content: The whole file: bytes, a memory map, or an array of uint8.
+
+    Raises:
+        TensorFileError: It is not a safetensors file, or one that contradicts itself.
+    """
+    data = np.frombuffer(content, np.uint8)
+    if data.size < 8:
+        raise TensorFileError(f"{data.size} bytes; too short for a safetensors file.")
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    if length > data.size - 8:
+        raise TensorFileError(
+            "the header is longer than the file; it is cut off or of another kind."
+        )
+    try:
+        header = json.loads(data[8 : 8 + length].tobytes())
+        pairs = json.loads(header.pop("__metadata__", {}).get(_PAIRS, "[]"))
+        body = data[8 + length :]
+        return {name: _entry(entry, body, name in pairs) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TensorFileError(f"not a safetensors file: {error}") from error
+
+
+def _entry(entry: Mapping[str, Any], body: Any, pair: bool) -> Array:
+    start, end = entry["data_offsets"]
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    if pair:
+        dtype, shape = "complex128", shape[:-1]
+    if not 0 <= start <= end <= body.size or end - start != math.prod(shape) * _SIZES[dtype]:
+        raise ValueError(f"an entry of {dtype} {list(shape)} at bytes {start} to {end}")
+    return Array(dtype, shape, body[start:end])
