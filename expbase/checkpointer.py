@@ -13,7 +13,8 @@ per rank. checkpoint.py knows how a directory is written, state.py how an object
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ import paddle
 
 from expbase import checkpoint, distributed, rng, state
 from expbase.checkpoint import CheckpointError
+from expbase.config import ConfigError
 from expbase.output import CHECKPOINTS
 from expbase.tensorfile import Array, TensorFileError, parse, serialize
 
@@ -48,14 +50,22 @@ class Section:
 
 
 def _capture_counters(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {"iteration": exp.iteration, **exp._data_position()}
+    return {
+        "iteration": exp.iteration,
+        "epoch": exp.epoch,
+        "pass_is_closed": exp._pass_is_closed,
+        **exp._cursor.state(),
+    }
 
 
 def _restore_counters(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
     exp.iteration = values["iteration"]
-    return exp._set_data_position(values)
+    exp.epoch = values["epoch"]
+    exp._pass_is_closed = values["pass_is_closed"]
+    exp._cursor.restore(exp.epoch, values)
+    return []
 
 
 def _capture_registered(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -107,13 +117,13 @@ def _restore_log(
 
 
 def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {"scores": [[iteration, score] for iteration, score in exp._scores]}
+    return {"scores": [list(score) for score in exp._checkpointer.scores]}
 
 
 def _restore_best(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._scores = [(iteration, score) for iteration, score in values["scores"]]
+    exp._checkpointer.scores = [(iteration, score) for iteration, score in values["scores"]]
     return []
 
 
@@ -136,11 +146,22 @@ class Checkpointer:
     Args:
         experiment: Whose.
         directory: Where they stand.
+
+    Attributes:
+        newest_saved: The newest that is known to be good; None: none yet.
+        scores: Iteration and score of the best ones that were saved, best first.
     """
 
     def __init__(self, experiment: ExperimentBase, directory: Path) -> None:
         self._exp = experiment
         self._directory = directory
+        self._names: set[str] = set()
+        self.newest_saved: Path | None = None
+        self.scores: list[tuple[int, float]] = []
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Notes what has state; whatever appears later is refused at the next save."""
+        self._names = set(names)
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
@@ -158,8 +179,11 @@ class Checkpointer:
             )
         return path
 
-    def save(self) -> Path:
+    def save(self, results: Mapping[str, float]) -> Path:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
+
+        Args:
+            results: Of the validation in this iteration; empty if there was none.
 
         Raises:
             CheckpointError: It could not be written.
@@ -169,11 +193,30 @@ class Checkpointer:
         exp = self._exp
         found = exp._find_state()
         self._refuse_newcomers(found)
+        if results:
+            self._note_score(results)
         tensors, values = self._capture(found)
         ranks = self._gather(found, tensors, values)
         path = distributed.on_rank_zero(lambda: self._write(tensors, values, ranks), "saving")
         assert path is not None
+        self.newest_saved = path
         return path
+
+    def _note_score(self, results: Mapping[str, float]) -> None:
+        """Remembers how good this checkpoint is, for keep_best."""
+        training = self._exp.config.training
+        name = training.monitor.removeprefix("valid/")
+        if not name:
+            return
+        if name not in results:
+            raise ConfigError(
+                f"training.monitor: {training.monitor!r} given; expected one of the metrics that "
+                f"valid() returned: {', '.join(results)}."
+            )
+        if not math.isnan(results[name]):
+            sign = -1 if training.monitor_mode == "max" else 1
+            scores = [*self.scores, (self._exp.iteration, results[name])]
+            self.scores = sorted(scores, key=lambda score: sign * score[1])[: training.keep_best]
 
     def restore(self, path: Path) -> list[str]:
         """Puts the state of a checkpoint back, after everything was found to fit.
@@ -207,12 +250,13 @@ class Checkpointer:
         state.apply(found, tensors, values[_OBJECTS])
         for name, section in SECTIONS.items():
             notes += section.restore(exp, values[name], arrays)
+        self.newest_saved = path
         return notes
 
     # Capturing
 
     def _refuse_newcomers(self, found: state.Found) -> None:
-        new = [name for name in found.names() if name not in self._exp._state_names]
+        new = [name for name in found.names() if name not in self._names]
         if new:
             raise RuntimeError(
                 f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "
@@ -285,7 +329,7 @@ class Checkpointer:
             self._directory,
             keep_last=training.keep_last,
             keep_every=training.keep_every,
-            keep_best=[iteration for iteration, _ in exp._scores[: training.keep_best]],
+            keep_best=[iteration for iteration, _ in self.scores],
         )
         return path
 

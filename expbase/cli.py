@@ -93,10 +93,10 @@ def main(
         sys.exit(f"{parser.prog}: error: {error}")
     if args.nprocs > 1 and distributed.world_size() == 1:
         code = distributed.spawn(_run, (experiment, config, args), args.nprocs, args.device)
+        if code:
+            sys.exit(code)
     else:
-        code = _run(experiment, config, args)
-    if code:
-        sys.exit(code)
+        _run(experiment, config, args)
 
 
 def load_config(experiment: type[ExperimentBase], args: argparse.Namespace) -> Config:
@@ -131,10 +131,10 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
     return str(Path(re.sub(r"\{([^{}]*)\}", value, output)))
 
 
-def _run(experiment: type[ExperimentBase], config: Config, args: argparse.Namespace) -> int:
+def _run(experiment: type[ExperimentBase], config: Config, args: argparse.Namespace) -> None:
     exp = experiment(config, args)
     exp.setup()
-    return exp.run()
+    exp.run()
 
 
 def _count(text: str) -> int:

@@ -12,6 +12,7 @@ Positions count batches of all ranks together: in round i rank r takes batch i *
     batches = feed.open(epoch=3, position=17)       # batches 0 to 16 are not loaded
     for batch in batches: ...
     batches.ended                                   # true as soon as the last one was given
+    cursor = Cursor(feed)                           # a feed and the place in it
 """
 
 from __future__ import annotations
@@ -82,6 +83,12 @@ class Batches:
             close()
 
 
+def _ended() -> Batches:
+    batches = Batches(lambda _: iter(()), 0)
+    batches.ended = True
+    return batches
+
+
 class Feed:
     """A loader's batches, as one rank gets them.
 
@@ -121,7 +128,8 @@ class Feed:
         """
         raise NotImplementedError
 
-    def _no_batch(self) -> ValueError:
+    def no_batch(self) -> ValueError:
+        """The error to raise when there is none."""
         return ValueError(
             f"{self.name}: gives no batch; expected at least one. "
             "Look at the data set, batch_size and drop_last."
@@ -250,7 +258,7 @@ class IndexedFeed(Feed):
     ) -> Batches:
         head = list(itertools.islice(numbered, 1))
         if not head and not may_be_empty and first == 0:
-            raise self._no_batch()
+            raise self.no_batch()
         items = itertools.chain(head, numbered)
         base = rng.derive(self.share.seed, purpose, epoch)
         fetch = self._fetch_by_workers if self.loader.num_workers else self._fetch_here
@@ -371,7 +379,67 @@ class StreamFeed(Feed):
             none = False
             yield batch
         if none and not skip:
-            raise self._no_batch()
+            raise self.no_batch()
+
+
+class Cursor:
+    """Where one rank stands in the passes of its feed.
+
+    Args:
+        feed: The training data.
+
+    Attributes:
+        batches: Of the pass under way; ended when there is none.
+        batch_in_epoch: Batches that this rank has read in it.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.batches = _ended()
+        self.batch_in_epoch = 0
+        self._next: Iterator[Any] = iter(())
+        self._start = 0  # the position at which this rank began
+
+    def open(self, epoch: int, position: int = 0) -> None:
+        """Goes to a position of a pass."""
+        self.batches.close()
+        self.batches = self.feed.open(epoch, position)
+        self.batch_in_epoch = self.batches.first
+        self._next = iter(self.batches)
+        self._start = position
+
+    def read(self) -> Any:
+        """The next batch of the pass."""
+        try:
+            batch = next(self._next)
+        except StopIteration:
+            raise RuntimeError(
+                f"{self.feed.name}: ended before the pass did; expected the batches that its "
+                "length, or the run that is continued, promised."
+            ) from None
+        self.batch_in_epoch += 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """The position, counted in batches of all ranks."""
+        read = self.batch_in_epoch - self.batches.first
+        return {
+            "batch_in_epoch": self.batch_in_epoch,
+            "position": self._start + read * self.feed.share.world_size,
+            "ended": self.batches.ended,
+        }
+
+    def restore(self, epoch: int, values: Mapping[str, Any]) -> None:
+        """Goes to where `state` was taken."""
+        if values["ended"]:
+            self.batch_in_epoch = self.batches.first = values["batch_in_epoch"]
+            self._start = values["position"]
+        else:
+            self.open(epoch, values["position"])
+
+    def close(self) -> None:
+        """Lets go of the loader. May be called twice."""
+        self.batches.close()
 
 
 class _BatchedStream:

@@ -8,6 +8,7 @@ one rank is waited for with `wait_for_all`, which polls and has no such limit.
     rank(), world_size()
     gather_objects(value)        # every rank's value, in rank order, on every rank
     broadcast_object(value)      # rank 0's
+    AgreedStop().agreed(400)     # a reason to stop, or ""
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ T = TypeVar("T")
 STOP_CODES = (124, 130, 143)
 _counter = itertools.count()  # of the waits of this process; all ranks make the same ones
 
+_ASK_SECONDS = 0.5  # between two agreements on stopping
 _GRACE_SECONDS = 10.0  # that the other processes get to end when one has failed
 
 
@@ -67,6 +69,27 @@ def init_parallel(device: str) -> None:
     if device == "cpu":
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     dist.init_parallel_env()
+
+
+def default_device() -> str:
+    """The GPU if paddle has one, else the CPU."""
+    return "gpu" if paddle.device.cuda.device_count() else "cpu"
+
+
+def data_parallel(layer: Any, **options: Any) -> Any:
+    """The layer in a paddle.DataParallel.
+
+    Raises:
+        ValueError: It has a sparse Embedding, which gloo cannot average.
+    """
+    if paddle.device.get_device() == "cpu":
+        for name, sublayer in layer.named_sublayers(include_self=True):
+            if isinstance(sublayer, paddle.nn.Embedding) and sublayer._sparse:
+                raise ValueError(
+                    f"data_parallel: {name or 'the layer'} is an Embedding with sparse=True; "
+                    "expected sparse=False on the CPU: gloo cannot average sparse gradients."
+                )
+    return paddle.DataParallel(layer, **options)
 
 
 def gather_objects(value: T) -> list[T]:
@@ -159,13 +182,50 @@ def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, flo
     return {k: sum(share[0][k] * (share[1] / total) for share in shares) for k in names}
 
 
+class AgreedStop:
+    """A wish to stop that some rank has, until all ranks act on it at the same iteration.
+
+    The ranks ask each other about every half second, at iterations that all of them know
+    beforehand: nobody looks at a clock in between, and no iteration pays for it.
+
+    Args:
+        clock: Gives seconds; only differences count.
+
+    Attributes:
+        reason: Why to stop; empty: no wish.
+        next_iteration: When the ranks ask each other next.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reason = ""
+        self.next_iteration = 0
+        self._clock = clock
+        self._asked = (clock(), 0)
+
+    def agreed(self, iteration: int) -> str:
+        """The reason to stop at this iteration, the same on all ranks; empty: go on."""
+        if not dist.is_initialized():
+            return self.reason
+        if iteration < self.next_iteration:
+            return ""
+        now = self._clock()
+        began, asked_at = self._asked
+        self._asked = (now, iteration)
+        seconds = (now - began) / max(iteration - asked_at, 1)
+        answers = gather_objects((self.reason, seconds))
+        slowest = max(seconds for _, seconds in answers)
+        self.next_iteration = iteration + max(1, int(_ASK_SECONDS / max(slowest, 1e-9)))
+        self.reason = next((reason for reason, _ in answers if reason), "")
+        return self.reason
+
+
 def number(value: Any) -> float:
     """A number or one-element tensor as a float; waits for the device."""
     return float(value.item() if hasattr(value, "item") else value)
 
 
 def spawn(
-    function: Callable[..., int], args: Sequence[Any], nprocs: int, device: str | None
+    function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
     """Runs the function in as many new processes, one per rank, and waits for them.
 
@@ -173,7 +233,7 @@ def spawn(
     When one fails, the others are ended.
 
     Args:
-        function: A function of a module, given `args`; its value is the exit code of its process.
+        function: A function of a module, given `args`.
         args: Values that can be pickled.
         nprocs: The number of processes.
         device: "cpu", or a device that paddle knows; None: the default one.
@@ -181,7 +241,7 @@ def spawn(
     Returns:
         The exit code of the first that failed, else of the first that was stopped, else 0.
     """
-    on_cpu = device == "cpu" or device is None and not paddle.device.cuda.device_count()
+    on_cpu = (device or default_device()) == "cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
         context = dist.spawn(
@@ -232,11 +292,10 @@ def _join(processes: Sequence[Any]) -> int:
     return next(iter(failures or [code for code in codes if code]), 0)
 
 
-def _child(function: Callable[..., int], args: tuple[Any, ...]) -> None:
+def _child(function: Callable[..., object], args: tuple[Any, ...]) -> None:
     die_with_parent()
     try:
-        code = function(*args)
-    except Exception:
+        function(*args)
+    except Exception:  # paddle would hide it until all have ended
         traceback.print_exc()
-        code = 1
-    sys.exit(code)
+        sys.exit(1)

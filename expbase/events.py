@@ -98,3 +98,13 @@ class Events:
         Args:
             exception: The original one.
         """
+
+
+# What fires with every batch that is read; the loop asks once whether anybody hears one of them.
+BATCH_EVENTS = frozenset({"on_fetch_data_begin", "on_fetch_data_end", "on_train_batch_begin"})
+
+
+def heard_events(experiment: type[Events]) -> frozenset[str]:
+    """The names of the events that a class overrides."""
+    names = [name for name in vars(Events) if name.startswith("on_")]
+    return frozenset(n for n in names if getattr(experiment, n) is not getattr(Events, n))

@@ -17,17 +17,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import logging
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import paddle
 
-from expbase import distributed, rng, state
+from expbase import checks, distributed, rng, state
 from expbase.checkpointer import Checkpointer, find_checkpoint
 from expbase.config import (
     Config,
@@ -36,13 +32,12 @@ from expbase.config import (
     complete,
     get_default_training_config,
 )
-from expbase.data import Batches, Feed, IndexedFeed, Share, make_feed
-from expbase.events import Events
-from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log
-from expbase.output import CHECKPOINTS, MAY_CHANGE, Output
+from expbase.data import Cursor, Feed, Share, make_feed
+from expbase.evaluation import without_a_trace
+from expbase.events import BATCH_EVENTS, Events, heard_events
+from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
+from expbase.output import CHECKPOINTS, Output
 from expbase.visualizer import Visualizer
-
-_STOP_CHECK_SECONDS = 0.5  # between two agreements of the ranks on stopping
 
 
 class NonFiniteError(FloatingPointError):
@@ -106,47 +101,36 @@ class ExperimentBase(Events):
         self.valid_loader: Any = None
         self.iteration = 0
         self.epoch = 0
-        self.batch_in_epoch = 0
         self.phase = "train"
         self.rank = distributed.rank()
         self.world_size = distributed.world_size()
         self.parallel = self.world_size > 1
         self.output_dir = Path(args.output).absolute()
         self.checkpoint_dir = self.output_dir / CHECKPOINTS
-        self.logger = logging.Logger("expbase")
-        self.logger.addHandler(logging.NullHandler())  # setup_logger puts the real ones in place
+        self.logger = silent_log()  # until setup_logger
         self.visualizer = Visualizer(None)
+
         self._output = Output(self.output_dir)
-        self._meter = Meter()
-        self._watch = Stopwatch()
+        self._moved_aside: Path | None = None
         self._metrics_file = MetricsFile(None)
+        self._meter = Meter()
+        self._phase_meter = Meter()  # of what is logged while the phase is not "train"
+        self._watch = Stopwatch()
         self._checkpointer = Checkpointer(self, self.checkpoint_dir)
+        self._resumable: Path | None = None  # this run's own checkpoint, found in setup
+        self._resumed = False
+        self._saved_at = self._validated_at = -1
+        self._results: dict[str, float] = {}  # of the last validation
         self._registered: list[str] = []
         self._excluded: list[str] = []
-        self._state_names: list[str] = []
-        self._scores: list[tuple[int, float]] = []  # best first: iteration, score
-        self._feed: Feed | None = None
-        self._batches = _NO_BATCHES
-        self._next_batch: Iterator[Any] = iter(())
-        self._pass_closed = True
+        self._cursor = Cursor(_NOTHING)
+        self._pass_is_closed = True
+        self._stop = distributed.AgreedStop()
         self._next_due = 0
-        self._next_agreement = 0
-        self._validated_at = -1
-        self._saved_at = -1
-        self._last_agreement = (time.monotonic(), 0)
-        self._last_results: tuple[int, dict[str, float]] = (-1, {})
-        self._newest_saved: Path | None = None
-        self._own_checkpoint: Path | None = None
-        self._moved_aside: Path | None = None
-        self._phase_meter = Meter()
-        self._pass_start = (0, 0)
-        self._running = False
-        self._stop_reason = ""
-        self._resumed = False
-        self._closed = False
-        self._listened = {
-            n for n in vars(Events) if getattr(type(self), n) is not getattr(Events, n)
-        }
+        self._running = self._closed = False
+        self._failure: BaseException | None = None  # that was logged
+        self._heard = heard_events(type(self))
+        self._hears_batches = not self._heard.isdisjoint(BATCH_EVENTS)
         self._template_attributes = set(vars(self)) - {"model", "optimizer"}
 
     @classmethod
@@ -159,9 +143,14 @@ class ExperimentBase(Events):
         return Config({"training": get_default_training_config()})
 
     @property
+    def batch_in_epoch(self) -> int:
+        """Batches that this rank has read in this pass."""
+        return self._cursor.batch_in_epoch
+
+    @property
     def batches_per_epoch(self) -> int | None:
-        """Of this rank; None if nobody knows."""
-        return self._feed.batches_per_epoch if self._feed else None
+        """Of this rank; None if nobody knows. Known after setup_dataloader."""
+        return self._cursor.feed.batches_per_epoch
 
     # --- yours ---------------------------------------------------------------------------
 
@@ -178,7 +167,7 @@ class ExperimentBase(Events):
         raise NotImplementedError
 
     def valid(self) -> Mapping[str, Any] | None:
-        """One validation, on every rank; without gradients and in eval mode already.
+        """One validation, on every rank; in eval mode and without gradients already.
 
         Returns:
             Numbers by name; rank 0's count. `self.average` makes them the same on all.
@@ -188,7 +177,7 @@ class ExperimentBase(Events):
     # --- setup ---------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Everything before the first batch, in this order.
+        """Everything before the first batch.
 
         Raises:
             ConfigError: What the config or the args say cannot be done.
@@ -215,7 +204,7 @@ class ExperimentBase(Events):
 
         self.on_setup_begin()
         self.setup_dataloader()
-        self._setup_feed()
+        self._cursor = Cursor(self._feed_of(self.train_loader, "self.train_loader"))
         self.setup_model()
         self.startup()
         self.iteration = 0
@@ -227,11 +216,15 @@ class ExperimentBase(Events):
         """The first thing in setup: downloads, environment. Does nothing here."""
 
     def startup(self) -> None:
-        """After setup_model: fills parameters, say; a state that comes back overrides it."""
+        """After setup_model: fills parameters, say. A state that comes back overrides it."""
 
     def setup_device(self) -> None:
-        """Has paddle use `args.device`, or the GPU if there is one, or the CPU."""
-        device = getattr(self.args, "device", None) or _default_device()
+        """Has paddle use `args.device`; by default the GPU if there is one, else the CPU.
+
+        Raises:
+            ConfigError: There is no such device, or the processes would share one.
+        """
+        device = getattr(self.args, "device", None) or distributed.default_device()
         if self.parallel and ":" in device:
             raise ConfigError(
                 f"args.device: {device!r} given with {self.world_size} processes; expected "
@@ -242,50 +235,28 @@ class ExperimentBase(Events):
         except (ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"args.device: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
-                f"this paddle was built for and this machine has. ({error})"
+                f"this machine has and this paddle was built for. ({error})"
             ) from error
         if self.config.training.deterministic and device.startswith("gpu"):
-            paddle.set_flags(
-                {"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1}
-            )
+            paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
 
     def init_parallel(self) -> None:
         """Connects the processes."""
         distributed.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
-        """Makes and locks the output directory; a run of another config is refused.
+        """Makes and locks the output directory.
 
         Raises:
             ConfigError: It cannot be used, is in use, or holds a run of another config.
         """
-        aside = distributed.on_rank_zero(self._claim_output, "the output directory")
-        self._moved_aside = aside
+        fresh, force = getattr(self.args, "fresh", False), getattr(self.args, "force", False)
+        self._moved_aside = distributed.on_rank_zero(
+            lambda: self._output.claim(self.config, fresh=fresh, force=force), "output directory"
+        )
         if self.rank > 0:  # perhaps on another machine
             self._output.make()
             self._output.lock(self.rank)
-
-    def _claim_output(self) -> Path | None:
-        self._output.make()
-        self._output.lock(self.rank)
-        aside = None
-        if getattr(self.args, "fresh", False):
-            self._output.release()
-            aside = self._output.move_aside()
-            self._output.make()
-            self._output.lock(self.rank)
-        changed = self._output.changed_keys(self.config)
-        refused = {key: pair for key, pair in changed.items() if key not in MAY_CHANGE}
-        if refused and not getattr(self.args, "force", False):
-            lines = "".join(
-                f"\n  {key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items()
-            )
-            raise ConfigError(
-                f"args.output: {str(self.output_dir)!r} holds a run of another config:{lines}\n"
-                "Give another --output, --fresh to start over here (the old run is moved aside), "
-                "or --force to go on under the new config."
-            )
-        return aside
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""
@@ -299,119 +270,54 @@ class ExperimentBase(Events):
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl."""
         self.logger = open_log(self.output_dir / f"worker_{self.rank}.log", echo=self.rank == 0)
-        self._metrics_file = MetricsFile(
-            self.output_dir / "metrics.jsonl" if self.rank == 0 else None
-        )
-
-    def setup_checkpointer(self) -> None:
-        """Looks for a checkpoint of this run, and says so if there is one."""
+        if self.rank == 0:
+            self._metrics_file = MetricsFile(self.output_dir / "metrics.jsonl")
         if self._moved_aside is not None:
             self.logger.info("the run that was here is now in %s", self._moved_aside)
-        self._own_checkpoint = self._checkpointer.newest()
-        if self._own_checkpoint is not None:
-            self.logger.info(
-                "CONTINUING the run in %s from %s (to start over instead: --fresh)",
-                self.output_dir,
-                self._own_checkpoint.name,
-            )
 
-    def _setup_feed(self) -> None:
-        if self.train_loader is None:
-            raise ValueError(
-                "self.train_loader: not set by setup_dataloader; expected a paddle.io.DataLoader "
-                "or an iterable of batches."
+    def setup_checkpointer(self) -> None:
+        """Looks for a checkpoint of this run; that it is continued is the first thing said."""
+        self._resumable = self._checkpointer.newest()
+        if self._resumable is not None:
+            self.logger.info(
+                "CONTINUING the run in %s from %s (--fresh starts over and keeps the old run)",
+                self.output_dir,
+                self._resumable.name,
             )
-        seed = self.config.training.seed
-        share = Share(seed, self.rank, self.world_size)
-        self._feed = make_feed(self.train_loader, "self.train_loader", share)
-        if self._feed.batches_per_epoch == 0:
-            raise self._feed._no_batch()
 
     def check_setup(self) -> None:
-        """Checks that everything training needs stands on self, and says what there is.
+        """Checks that what training needs stands on self, and says what there is.
 
         Raises:
             ValueError: Something is missing, or would fail at the first batch.
         """
         found = self._find_state()
-        self._state_names = found.names()
-        if not found.layers:
-            raise ValueError(
-                "setup_model: no paddle.nn.Layer on self; expected at least one, self.model say."
-            )
-        if not found.optimizers:
-            raise ValueError(
-                "setup_model: no optimizer on self; expected at least one, self.optimizer say."
-            )
-        names = state.parameter_names(found)
-        for name, optimizer in found.optimizers.items():
-            unknown = [p.name for p in state.parameters_of(optimizer) if p.name not in names]
-            if unknown:
-                raise ValueError(
-                    f"self.{name}: updates {len(unknown)} parameters that belong to no layer on "
-                    f"self ({unknown[0]} …), so they would not be saved. Put their layer on self."
-                )
-        self._check_parallel()
-        self._say_what_there_is(found)
-
-    def _check_parallel(self) -> None:
-        if not self.parallel:
-            return
-        attributes = self._user_attributes().values()
-        wrapped = {id(state.unwrap(v)) for v in attributes if isinstance(v, paddle.DataParallel)}
-        for name, layer in self._find_state().layers.items():
-            if id(layer) not in wrapped and any(not p.stop_gradient for p in layer.parameters()):
-                self.logger.warning(
-                    "self.%s has trainable parameters and is not in self.data_parallel(…): "
-                    "its gradients stay different on each rank.",
-                    name,
-                )
-
-    def _say_what_there_is(self, found: state.Found) -> None:
-        assert self._feed is not None
-        for name, layer in found.layers.items():
-            count = sum(math.prod(p.shape) for p in layer.parameters())
-            trainable = sum(math.prod(p.shape) for p in layer.parameters() if not p.stop_gradient)
-            self.logger.info(
-                "%s: %s parameters, %s trainable", name, f"{count:,}", f"{trainable:,}"
-            )
-        size, per_epoch = self._feed.batch_size, self._feed.batches_per_epoch
-        self.logger.info(
-            "device=%s ranks=%d batch_over_all_ranks=%s batches_per_epoch=%s output=%s",
-            paddle.device.get_device(),
-            self.world_size,
-            size * self.world_size * self.config.training.accumulation_steps if size else "unknown",
-            per_epoch or "unknown",
-            self.output_dir,
-        )
-        if isinstance(self._feed, IndexedFeed) and self._feed.filled:
-            self.logger.info(
-                "the last round of a pass takes its first %d batches again: one for every rank",
-                self._feed.filled,
+        checks.check(found, self._cursor.feed)
+        self._checkpointer.expect(found.names())
+        for text in checks.describe(
+            found, self._cursor.feed, self.config.training.accumulation_steps
+        ):
+            self.logger.info("%s", text)
+        for name in checks.unsynchronized(self._user_attributes(), found) if self.parallel else ():
+            self.logger.warning(
+                "self.%s has trainable parameters and is not in self.data_parallel(…): each rank "
+                "trains its own.",
+                name,
             )
 
-    # --- what is called in setup_model ---------------------------------------------------
+    # --- called in setup_model -----------------------------------------------------------
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         """The layer in a paddle.DataParallel if there are several processes, else itself.
 
         Args:
             layer: With trainable parameters.
-            options: Of paddle.DataParallel, find_unused_parameters=True say.
+            options: Of paddle.DataParallel: find_unused_parameters=True, say.
 
         Raises:
             ValueError: It has a sparse Embedding, which gloo cannot average.
         """
-        if not self.parallel:
-            return layer
-        if paddle.device.get_device() == "cpu":
-            for name, sublayer in layer.named_sublayers(include_self=True):
-                if isinstance(sublayer, paddle.nn.Embedding) and sublayer._sparse:
-                    raise ValueError(
-                        f"data_parallel: {name!r} is an Embedding with sparse=True; expected "
-                        "sparse=False on the CPU: gloo cannot average sparse gradients."
-                    )
-        return paddle.DataParallel(layer, **options)
+        return distributed.data_parallel(layer, **options) if self.parallel else layer
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel gave: its attributes and methods are there."""
@@ -419,27 +325,23 @@ class ExperimentBase(Events):
 
     def register_stateful(self, *names: str) -> None:
         """Names attributes with plain values that are state: numbers, texts, lists, arrays."""
-        for name in names:
-            if not hasattr(self, name):
-                raise AttributeError(f"register_stateful: self.{name} does not exist (yet).")
-            if name not in self._registered:
-                self._registered.append(name)
+        self._note_names(self._registered, names)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names attributes that are not state: a frozen judge, which is built anew each time."""
+        """Names attributes that are not state: a frozen judge that is built anew each time."""
+        self._note_names(self._excluded, names)
+
+    def _note_names(self, noted: list[str], names: tuple[str, ...]) -> None:
         for name in names:
             if not hasattr(self, name):
-                raise AttributeError(f"exclude_from_state: self.{name} does not exist (yet).")
-            if name not in self._excluded:
-                self._excluded.append(name)
+                raise AttributeError(f"self.{name} does not exist; set it before you name it.")
+            if name not in noted:
+                noted.append(name)
 
-    # --- run -----------------------------------------------------------------------------
+    # --- the run -------------------------------------------------------------------------
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Trains to the end, from wherever the state is, and closes.
-
-        Returns:
-            The exit code of the process: 0.
 
         Raises:
             BaseException: Whatever training raised, after everything was closed.
@@ -449,8 +351,8 @@ class ExperimentBase(Events):
                 self.resume_or_load()
             if self._is_last():
                 self.logger.info(
-                    "FINISHED already, at iteration %d in epoch %d. To train on, raise "
-                    "training.max_iteration or max_epoch; to start over, --fresh.",
+                    "FINISHED already: iteration %d, epoch %d. To train on, raise "
+                    "training.max_iteration or max_epoch; --fresh starts over.",
                     self.iteration,
                     self.epoch,
                 )
@@ -460,16 +362,15 @@ class ExperimentBase(Events):
             self._close_after(error)
             raise
         self.close()
-        return 0
 
     def _train_with_events(self) -> None:
         try:
             self.on_train_begin()
             self.train()
         except BaseException as error:
-            failure = error  # the name of an except clause is gone when the lambda runs
-            self._quietly(lambda: self.on_exception(failure), "on_exception")
-            self._quietly(self.on_train_end, "on_train_end")
+            self._log_failure(error)
+            self._quietly("on_exception", self.on_exception, error)
+            self._quietly("on_train_end", self.on_train_end)
             raise
         self.on_train_end()
 
@@ -477,16 +378,17 @@ class ExperimentBase(Events):
         """The loop: batches until the end, and between them whatever is due."""
         self._plan()
         self._watch.start(self.iteration)
-        batch_end = "on_train_batch_end" in self._listened
+        batch_end = "on_train_batch_end" in self._heard
+        cursor = self._cursor
         self._running = True
         while self._running:
-            if self._batches.ended:
+            if cursor.batches.ended:
                 self._begin_pass()
             self.iteration += 1
             self.train_batch()
             if batch_end:
                 self.on_train_batch_end()
-            if self.iteration >= self._next_due or self._batches.ended:
+            if self.iteration >= self._next_due or cursor.batches.ended:
                 self._do_what_is_due()
 
     def _do_what_is_due(self) -> None:
@@ -496,22 +398,22 @@ class ExperimentBase(Events):
         that happened in its iteration.
         """
         training = self.config.training
-        ended, last = self._batches.ended, self._is_last()
-        if training.log_interval and (self._falls_on(training.log_interval) or last):
+        ended, last = self._cursor.batches.ended, self._is_last()
+        if self._falls_on(training.log_interval) or (last and training.log_interval):
             self._log()
-        if self._falls_on(training.valid_interval) or last and self._is_wanted("valid"):
+        if self._falls_on(training.valid_interval) or (last and self._is_wanted("valid")):
             self._validate()
         if ended:
             self._end_pass()
-        stopping = self._agree_on_stopping()
+        stopping = self._stop.agreed(self.iteration)
         if (
             self._falls_on(training.save_interval)
-            or ended
-            and _divides(training.save_every_epoch, self.epoch)
-            or (last or stopping)
-            and self._is_wanted("save")
+            or (ended and _divides(training.save_every_epoch, self.epoch))
+            or ((last or stopping) and self._is_wanted("save"))
         ):
             self.save()
+        if stopping:
+            self.logger.info("[%d] stopped: %s", self.iteration, stopping)
         self._running = not (last or stopping)
         self._plan()
 
@@ -521,8 +423,8 @@ class ExperimentBase(Events):
         intervals = (training.log_interval, training.valid_interval, training.save_interval)
         due = [(self.iteration // n + 1) * n for n in intervals if n]
         due += [training.max_iteration] if training.max_iteration else []
-        due += [self._next_agreement] if self.parallel else []
-        self._next_due = 0 if self._stop_reason else min(due, default=_NEVER)
+        due += [self._stop.next_iteration] if self.parallel else []
+        self._next_due = 0 if self._stop.reason else min(due, default=_NEVER)
 
     def _falls_on(self, interval: int) -> bool:
         return _divides(interval, self.iteration)
@@ -537,7 +439,9 @@ class ExperimentBase(Events):
         training = self.config.training
         if training.max_iteration and self.iteration >= training.max_iteration:
             return True
-        return bool(training.max_epoch and self._batches.ended and self.epoch >= training.max_epoch)
+        if not training.max_epoch or self.epoch < training.max_epoch:
+            return False
+        return self._cursor.batches.ended or self.epoch > training.max_epoch
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Ends training after the iteration under way, on all ranks, with a checkpoint.
@@ -545,94 +449,55 @@ class ExperimentBase(Events):
         Args:
             reason: For the log.
         """
-        self._stop_reason = reason
+        self._stop.reason = reason
         self._next_due = 0
-
-    def _agree_on_stopping(self) -> bool:
-        """Whether to stop here: the same answer on every rank."""
-        reasons = [self._stop_reason]
-        if self.parallel:
-            if self.iteration < self._next_agreement:
-                return False
-            reasons = self._ask_all_ranks()
-        self._stop_reason = next(filter(None, reasons), "")
-        if self._stop_reason:
-            self.logger.info("[%d] stopping: %s", self.iteration, self._stop_reason)
-        return bool(self._stop_reason)
-
-    def _ask_all_ranks(self) -> list[str]:
-        # All ranks take the same next iteration, so none has to look at a clock between.
-        now = time.monotonic()
-        began, at = self._last_agreement
-        seconds = (now - began) / max(self.iteration - at, 1)
-        answers = distributed.gather_objects((self._stop_reason, seconds))
-        slowest = max(seconds for _, seconds in answers)
-        self._last_agreement = (now, self.iteration)
-        self._next_agreement = self.iteration + max(
-            1, int(_STOP_CHECK_SECONDS / max(slowest, 1e-9))
-        )
-        return [reason for reason, _ in answers]
 
     # --- data ----------------------------------------------------------------------------
 
     def read_batch(self) -> Any:
         """The next training batch of this rank; passes into the next epoch by itself."""
-        began = self._watch.clock()
-        if self._batches.ended:
+        watch, cursor = self._watch, self._cursor
+        began = watch.clock()
+        if cursor.batches.ended:
             self._begin_pass()
-        batch = next(self._next_batch)
-        self.batch_in_epoch += 1
-        self._watch.batches += 1
-        self._watch.data_seconds += self._watch.clock() - began
+        batch = self._read_with_events() if self._hears_batches else cursor.read()
+        watch.batches += 1
+        watch.data_seconds += watch.clock() - began
         return batch
 
-    def _begin_pass(self) -> None:
-        self._end_pass()  # if train_batch reads on over the end of one
-        self.new_epoch()
-        self.on_train_epoch_begin()
+    def _read_with_events(self) -> Any:
+        self.on_fetch_data_begin()
+        batch = self._cursor.read()
+        self.on_fetch_data_end()
+        self.on_train_batch_begin(batch, self._cursor.batches.indices)
+        return batch
 
     def new_epoch(self) -> None:
         """Begins a pass over the training data."""
         self.epoch += 1
-        self._open_pass(0)
+        self._cursor.open(self.epoch)
+
+    def _begin_pass(self) -> None:
+        self._end_pass()  # not yet done if train_batch reads on over the end
+        self.new_epoch()
+        self._pass_is_closed = False
+        self.on_train_epoch_begin()
 
     def _end_pass(self) -> None:
-        if self._pass_closed:
+        if self._pass_is_closed:
             return
-        self._pass_closed = True
+        self._pass_is_closed = True
         self.on_train_epoch_end()
         if _divides(self.config.training.valid_every_epoch, self.epoch):
             self._validate()
 
-    def _open_pass(self, position: int) -> None:
-        assert self._feed is not None
-        self._batches.close()
-        self._batches = self._feed.open(self.epoch, position)
-        self._next_batch = iter(self._batches)
-        self._pass_closed = False
-        self._pass_start = (position, self._batches.first)
-        self.batch_in_epoch = self._batches.first
-
-    def _data_position(self) -> dict[str, Any]:
-        """Where in the data training stands, counted in batches of all ranks."""
-        position, first = self._pass_start
-        return {
-            "epoch": self.epoch,
-            "batch_in_epoch": self.batch_in_epoch,
-            "position": position + (self.batch_in_epoch - first) * self.world_size,
-            "ended": self._batches.ended,
-        }
-
-    def _set_data_position(self, values: Mapping[str, Any]) -> list[str]:
-        """Goes to where training stood; what of it costs exactness, in words."""
-        self.epoch = values["epoch"]
-        if values["ended"]:
-            self._batches = _NO_BATCHES
-            self._pass_start = (values["position"], values["batch_in_epoch"])
-            self.batch_in_epoch = values["batch_in_epoch"]
-        else:
-            self._open_pass(values["position"])
-        return []
+    def _feed_of(self, loader: Any, name: str) -> Feed:
+        if loader is None:
+            raise ValueError(
+                f"{name}: not set by setup_dataloader; expected a paddle.io.DataLoader or an "
+                "iterable of batches."
+            )
+        return make_feed(loader, name, Share(self.config.training.seed, self.rank, self.world_size))
 
     # --- evaluation ----------------------------------------------------------------------
 
@@ -642,34 +507,34 @@ class ExperimentBase(Events):
         Returns:
             What valid() gave on rank 0, as numbers; on every rank.
         """
-        with self._evaluating("valid"):
+        with self._in_phase("valid"):
             self.on_evaluate_begin()
-            results = self._agreed(self.valid())
-            self._log_results(results)
-            self.on_evaluate_end(results)
-        return results
+            self._results = self._agreed_results(self.valid())
+            self._write({f"valid/{name}": value for name, value in self._results.items()})
+            self.on_evaluate_end(self._results)
+        return self._results
 
     def _validate(self) -> None:
         if self._validated_at != self.iteration:
             self._validated_at = self.iteration
-            with self._evaluating("valid"):  # here, too: evaluate may be overridden
+            with self._in_phase("valid"):  # here, too: evaluate may be overridden
                 self.evaluate()
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's share of the validation data: each sample exactly once over all ranks.
 
         Args:
-            loader: self.valid_loader by default. With an IterableDataset or another iterable
-                each rank gets all of it: sharding is yours.
+            loader: self.valid_loader by default. Of an IterableDataset or another iterable each
+                rank gets what it gives: sharding is yours.
 
         Returns:
-            The batches, possibly none.
+            The batches; on some rank possibly none.
         """
-        loader = self.valid_loader if loader is None else loader
         if loader is None:
-            raise ValueError("self.valid_loader: not set by setup_dataloader; expected a loader.")
-        share = Share(self.config.training.seed, self.rank, self.world_size)
-        return iter(make_feed(loader, "self.valid_loader", share).once(rng.VALID, self.iteration))
+            feed = self._feed_of(self.valid_loader, "self.valid_loader")
+        else:
+            feed = self._feed_of(loader, "valid_batches")
+        return iter(feed.once(rng.VALID, self.iteration))
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the ranks, by weight. Call it once, after the loop.
@@ -681,46 +546,39 @@ class ExperimentBase(Events):
         Returns:
             The same on every rank; empty if all weights are 0.
         """
-        self._be_patient("average")
+        self._wait_in_evaluation()
         return distributed.weighted_average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
-        self._be_patient("gather")
+        self._wait_in_evaluation()
         return distributed.gather_objects(value)
 
-    def _be_patient(self, what: str) -> None:
-        # The ranks' shares may differ by more than the 30 s that a collective waits.
-        if self.parallel and self.phase != "train":
-            distributed.wait_for_all(what)
+    def _wait_in_evaluation(self) -> None:
+        # The ranks' shares may take times that differ by more than a collective waits.
+        if self.phase != "train":
+            distributed.wait_for_all("evaluation")
 
     @contextlib.contextmanager
-    def _evaluating(self, phase: str) -> Iterator[None]:
-        """Everything that evaluation must not leave behind: mode, gradients, random states."""
+    def _in_phase(self, phase: str) -> Iterator[None]:
         if self.phase != "train":
             yield
             return
-        layers = [s for layer in self._find_state().layers.values() for s in _all_layers(layer)]
-        modes = [layer.training for layer in layers]
         seed = rng.derive(self.config.training.seed, rng.VALID, self.iteration, self.rank)
         self.phase = phase
+        self._phase_meter = Meter()
         try:
-            with self._watch.pause(), rng.isolated(seed), paddle.no_grad():
-                for layer in layers:
-                    layer.training = False
+            with self._watch.pause(), without_a_trace(self._find_state().layers.values(), seed):
                 yield
         finally:
             self.phase = "train"
-            self._phase_meter = Meter()
-            for layer, mode in zip(layers, modes, strict=True):
-                layer.training = mode
 
-    def _agreed(self, results: Mapping[str, Any] | None) -> dict[str, float]:
+    def _agreed_results(self, results: Mapping[str, Any] | None) -> dict[str, float]:
         if results is not None and not isinstance(results, Mapping):
             raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
-        logged = self._phase_meter.means()
-        numbers = {k: distributed.number(v) for k, v in {**logged, **(results or {})}.items()}
-        self._be_patient("valid")
+        given = {**self._phase_meter.means(), **(results or {})}
+        numbers = {name: distributed.number(value) for name, value in given.items()}
+        self._wait_in_evaluation()
         return distributed.broadcast_object(numbers)
 
     # --- logging -------------------------------------------------------------------------
@@ -737,21 +595,17 @@ class ExperimentBase(Events):
 
     def _log(self) -> None:
         self._check_finite()
+        feed = self._cursor.feed
+        samples = feed.batch_size and feed.batch_size * self.world_size
+        speed = self._watch.speed(self.iteration, samples, self._iterations_left())
         metrics = {f"train/{name}": mean for name, mean in self._meter.means().items()}
-        metrics |= self._learning_rates() | self._speed()
-        if "on_log" in self._listened:
-            self.on_log(metrics)
-        self._write_line(metrics)
+        metrics |= self._learning_rates() | {f"speed/{name}": n for name, n in speed.items()}
+        self.on_log(metrics)
+        self._write(metrics)
 
-    def _log_results(self, results: Mapping[str, float]) -> None:
-        self._last_results = (self.iteration, dict(results))
-        self._write_line({f"valid/{name}": value for name, value in results.items()})
-
-    def _write_line(self, metrics: Mapping[str, float]) -> None:
-        shown: dict[str, Any] = {**metrics, "epoch": self.epoch}
-        if "speed/seconds_left" in shown:
-            shown["time_left"] = _as_clock(shown.pop("speed/seconds_left"))
-        self.logger.info("%s", line(self.iteration, shown))
+    def _write(self, metrics: Mapping[str, float]) -> None:
+        """One event: a line of text, a line of JSON, a point on each curve."""
+        self.logger.info("%s", line(self.iteration, {**metrics, "epoch": self.epoch}))
         self._metrics_file.write(self.iteration, self.epoch, metrics)
         for tag, value in metrics.items():
             self.visualizer.add_scalar(tag, value, self.iteration)
@@ -761,62 +615,42 @@ class ExperimentBase(Events):
         rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in optimizers.items()}
         return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
 
-    def _speed(self) -> dict[str, float]:
-        assert self._feed is not None
-        steps, batches, waited = self._watch.speed(self.iteration)
-        speed = {"speed/steps_per_second": steps, "speed/data_wait": waited}
-        if self._feed.batch_size:
-            samples = batches * self._feed.batch_size * self.world_size
-            speed["speed/samples_per_second"] = samples
-        left = self._iterations_left()
-        if left is not None and steps > 0:
-            speed["speed/seconds_left"] = left / steps
-        return speed
-
     def _iterations_left(self) -> int | None:
         training = self.config.training
         limits = [training.max_iteration] if training.max_iteration else []
         if training.max_epoch and self.batches_per_epoch:
-            per_iteration = training.accumulation_steps
-            limits.append(training.max_epoch * self.batches_per_epoch // per_iteration)
+            batches = training.max_epoch * self.batches_per_epoch
+            limits.append(batches // training.accumulation_steps)
         return max(min(limits) - self.iteration, 0) if limits else None
 
     def _check_finite(self) -> None:
         """Acts on a logged training scalar that is not finite, before a line or a checkpoint."""
         policy = self.config.training.nonfinite
-        if policy == "ignore":
-            return
-        bad = [
-            f"{name}={value} at iteration {iteration}"
-            for name, pairs in self._meter.numbers().items()
-            for iteration, value in pairs
-            if not math.isfinite(value)
-        ]
-        if not bad:
-            return
-        text = f"not finite: {', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}"
-        if policy == "warn":
-            self.logger.warning("[%d] %s", self.iteration, text)
-            return
-        newest = self._newest_saved or "none was written yet"
-        raise NonFiniteError(
-            f"{text}. No checkpoint holds it; the last good one: {newest}. Lower the learning "
-            "rate or clip gradients; training.nonfinite: warn goes on."
-        )
+        bad = self._meter.nonfinite() if policy != "ignore" else ""
+        if bad and policy == "warn":
+            self.logger.warning("[%d] not finite: %s", self.iteration, bad)
+        elif bad:
+            newest = self._checkpointer.newest_saved
+            raise NonFiniteError(
+                f"not finite: {bad}. No checkpoint holds it; the last good one is "
+                f"{newest.name if newest else 'still to be written'}. Lower the learning rate or "
+                "clip gradients; with training.nonfinite=warn the run goes on."
+            )
 
     # --- state ---------------------------------------------------------------------------
 
     def save(self) -> None:
         """Writes a checkpoint of now, unless this iteration has one already."""
-        if self._saved_at == self.iteration and self._newest_saved:
+        if self._saved_at == self.iteration:
             return
         with self._watch.pause():
             self._check_finite()
-            self._note_score()
-            self._newest_saved = self._checkpointer.save()
-            self._saved_at = self.iteration
+            path = self._checkpointer.save(
+                self._results if self._validated_at == self.iteration else {}
+            )
             self.visualizer.flush()
-            self.logger.info("[%d] saved %s", self.iteration, self._newest_saved.name)
+        self._saved_at = self.iteration
+        self.logger.info("[%d] saved %s", self.iteration, path.name)
 
     def resume_or_load(self) -> None:
         """Brings the state back: this run's own, else checkpoint_path's, else init_model_path's.
@@ -825,8 +659,7 @@ class ExperimentBase(Events):
             CheckpointError: It is damaged or does not fit.
         """
         self._resumed = True
-        path = self._own_checkpoint
-        other = getattr(self.args, "checkpoint_path", None)
+        path, other = self._resumable, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
             path = distributed.on_rank_zero(lambda: find_checkpoint(Path(other)), "checkpoint_path")
         if path is None:
@@ -834,7 +667,6 @@ class ExperimentBase(Events):
             return
         notes = self._checkpointer.restore(path)
         self._validated_at = self._saved_at = self.iteration
-        self._newest_saved = path
         self.logger.info(
             "resumed %s: iteration %d, epoch %d, batch %d of the pass",
             path,
@@ -852,24 +684,7 @@ class ExperimentBase(Events):
         own = self._template_attributes
         return {name: value for name, value in vars(self).items() if name not in own}
 
-    def _note_score(self) -> None:
-        """Remembers how good this checkpoint is, for keep_best."""
-        training = self.config.training
-        name = training.monitor.removeprefix("valid/")
-        iteration, results = self._last_results
-        if not name or iteration != self.iteration or not results:
-            return
-        if name not in results:
-            raise ConfigError(
-                f"training.monitor: {training.monitor!r} given; expected one of the metrics that "
-                f"valid() returned: {', '.join(results)}."
-            )
-        if not math.isnan(results[name]):
-            sign = -1 if training.monitor_mode == "max" else 1
-            scores = [*self._scores, (iteration, results[name])]
-            self._scores = sorted(scores, key=lambda score: sign * score[1])[: training.keep_best]
-
-    # --- closing -------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------
 
     def terminal(self) -> None:
         """The last thing of a start, once, also after a failure. Does nothing here."""
@@ -883,9 +698,10 @@ class ExperimentBase(Events):
             with contextlib.ExitStack() as steps:  # each one runs, whatever the one before did
                 steps.callback(self._output.release)
                 steps.callback(self.visualizer.close)
-                steps.callback(self._batches.close)
+                steps.callback(self._cursor.close)
                 steps.callback(self.terminal)
         except Exception as error:
+            error.__suppress_context__ = True
             self.logger.error("while closing: %r", error, exc_info=error)
             raise
         finally:
@@ -893,34 +709,27 @@ class ExperimentBase(Events):
 
     def _close_after(self, error: BaseException) -> None:
         """Closes on the way out with an error, which nothing here may hide."""
-        self.logger.error("[%d] ended by %r", self.iteration, error, exc_info=error)
-        self._quietly(self.close, "close")
-        self._quietly(lambda: ExperimentBase.close(self), "close")  # if an override failed
+        self._log_failure(error)
+        self._quietly("close", self.close)
+        self._quietly("close", ExperimentBase.close, self)  # if an override failed before super's
 
-    def _quietly(self, function: Callable[[], Any], name: str) -> None:
+    def _log_failure(self, error: BaseException) -> None:
+        if error is not self._failure:
+            self._failure = error
+            self.logger.error("[%d] ended by %r", self.iteration, error, exc_info=error)
+
+    def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:
-            function()
+            function(*args)
         except Exception as error:
+            error.__suppress_context__ = True  # the original one was logged before
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)
 
 
 _NEVER = 1 << 62  # an iteration that is not reached
-_NO_BATCHES = Batches(lambda batches: iter(()), 0)
-_NO_BATCHES.ended = True
+_NOTHING = Feed(None, "self.train_loader", Share(seed=0))  # until setup_dataloader was called
 
 
 def _divides(interval: int, number: int) -> bool:
     """Whether the number falls on the interval; never on an interval of 0."""
     return interval > 0 and number % interval == 0
-
-
-def _all_layers(layer: Any) -> list[Any]:
-    return list(layer.sublayers(include_self=True))
-
-
-def _as_clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))
-
-
-def _default_device() -> str:
-    return "gpu" if paddle.device.cuda.device_count() else "cpu"

@@ -13,6 +13,8 @@ for VisualDL are in visualizer.py.
 from __future__ import annotations
 
 import contextlib
+import copy
+import datetime
 import json
 import logging
 import math
@@ -35,11 +37,11 @@ class _Formatter(logging.Formatter):
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)  # handlers share it, and would share a formatted traceback
         record.levelmark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
+        if not self._tracebacks:
+            record.exc_info = record.exc_text = None
         return super().format(record)
-
-    def formatException(self, ei: Any) -> str:
-        return super().formatException(ei) if self._tracebacks else ""
 
 
 def open_log(path: Path, *, echo: bool) -> logging.Logger:
@@ -63,6 +65,13 @@ def open_log(path: Path, *, echo: bool) -> logging.Logger:
     return logger
 
 
+def silent_log() -> logging.Logger:
+    """A logger whose lines go nowhere."""
+    logger = logging.Logger("expbase")
+    logger.addHandler(logging.NullHandler())
+    return logger
+
+
 def close_log(logger: logging.Logger) -> None:
     """Closes the file; what is logged later goes nowhere. May be called twice."""
     for handler in list(logger.handlers):
@@ -72,12 +81,14 @@ def close_log(logger: logging.Logger) -> None:
 
 
 def line(iteration: int, metrics: Mapping[str, Any]) -> str:
-    """One event as text: `[400] loss=0.25 lr=0.001`, keys sorted."""
-    words = " ".join(f"{key}={_shown(metrics[key])}" for key in sorted(metrics))
+    """One event as text: `[400] loss=0.25 lr=0.001`, keys sorted; seconds left as a clock."""
+    words = " ".join(f"{key}={_shown(key, metrics[key])}" for key in sorted(metrics))
     return f"[{iteration}] {words}"
 
 
-def _shown(value: Any) -> str:
+def _shown(key: str, value: Any) -> str:
+    if key.endswith("seconds_left"):
+        return str(datetime.timedelta(seconds=round(value)))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -154,6 +165,16 @@ class Meter:
         self._values = {}
         return {name: sum(v for _, v in pairs) / len(pairs) for name, pairs in numbers.items()}
 
+    def nonfinite(self) -> str:
+        """Names, values and iterations of what is not a finite number; empty if all is well."""
+        bad = [
+            f"{name}={value} at iteration {iteration}"
+            for name, pairs in self.numbers().items()
+            for iteration, value in pairs
+            if not math.isfinite(value)
+        ]
+        return ", ".join(bad[:5]) + (" …" if len(bad) > 5 else "")
+
     def restore(self, numbers: Mapping[str, list[tuple[int, float]]]) -> None:
         """Puts back what `numbers` gave."""
         self._values = {name: [(i, v) for i, v in pairs] for name, pairs in numbers.items()}
@@ -199,15 +220,30 @@ class Stopwatch:
         finally:
             self._paused += self.clock() - began
 
-    def speed(self, iteration: int) -> tuple[float, float, float]:
-        """Steps per second, batches per second and the share of time waited for data, 0 to 1.
+    def speed(
+        self, iteration: int, samples_per_batch: int | None, iterations_left: int | None
+    ) -> dict[str, float]:
+        """The speed in the window since the last call; begins the next one.
 
-        Of the window since the last call; begins the next one.
+        Args:
+            iteration: Of now.
+            samples_per_batch: On all ranks together; None if nobody knows.
+            iterations_left: Until the end; None if nobody knows.
+
+        Returns:
+            `steps_per_second`, `data_wait` (the share of time waited for data, 0 to 1), and
+            where known `samples_per_second` and `seconds_left`.
         """
         began, batches, mark, data, paused = self._window
         seconds = max(self.clock() - mark - (self._paused - paused), 1e-9)
-        waited = min((self.data_seconds - data) / seconds, 1.0)
         steps = (iteration - began) / seconds
-        read = (self.batches - batches) / seconds
+        metrics = {
+            "steps_per_second": steps,
+            "data_wait": min((self.data_seconds - data) / seconds, 1.0),
+        }
+        if samples_per_batch:
+            metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
+        if iterations_left is not None and steps:
+            metrics["seconds_left"] = iterations_left / steps
         self.start(iteration)
-        return steps, read, waited
+        return metrics

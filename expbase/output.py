@@ -4,8 +4,7 @@ A leaf. One run owns one directory at a time: the lock is the system's, so it is
 the process is dead, and a second experiment in the same process is refused too.
 
     output = Output("runs/digits")
-    output.lock(rank=0)
-    changed = output.changed_keys(config)
+    output.claim(config, fresh=False, force=False)
     output.dump(config)
     output.release()
 """
@@ -91,6 +90,40 @@ class Output:
             ) from error
         _held.add(name)
         self._lock = (name, file)
+
+    def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
+        """Makes and locks the directory for a run of this config; for the first rank.
+
+        Args:
+            config: The resolved config.
+            fresh: Whether to move a run that is here aside first.
+            force: Whether to go on although the run here has another config.
+
+        Returns:
+            Where the run that was here is now; None if none was moved.
+
+        Raises:
+            ConfigError: It cannot be made, is in use, or holds a run of another config.
+        """
+        self.make()
+        self.lock(rank=0)
+        aside = None
+        if fresh:
+            self.release()
+            aside = self.move_aside()
+            self.make()
+            self.lock(rank=0)
+        changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
+        if changed and not force:
+            lines = "".join(
+                f"\n  {k}: {old!r} there, {new!r} now" for k, (old, new) in changed.items()
+            )
+            raise ConfigError(
+                f"args.output: {str(self.path)!r} holds a run of another config:{lines}\n"
+                "Give another --output, --fresh to start over here (the old run is moved aside), "
+                "or --force to go on under the new config."
+            )
+        return aside
 
     def release(self) -> None:
         """Gives the directory free. May be called twice."""

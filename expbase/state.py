@@ -199,7 +199,7 @@ def _scheduler_values(scheduler: Any, place: str) -> dict[str, Any]:
     for name, value in vars(scheduler).items():
         if isinstance(value, LRScheduler):
             values[name] = {"$scheduler": _scheduler_values(value, f"{place}.{name}")}
-        elif _is_plain(value):
+        elif _is_plain(value) and name != "_var_name":  # an automatic name of paddle's
             values[name] = encode(value, f"{place}.{name}", {})
     return values
 

@@ -1,0 +1,508 @@
+"""The life cycle, the loop, evaluation, logging and closing of ExperimentBase."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
+
+from expbase import Config, ConfigError, ExperimentBase
+from expbase.experiment import NonFiniteError
+
+
+def saved(output: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (output / "checkpoints").glob("step-*"))
+
+
+# --- construction ------------------------------------------------------------------------------
+
+
+def test_a_missing_method_is_named_at_construction(tmp_path: Path) -> None:
+    class Half(ExperimentBase):
+        def setup_model(self) -> None: ...
+
+        def train_batch(self) -> None: ...
+
+    with pytest.raises(TypeError, match="Half: setup_dataloader, valid not defined"):
+        make(Half, tmp_path)
+
+
+@pytest.mark.parametrize("output", [None, ""])
+def test_no_output_is_an_error_at_construction(output: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"args\.output: not given"):
+        Tiny(training_config(), argparse.Namespace(output=output, device="cpu"))
+
+
+def test_three_training_keys_and_two_args_are_enough(tmp_path: Path) -> None:
+    config = Config({"training": {"max_iteration": 2, "valid_interval": 2, "save_interval": 2}})
+    exp = Tiny(config, argparse.Namespace(output=str(tmp_path / "run"), device=None))
+    exp.setup()
+    exp.run()
+    assert exp.iteration == 2
+    assert saved(tmp_path / "run") == [2]
+    assert set(config.training) == {"max_iteration", "valid_interval", "save_interval"}
+
+
+def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.args.device = "toaster"
+    with pytest.raises(ConfigError, match=r"args\.device: 'toaster' given; expected cpu"):
+        exp.setup()
+
+
+# --- setup -------------------------------------------------------------------------------------
+
+
+def test_setup_goes_in_the_order_of_the_design(tmp_path: Path) -> None:
+    calls: list[str] = []
+    names = (
+        "prepare setup_device setup_output_dir dump_config setup_visualizer setup_logger "
+        "setup_checkpointer on_setup_begin setup_dataloader setup_model startup check_setup "
+        "on_setup_end"
+    ).split()
+
+    def wrapped(name: str) -> Any:
+        def method(self: ExperimentBase) -> None:
+            calls.append(name)
+            getattr(Tiny, name)(self)
+
+        return method
+
+    traced = type("Traced", (Tiny,), {name: wrapped(name) for name in names})
+    exp = make(traced, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    assert calls == names
+
+
+def test_the_loader_must_be_set(tmp_path: Path) -> None:
+    class NoLoader(Tiny):
+        def setup_dataloader(self) -> None: ...
+
+    with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
+        make(NoLoader, tmp_path / "run").setup()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "text"), [("model", "no paddle.nn.Layer"), ("optimizer", "no optimizer")]
+)
+def test_a_layer_and_an_optimizer_must_stand_on_self(
+    tmp_path: Path, attribute: str, text: str
+) -> None:
+    class Lacking(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            setattr(self, attribute, None)
+
+    with pytest.raises(ValueError, match=text):
+        make(Lacking, tmp_path / "run").setup()
+
+
+def test_an_optimizer_of_parameters_that_nobody_saves_is_refused(tmp_path: Path) -> None:
+    class Hidden(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            head = paddle.nn.Linear(2, 2)
+            self.head_optimizer = paddle.optimizer.SGD(parameters=head.parameters())
+
+    with pytest.raises(ValueError, match=r"self\.head_optimizer: updates 2 parameters"):
+        make(Hidden, tmp_path / "run").setup()
+
+
+def test_an_empty_loader_is_an_error_before_training(tmp_path: Path) -> None:
+    class Empty(Tiny):
+        size = 3
+        loader_options = {"drop_last": True}  # noqa: RUF012
+
+    exp = make(Empty, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"self\.train_loader: gives no batch"):
+        exp.setup()
+
+
+def test_the_config_of_the_first_start_stays(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    first = (tmp_path / "run/config.yaml").read_text()
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    assert (tmp_path / "run/config.yaml").read_text() == first
+
+
+# --- the loop ----------------------------------------------------------------------------------
+
+
+def test_the_last_iteration_is_validated_and_saved_off_the_interval(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=5, keep_last=0)
+    assert saved(tmp_path / "run") == [2, 4, 5]
+    assert list(curve(tmp_path / "run", "valid/accuracy")) == [3, 5]
+
+
+def test_the_last_iteration_on_the_interval_is_validated_and_saved_once(tmp_path: Path) -> None:
+    class Counting(Tiny):
+        validated = 0
+
+        def valid(self) -> dict[str, float]:
+            self.validated += 1
+            return super().valid()
+
+    exp = trained(Counting, tmp_path / "run", max_iteration=6)
+    assert exp.validated == 2
+
+
+def test_an_interval_of_zero_means_never(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", valid_interval=0, save_interval=0, log_interval=0)
+    assert saved(tmp_path / "run") == []
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_epochs_count_passes_begun_and_max_epoch_ends_the_run(tmp_path: Path) -> None:
+    exp = trained(Tiny, tmp_path / "run", max_iteration=0, max_epoch=2)
+    assert (exp.iteration, exp.epoch, exp.batch_in_epoch) == (20, 2, 10)
+    assert exp.batches_per_epoch == 10
+
+
+def test_validation_by_passes_and_by_iterations_come_once_where_they_meet(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=20, valid_interval=10, valid_every_epoch=1)
+    lines = [line["iteration"] for line in metrics(tmp_path / "run") if "valid/accuracy" in line]
+    assert lines == [10, 20]
+
+
+def test_saves_by_passes(tmp_path: Path) -> None:
+    exp = trained(Tiny, tmp_path / "run", max_iteration=25, save_interval=0, save_every_epoch=1)
+    assert saved(tmp_path / "run") == [10, 20, 25]
+    assert exp.epoch == 3
+
+
+def test_a_train_batch_may_read_any_number_of_batches(tmp_path: Path) -> None:
+    class Greedy(Tiny):
+        def train_batch(self) -> None:
+            self.read_batch()
+            self.read_batch()
+            super().train_batch()
+
+    exp = trained(Greedy, tmp_path / "run", max_iteration=4)
+    assert (exp.epoch, exp.batch_in_epoch) == (2, 2)
+
+
+def test_stop_ends_after_the_iteration_with_a_checkpoint(tmp_path: Path) -> None:
+    class Stopping(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.stop("enough")
+
+    exp = trained(Stopping, tmp_path / "run", max_iteration=100, save_interval=50)
+    assert exp.iteration == 3
+    assert saved(tmp_path / "run") == [3]
+    assert "[3] stopped: enough" in (tmp_path / "run/worker_0.log").read_text()
+
+
+# --- going on ----------------------------------------------------------------------------------
+
+
+def test_a_continued_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "whole", max_iteration=26, monitor="accuracy")
+    trained(Tiny, tmp_path / "parts", max_iteration=13, monitor="accuracy", valid_interval=0)
+    exp = trained(Tiny, tmp_path / "parts", max_iteration=26, monitor="accuracy")
+    assert exp.epoch == 3
+    one, other = (tmp_path / name / "checkpoints/step-00000026" for name in ("whole", "parts"))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_that_a_run_is_continued_is_the_first_thing_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    capfd.readouterr()
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    first = capfd.readouterr().err.splitlines()[0]
+    assert "CONTINUING" in first
+    assert "step-00000002" in first
+    assert "--fresh" in first
+
+
+def test_a_finished_run_says_so_and_trains_no_more(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Fragile(Tiny):
+        def train_batch(self) -> None:
+            raise AssertionError("trained again")
+
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    before = (tmp_path / "run/metrics.jsonl").read_text()
+    trained(Fragile, tmp_path / "run", max_iteration=2)
+    assert "FINISHED already: iteration 2" in capfd.readouterr().err
+    assert (tmp_path / "run/metrics.jsonl").read_text() == before
+
+
+def test_fresh_moves_the_old_run_aside(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    exp = trained(Tiny, tmp_path / "run", {"fresh": True}, max_iteration=4)
+    assert exp.iteration == 4
+    assert saved(tmp_path / "run.old-1") == [2]
+    assert curve(tmp_path / "run", "train/loss").keys() == {1, 2, 3, 4}
+
+
+def test_another_runs_state_is_continued_in_a_new_place(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "first", max_iteration=4)
+    for where in ("first", "first/checkpoints", "first/checkpoints/step-00000004"):
+        output = tmp_path / f"new-{where.replace(chr(47), chr(45))}"
+        exp = trained(Tiny, output, {"checkpoint_path": str(tmp_path / where)}, max_iteration=6)
+        assert list(curve(output, "train/loss")) == [5, 6]
+        assert exp.iteration == 6
+
+
+def test_the_own_checkpoint_goes_before_checkpoint_path(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "other", max_iteration=2)
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    args = {"checkpoint_path": str(tmp_path / "other")}
+    trained(Tiny, tmp_path / "run", args, max_iteration=5)
+    assert list(curve(tmp_path / "run", "train/loss")) == [1, 2, 3, 4, 5]
+
+
+def test_two_experiments_in_one_process_do_not_meet(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "alone", max_iteration=6)
+    trained(Tiny, tmp_path / "one", max_iteration=4)
+    other = make(Tiny, tmp_path / "other", max_iteration=6)
+    other.setup()
+    one = trained(Tiny, tmp_path / "one", max_iteration=6)  # resumes while the other is alive
+    other.run()
+    for name in ("one", "other"):
+        end = tmp_path / name / "checkpoints/step-00000006"
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            alone = tmp_path / "alone/checkpoints/step-00000006" / file
+            assert (end / file).read_bytes() == alone.read_bytes()
+    assert "[6]" in (tmp_path / "other/worker_0.log").read_text()
+    assert (tmp_path / "one/worker_0.log").read_text().count("[6] saved") == 1
+    assert one.iteration == 6
+
+
+# --- evaluation --------------------------------------------------------------------------------
+
+
+class Watching(Tiny):
+    """Overrides valid without any decorator, and looks at where it runs."""
+
+    def valid(self) -> dict[str, float]:
+        self.seen = (
+            self.phase,
+            self.model.training,
+            self.model[1].training,
+            paddle.is_grad_enabled(),
+        )
+        paddle.rand([3])
+        return {"accuracy": 1.0}
+
+
+def test_valid_runs_in_eval_mode_without_gradients_though_it_is_overridden(tmp_path: Path) -> None:
+    exp = trained(Watching, tmp_path / "run")
+    assert exp.seen == ("valid", False, False, False)
+    assert exp.model.training
+    assert exp.phase == "train"
+
+
+def test_layers_get_back_the_mode_that_each_had(tmp_path: Path) -> None:
+    class Frozen(Watching):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[1].eval()
+
+    exp = trained(Frozen, tmp_path / "run")
+    assert (exp.model.training, exp.model[1].training) == (True, False)
+
+
+@pytest.mark.parametrize("experiment", [Tiny, Watching])
+def test_when_one_validates_never_changes_training(tmp_path: Path, experiment: type[Tiny]) -> None:
+    trained(experiment, tmp_path / "often", valid_interval=1)
+    trained(experiment, tmp_path / "never", valid_interval=0)
+    same_bits(*(tmp_path / n / "checkpoints/step-00000006" for n in ("often", "never")))
+
+
+def test_what_valid_logs_is_part_of_its_results(tmp_path: Path) -> None:
+    class Logging(Tiny):
+        def valid(self) -> None:  # type: ignore[override]
+            self.log(loss=paddle.to_tensor(1.0))
+            self.log(loss=paddle.to_tensor(3.0))
+
+    trained(Logging, tmp_path / "run", max_iteration=3)
+    assert curve(tmp_path / "run", "valid/loss") == {3: 2.0}
+    assert 2.0 not in curve(tmp_path / "run", "train/loss").values()
+
+
+def test_results_that_are_no_mapping_are_an_error(tmp_path: Path) -> None:
+    class Wrong(Tiny):
+        def valid(self) -> float:  # type: ignore[override]
+            return 0.5
+
+    with pytest.raises(TypeError, match=r"valid: returned 0\.5; expected numbers by name"):
+        trained(Wrong, tmp_path / "run")
+
+
+def test_the_best_checkpoints_are_kept_and_nan_never_wins(tmp_path: Path) -> None:
+    scores = {1: 0.1, 2: 0.9, 3: float("nan"), 4: 0.5, 5: 0.9, 6: 0.2}
+
+    class Scored(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"f1": scores[self.iteration]}
+
+    options = {"valid_interval": 1, "save_interval": 1, "keep_last": 1, "monitor": "f1"}
+    trained(Scored, tmp_path / "max", **options)
+    assert saved(tmp_path / "max") == [2, 6]
+    trained(Scored, tmp_path / "min", **options, monitor_mode="min", keep_best=2, keep_every=4)
+    assert saved(tmp_path / "min") == [1, 4, 6]
+
+
+def test_a_monitor_that_valid_does_not_give_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.monitor: 'acc' given; .* accuracy"):
+        trained(Tiny, tmp_path / "run", monitor="acc", valid_interval=2)
+
+
+# --- logging -----------------------------------------------------------------------------------
+
+
+def test_a_line_holds_the_mean_of_the_window_the_rate_the_speed_and_the_time_left(
+    tmp_path: Path,
+) -> None:
+    trained(Tiny, tmp_path / "each", max_iteration=4)
+    trained(Tiny, tmp_path / "window", max_iteration=4, log_interval=2)
+    each = curve(tmp_path / "each", "train/loss")
+    window = curve(tmp_path / "window", "train/loss")
+    assert window == {2: (each[1] + each[2]) / 2, 4: (each[3] + each[4]) / 2}
+    line = metrics(tmp_path / "window")[0]
+    assert {"iteration", "epoch", "time", "train/lr", "speed/steps_per_second"} <= set(line)
+    assert {"speed/samples_per_second", "speed/data_wait", "speed/seconds_left"} <= set(line)
+
+
+def test_pending_scalars_survive_a_stop_between_two_lines(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "whole", max_iteration=4, log_interval=4)
+
+    class Halting(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.stop()
+
+    trained(Halting, tmp_path / "parts", max_iteration=4, log_interval=4)
+    trained(Tiny, tmp_path / "parts", max_iteration=4, log_interval=4)
+    loss = "train/loss"
+    assert curve(tmp_path / "parts", loss) == curve(tmp_path / "whole", loss)
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_holds_it(
+    tmp_path: Path, interval: int
+) -> None:
+    class Diverging(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.log(loss=float("nan"))
+
+    with pytest.raises(NonFiniteError, match=r"loss=nan at iteration 3.*step-00000002"):
+        trained(Diverging, tmp_path / "run", log_interval=interval)
+    assert saved(tmp_path / "run") == [2]
+    warned = trained(Diverging, tmp_path / "warned", nonfinite="warn")
+    assert warned.iteration == 6
+    assert "loss=nan at iteration 3" in (tmp_path / "warned/worker_0.log").read_text()
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+class Failing(Tiny):
+    """Fails in training, and again in every handler that comes after."""
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        raise ZeroDivisionError("the original")
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.exceptions = [*getattr(self, "exceptions", []), exception]
+        raise RuntimeError("in the handler")
+
+    def on_train_end(self) -> None:
+        raise RuntimeError("at the end")
+
+    def terminal(self) -> None:
+        self.terminals = getattr(self, "terminals", 0) + 1
+        raise RuntimeError("in terminal")
+
+
+def test_the_original_exception_goes_on_whatever_the_handlers_do(tmp_path: Path) -> None:
+    exp = make(Failing, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(ZeroDivisionError, match="the original"):
+        exp.run()
+    exp.close()
+    assert [str(e) for e in exp.exceptions] == ["the original"]
+    assert exp.terminals == 1
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert log.count("ZeroDivisionError: the original") == 1
+    for text in ("in the handler", "at the end", "in terminal"):
+        assert text in log
+
+
+def test_a_failure_in_terminal_alone_is_an_error(tmp_path: Path) -> None:
+    class Ending(Tiny):
+        def terminal(self) -> None:
+            raise OSError("upload failed")
+
+    with pytest.raises(OSError, match="upload failed"):
+        trained(Ending, tmp_path / "run", max_iteration=1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_everything_is_closed_once_however_it_ends(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    class Interrupted(Tiny):
+        closed = 0
+
+        def train_batch(self) -> None:
+            raise error
+
+        def terminal(self) -> None:
+            self.closed += 1
+
+    handlers = list(logging.getLogger().handlers)
+    files = len(os.listdir("/proc/self/fd"))
+    exp = make(Interrupted, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(error):
+        exp.run()
+    exp.close()
+    assert exp.closed == 1
+    assert logging.getLogger().handlers == handlers
+    assert len(os.listdir("/proc/self/fd")) == files
+    trained(Tiny, tmp_path / "run", max_iteration=1)  # the lock is free
+
+
+def test_a_failed_setup_frees_what_it_took(tmp_path: Path) -> None:
+    class Broken(Tiny):
+        def setup_model(self) -> None:
+            raise RuntimeError("no model")
+
+    with pytest.raises(RuntimeError, match="no model"):
+        make(Broken, tmp_path / "run").setup()
+    trained(Tiny, tmp_path / "run", max_iteration=1)
+
+
+def test_signal_handlers_are_as_before_a_run(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    trained(Tiny, tmp_path / "run", max_iteration=1)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_stateful_object_that_appears_after_setup_is_an_error(tmp_path: Path) -> None:
+    class Late(Tiny):
+        def on_train_begin(self) -> None:
+            self.ema = paddle.nn.Linear(1, 1)
+
+    with pytest.raises(RuntimeError, match=r"self\.ema: appeared after setup"):
+        trained(Late, tmp_path / "run")

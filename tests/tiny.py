@@ -1,0 +1,146 @@
+"""What the tests share: a tiny experiment, and ways to run it here and in processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle.io import DataLoader, Dataset
+
+from expbase import Config, ExperimentBase, get_default_training_config
+
+Args = dict[str, Any] | None
+TESTS = Path(__file__).parent
+
+
+class Points(Dataset):
+    """Points in the plane, each with random noise of its own, and a label."""
+
+    def __init__(self, size: int = 40) -> None:
+        random = np.random.RandomState(7)
+        self.points = random.randn(size, 4).astype("float32")
+        self.labels = (self.points.sum(axis=1) > 0).astype("int64")
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+        return self.points[index] + np.random.randn(4).astype("float32") / 10, self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+class Tiny(ExperimentBase):
+    """Everything that can make a resumed run differ, on a toy: noise, dropout, batch norm."""
+
+    size = 40
+    batch_size = 4
+    loader_options: dict[str, Any] = {}  # noqa: RUF012
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = DataLoader(
+            Points(self.size), batch_size=self.batch_size, shuffle=True, **self.loader_options
+        )
+        self.valid_loader = DataLoader(Points(10), batch_size=3)
+
+    def setup_model(self) -> None:
+        net = paddle.nn.Sequential(
+            paddle.nn.Linear(4, 8), paddle.nn.BatchNorm1D(8), paddle.nn.Dropout(0.2),
+            paddle.nn.Linear(8, 2),
+        )  # fmt: skip
+        self.model = self.data_parallel(net)
+        rate = paddle.optimizer.lr.CosineAnnealingDecay(0.01, T_max=30)
+        self.optimizer = paddle.optimizer.Adam(rate, parameters=net.parameters())
+
+    def train_batch(self) -> None:
+        points, labels = self.read_batch()
+        loss = F.cross_entropy(self.model(points), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.optimizer._learning_rate.step()
+        self.log(loss=loss)
+
+    def valid(self) -> dict[str, float]:
+        right = total = 0
+        for points, labels in self.valid_batches():
+            right += int((self.model(points).argmax(axis=-1) == labels).sum())
+            total += len(labels)
+        return self.average({"accuracy": right / max(total, 1)}, weight=total)
+
+
+def training_config(**training: Any) -> Config:
+    """Defaults, small numbers, and what the test asks for."""
+    config = Config({"training": get_default_training_config()})
+    small = {"max_iteration": 6, "valid_interval": 3, "save_interval": 2, "log_interval": 1}
+    config.training.update({**small, **training})
+    return config
+
+
+def make(
+    experiment: type[ExperimentBase],
+    output: Path,
+    args: dict[str, Any] | None = None,
+    **training: Any,
+) -> ExperimentBase:
+    """An experiment that is set up nowhere yet."""
+    namespace = argparse.Namespace(output=str(output), device="cpu", **(args or {}))
+    return experiment(training_config(**training), namespace)
+
+
+def trained(
+    experiment: type[ExperimentBase],
+    output: Path,
+    args: dict[str, Any] | None = None,
+    **training: Any,
+) -> ExperimentBase:
+    """An experiment after setup() and run()."""
+    exp = make(experiment, output, args, **training)
+    exp.setup()
+    exp.run()
+    return exp
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(output: Path, name: str) -> dict[int, float]:
+    """One metric by iteration."""
+    return {line["iteration"]: line[name] for line in metrics(output) if name in line}
+
+
+def same_bits(one: Path, other: Path) -> None:
+    """Asserts that two checkpoints hold the same bytes in the same files."""
+    files = sorted(path.name for path in one.iterdir())
+    assert files == sorted(path.name for path in other.iterdir())
+    for name in files:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def run_script(
+    script: Path, *words: str, launch: int = 0, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own, or under paddle's launcher on two or more."""
+    command = [sys.executable]
+    if launch:
+        log = script.parent / "launch_log"
+        command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(launch)]
+        command += ["--log_dir", str(log)]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(TESTS)}
+    return subprocess.run(
+        [*command, str(script), *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=script.parent,
+        env=environment,
+        check=False,
+    )
