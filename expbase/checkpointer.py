@@ -279,9 +279,11 @@ class Checkpointer:
         """What each rank has other than rank 0, in the order of the ranks; itself is empty."""
         if self._exp.world_size == 1:
             return [({}, {})]
-        # Parameters and optimizers are the same on all ranks: that is what DataParallel is for.
+        # Trained parameters and optimizers are the same on all ranks: that is what DataParallel
+        # is for. Running statistics are parameters too, for paddle, which are not trained.
         same = {
-            name: {n for n, _ in layer.named_parameters()} for name, layer in found.layers.items()
+            name: {n for n, parameter in layer.named_parameters() if not parameter.stop_gradient}
+            for name, layer in found.layers.items()
         }
         local = {
             file: {key: array for key, array in arrays.items() if key not in same.get(file, ())}

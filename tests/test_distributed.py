@@ -1,0 +1,166 @@
+"""Several processes: paddle's launcher, --nprocs, shares, averages, one set of files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import curve, metrics, run_script, same_bits
+
+from expbase import distributed
+
+# Writes what each rank saw into its own file, beside the run.
+PROBE = """
+import json, sys
+import numpy as np
+import paddle
+from tiny import Tiny
+from expbase import main, rank_zero_only
+from expbase.tensorfile import Array
+
+
+class Probe(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        indices = self._cursor.batches.indices
+        self.seen = [*getattr(self, "seen", []), indices]
+
+    def valid(self):
+        samples = [float(points[0, 0]) for points, _ in self.valid_batches()]
+        self.shares = self.gather(sum(len(labels) for _, labels in self.valid_batches()))
+        self.valid_seen = samples
+        return super().valid()
+
+    def on_train_end(self):
+        parameters = [p for p in self.model.parameters() if not p.stop_gradient]
+        weights = [parameter.numpy().tolist() for parameter in parameters]
+        facts = {
+            "parallel": self.parallel, "world": self.world_size, "rank": self.rank,
+            "seen": self.seen, "weights": weights, "shares": self.shares,
+            "per_epoch": self.batches_per_epoch,
+            "wrapped": isinstance(self.model, paddle.DataParallel),
+            "unwrapped": type(self.unwrap(self.model)).__name__,
+            "zero_only": rank_zero_only(lambda: "ran")(),
+            "weightless": self.average({"x": 1.0} if self.rank == 0 else {}, weight=1 - self.rank),
+        }
+        path = self.output_dir / f"facts_{self.rank}.json"
+        path.write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Probe)
+"""
+
+
+def facts_of(output: Path) -> list[dict]:
+    return [json.loads((output / f"facts_{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes under paddle's launcher: 11 iterations, more than a pass."""
+    folder = tmp_path_factory.mktemp("launched")
+    script = folder / "train.py"
+    script.write_text(PROBE)
+    words = ["--output", str(folder / "run"), "training.max_iteration=11"]
+    words += ["training.valid_interval=4", "training.save_interval=4", "training.log_interval=1"]
+    result = run_script(script, *words, launch=2)
+    assert result.returncode == 0, result.stderr + result.stdout
+    return folder / "run"
+
+
+def test_under_the_launcher_a_run_is_parallel_without_being_told(launched: Path) -> None:
+    for rank, facts in enumerate(facts_of(launched)):
+        assert (facts["parallel"], facts["world"], facts["rank"]) == (True, 2, rank)
+        assert (facts["wrapped"], facts["unwrapped"]) == (True, "Sequential")
+        assert facts["zero_only"] == ("ran" if rank == 0 else None)
+
+
+def test_a_plain_loader_is_dealt_out_over_the_ranks(launched: Path) -> None:
+    one, two = (facts["seen"] for facts in facts_of(launched))
+    first_pass = one[:5] + two[:5]
+    assert sorted(index for batch in first_pass for index in batch) == list(range(40))
+    assert facts_of(launched)[0]["per_epoch"] == 5
+    assert one[5:10] != one[:5]
+
+
+def test_parameters_end_equal(launched: Path) -> None:
+    one, two = (facts["weights"] for facts in facts_of(launched))
+    assert one == two
+
+
+def test_validation_counts_every_sample_once_over_the_ranks(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert facts["shares"] == [6, 4]  # batches of 3, 3, 3, 1 dealt out
+
+
+def test_a_rank_without_a_sample_does_not_spoil_the_average(launched: Path) -> None:
+    assert [facts["weightless"] for facts in facts_of(launched)] == [{"x": 1.0}, {"x": 1.0}]
+
+
+def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> None:
+    names = {path.name for path in launched.iterdir() if not path.name.startswith((".", "facts"))}
+    assert names == {
+        "config.yaml", "checkpoints", "metrics.jsonl", "vdlrecords.run.log",
+        "worker_0.log", "worker_1.log",
+    }  # fmt: skip
+    assert list(curve(launched, "train/loss")) == list(range(1, 12))
+    assert len([line for line in metrics(launched) if "valid/accuracy" in line]) == 3
+    assert "[11]" in (launched / "worker_1.log").read_text()
+
+
+def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(
+    launched: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROBE)
+    words = ["--nprocs", "2", "--output", str(tmp_path / "run"), "training.valid_interval=4"]
+    words += ["training.save_interval=4", "training.log_interval=1"]
+    for end in (6, 11):
+        result = run_script(script, *words, f"training.max_iteration={end}")
+        assert result.returncode == 0, result.stderr
+    assert "CONTINUING" in result.stderr
+    end = "checkpoints/step-00000011"
+    same_bits(launched / end, tmp_path / "run" / end)
+
+
+def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from tiny import Tiny\nfrom expbase import main\n"
+        "class Failing(Tiny):\n"
+        "    def setup_model(self):\n"
+        "        if self.rank == 1: raise RuntimeError('rank one is out')\n"
+        "        super().setup_model()\n"
+        "if __name__ == '__main__': main(Failing)\n"
+    )
+    result = run_script(script, "--nprocs", "2", "--output", str(tmp_path / "run"))
+    assert result.returncode == 1
+    assert "rank one is out" in result.stderr
+    assert "rank one is out" in (tmp_path / "run/worker_1.log").read_text()
+
+
+def test_a_sparse_embedding_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import paddle\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "class Sparse(Tiny):\n"
+        "    def setup_model(self):\n"
+        "        super().setup_model()\n"
+        "        self.words = self.data_parallel(paddle.nn.Embedding(5, 2, sparse=True))\n"
+        "if __name__ == '__main__': main(Sparse)\n"
+    )
+    result = run_script(script, "--nprocs", "2", "--output", str(tmp_path / "run"))
+    assert result.returncode == 1
+    assert "sparse=True; expected sparse=False" in result.stderr
+
+
+def test_with_one_process_everything_is_itself() -> None:
+    assert distributed.gather_objects(3) == [3]
+    assert distributed.broadcast_object("a") == "a"
+    assert distributed.on_rank_zero(lambda: 5, "counting") == 5
+    assert distributed.weighted_average({"x": 2.0}, 4) == {"x": 2.0}
+    assert distributed.weighted_average({"x": float("nan")}, 0) == {}
+    with pytest.raises(ValueError, match="weight -1 given"):
+        distributed.weighted_average({"x": 1.0}, -1)

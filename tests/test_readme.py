@@ -1,0 +1,67 @@
+"""The README says only what is true: its script, its table, its commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tiny import run_script
+
+from expbase import ExperimentBase, get_default_training_config
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_script_of_the_readme_trains_and_continues(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(blocks("python")[0])
+    assert len(script.read_text().splitlines()) <= 36
+    words = ["--output", str(tmp_path / "run"), "training.save_interval=100"]
+    for end in ("150", "300"):
+        result = run_script(script, *words, f"training.max_iteration={end}")
+        assert result.returncode == 0, result.stderr
+    assert "CONTINUING the run in" in result.stderr
+    assert "--fresh starts over and keeps the old run" in result.stderr
+    assert float(re.findall(r"valid/error=(\S+)", result.stderr)[-1]) < 0.1
+
+
+def test_digits_reaches_what_the_readme_promises(tmp_path: Path) -> None:
+    command = next(block for block in blocks("bash") if "digits" in block).split("&& ")[1].split()
+    assert command[0] == "python"
+    command = [sys.executable, *command[1:-1], str(tmp_path / "run")]
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    accuracy, saved = (line.split(" ", 1)[1] for line in result.stderr.splitlines()[-2:])
+    assert re.match(r"\[600\] epoch=14 valid/accuracy=0\.9[789]", accuracy)
+    assert saved == "[600] saved step-00000600"
+
+
+def test_digits_is_at_most_sixty_lines() -> None:
+    assert len((ROOT / "experiments/digits/train.py").read_text().splitlines()) <= 60
+
+
+def test_the_table_of_keys_holds_the_defaults() -> None:
+    defaults = get_default_training_config()
+    table = README.split("| `training.` key")[1]
+    rows = re.findall(r"^\| ([a-z_, ]+) \| (.+?) \|", table, re.MULTILINE)
+    assert len(rows) >= 7
+    for names, values in rows:
+        for name, value in zip(names.split(", "), values.split(", "), strict=True):
+            assert str(defaults[name]) == value.strip('"'), name
+
+
+def test_every_method_that_the_readme_names_exists() -> None:
+    table = README.split("## What to implement")[1].split("## ")[0]
+    names = re.findall(r"`([a-z_]+)`", table) + re.findall(r"`([a-z_ ]+)`", table)
+    for name in {word for group in names for word in group.split()} - {"setup_"}:
+        known = hasattr(ExperimentBase, name) or name in {"train_loader", "self"}
+        assert known or name in {"state_dict", "set_state_dict", "load_state_dict"}, name
