@@ -233,8 +233,8 @@ class Checkpointer:
         tensors, values = self._own_part(content, saved)
         found = exp._find_state()
         arrays = tensors.pop(_ARRAYS, {})
-        problems = state.check(found, tensors, values[_OBJECTS])
-        problems += self._check_sections(values)
+        problems = self._check_sections(values)
+        problems += state.check(found, tensors, values.get(_OBJECTS, {}))
         self._raise_together(path, problems)
         notes = []
         if saved["world_size"] != exp.world_size:

@@ -174,7 +174,7 @@ class IndexedFeed(Feed):
         self._listing: tuple[int, list[Any]] | None = None
         self._worker_loader: DataLoader | None = None
         self.num_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        self.batch_size = getattr(self._sampler, "batch_size", None if self._sampler else 1)
+        self.batch_size = 1 if self._sampler is None else getattr(self._sampler, "batch_size", None)
         self.global_batches = self._length()
         if self.global_batches is not None:
             ranks = share.world_size if self._dealt else 1
@@ -212,8 +212,8 @@ class IndexedFeed(Feed):
     def _length(self) -> int | None:
         try:
             return len(self.loader.dataset if self._sampler is None else self._sampler)
-        except TypeError:
-            return None
+        except (TypeError, AttributeError, NotImplementedError):
+            return None  # paddle's WeightedRandomSampler has a length only for some weights
 
     def _share_of_pass(self, epoch: int, position: int) -> Iterator[Numbered]:
         world, rank = self.share.world_size, self.share.rank
@@ -301,8 +301,8 @@ class IndexedFeed(Feed):
                     batch = next(iterator)
                 except StopIteration:
                     return
-                if isinstance(batch, _Failure):
-                    batch.raise_here()
+                if _is_failure(batch):
+                    batch[1].raise_here()
                 indices, batches.ended = handed_out.pop(0)
                 batches.indices = _index_list(indices)
                 yield batch
@@ -503,6 +503,10 @@ class _Failure:
         raise self.error from RuntimeError(f"in a worker of the loader:\n{self.text}")
 
 
+def _is_failure(batch: Any) -> bool:
+    return isinstance(batch, list) and len(batch) == 2 and isinstance(batch[1], _Failure)
+
+
 def _rebuilt_failure(error: Exception, text: str) -> _Failure:
     failure = _Failure(error)
     failure.text = text
@@ -517,13 +521,13 @@ class _Collate:
         self._batched = batched
 
     def __call__(self, samples: list[Any]) -> Any:
-        for sample in samples:
-            if isinstance(sample, _Failure):
-                return sample
+        failures = [sample for sample in samples if isinstance(sample, _Failure)]
         try:
-            return self._collate_fn(samples if self._batched else samples[0])
+            if not failures:
+                return self._collate_fn(samples if self._batched else samples[0])
         except Exception as error:
-            return _Failure(error)
+            failures = [_Failure(error)]
+        return [np.zeros(1), failures[0]]  # paddle takes a batch without arrays for the end
 
 
 class _WorkerInit:

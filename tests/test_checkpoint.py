@@ -1,0 +1,193 @@
+"""Checkpoint directories: whole or not there, verified to the bit, never lost to a new one."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expbase import checkpoint
+from expbase.checkpoint import CheckpointError
+
+
+def write(directory: Path, iteration: int, **files: bytes) -> Path:
+    files = files or {"model.safetensors": b"m" * 300, "state.json": b'{"a": 1}', "empty": b""}
+    return checkpoint.write(directory, iteration, {name: [data] for name, data in files.items()})
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {name: data.tobytes() for name, data in checkpoint.read(path).items()}
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    path = checkpoint.write(tmp_path / "c", 400, {"a": [b"one", memoryview(b"two")]}, {"x": 1.5})
+    assert path.name == "step-00000400"
+    assert content(path) == {"a": b"onetwo"}
+    assert checkpoint.verify(path)["info"] == {"x": 1.5}
+    assert checkpoint.newest_intact(tmp_path / "c") == (path, [])
+
+
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = write(tmp_path / "c", 1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o640}
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
+    """Has the at-th step of writing end like a kill: nothing after it happens."""
+    reached: list[str] = []
+
+    def stop(name: str, real: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            reached.append(name)
+            if len(reached) == at:
+                raise Killed(name)
+            return real(*args, **kwargs)
+
+        return step
+
+    for owner, name in (
+        (Path, "mkdir"), (Path, "rename"), (checkpoint, "_write_file"), (checkpoint, "_write_all"),
+        (os, "fsync"), (shutil, "rmtree"), (checkpoint, "_flush_directory"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, stop(name, getattr(owner, name)))
+    return reached
+
+
+def test_a_kill_at_any_step_loses_at_most_the_checkpoint_under_way(tmp_path: Path) -> None:
+    at, ended = 0, False
+    while not ended:
+        at += 1
+        directory = tmp_path / str(at)
+        write(directory, 1)
+        write(directory, 2, data=b"old")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            kill_points(monkeypatch, at)
+            try:
+                write(directory, 2, data=b"new")  # in the place of one that is there
+                checkpoint.prune(directory, keep_last=1)
+                ended = True
+            except Killed:
+                pass
+        checkpoint.clean(directory)
+        path, rejected = checkpoint.newest_intact(directory)
+        assert rejected == []
+        assert path is not None
+        assert path.name == "step-00000002"
+        assert content(path) in ({"data": b"old"}, {"data": b"new"})
+        assert not list(directory.glob(".*"))
+    assert at > 15
+
+
+def test_every_damage_is_found_and_the_one_before_is_used(tmp_path: Path) -> None:
+    random_source = random.Random(5)
+    write(tmp_path / "c", 1)
+    good = write(tmp_path / "good", 2)
+    trials = 0
+    for file in sorted(good.iterdir()):
+        data = file.read_bytes()
+        damaged: list[bytes | None] = [None, b"", data + b"x"]
+        damaged += [data[: random_source.randrange(len(data))] for _ in range(5 if data else 0)]
+        for _ in range(150 if data else 0):
+            position, bit = random_source.randrange(len(data)), 1 << random_source.randrange(8)
+            changed = bytes([data[position] ^ bit])
+            damaged.append(data[:position] + changed + data[position + 1 :])
+        for bad in damaged:
+            if bad == data:
+                continue
+            victim = tmp_path / "c" / "step-00000002"
+            shutil.copytree(good, victim)
+            if bad is None:
+                (victim / file.name).unlink()
+            else:
+                (victim / file.name).write_bytes(bad)
+            path, rejected = checkpoint.newest_intact(tmp_path / "c")
+            assert path is not None
+            assert path.name == "step-00000001", file.name
+            assert len(rejected) == 1
+            assert "step-00000002" in rejected[0]
+            assert "Moved aside to damaged-step-00000002" in rejected[0]
+            shutil.rmtree(tmp_path / "c" / "damaged-step-00000002")
+            trials += 1
+    assert trials >= 450
+
+
+def test_a_damaged_one_does_not_take_the_place_of_an_earlier_damaged_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        write(tmp_path, 3)
+        (tmp_path / "step-00000003/state.json").unlink()
+        assert checkpoint.newest_intact(tmp_path)[0] is None
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"damaged-step-00000003", "damaged-step-00000003.1"}
+
+
+@pytest.mark.parametrize("error", [28, 30, 2])  # no space, read-only, vanished
+def test_a_system_that_refuses_is_told_and_the_earlier_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    write(tmp_path, 1)
+
+    def refuse(*args: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(checkpoint, "_write_all", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        write(tmp_path, 2)
+    monkeypatch.undo()
+    text = str(caught.value)
+    assert "step-00000002: cannot be written" in text
+    assert os.strerror(error) in text
+    assert "Earlier checkpoints are intact, the newest is step-00000001" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    checkpoint.verify(tmp_path / "step-00000001")
+
+
+def test_a_disk_that_is_really_full_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint._write_file
+
+    def onto_the_full_device(path: Path, parts: Any) -> Any:
+        path.symlink_to("/dev/full")
+        return real(path, parts)
+
+    monkeypatch.setattr(checkpoint, "_write_file", onto_the_full_device)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        write(tmp_path, 1)
+
+
+def test_pruning_keeps_the_newest_every_nth_and_the_best(tmp_path: Path) -> None:
+    for iteration in range(1, 11):
+        write(tmp_path, iteration, a=b"x")
+    checkpoint.prune(tmp_path, keep_last=2, keep_every=4, keep_best=[3])
+    left = [checkpoint.iteration_of(path) for path in checkpoint.listed(tmp_path)]
+    assert left == [3, 4, 8, 9, 10]
+    checkpoint.prune(tmp_path, keep_last=0)
+    assert len(checkpoint.listed(tmp_path)) == 5
+
+
+def test_checkpoints_are_listed_by_number_and_nothing_else_is(tmp_path: Path) -> None:
+    for name in (
+        "step-100000000",
+        "step-00000009",
+        "step-00000010",
+        "step-x",
+        ".writing-step-00000011",
+    ):
+        (tmp_path / name).mkdir()
+    names = [path.name for path in checkpoint.listed(tmp_path)]
+    assert names == ["step-00000009", "step-00000010", "step-100000000"]
+    assert checkpoint.listed(tmp_path / "missing") == []

@@ -1,0 +1,143 @@
+"""From an experiment to its checkpoints and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny import Tiny, make, trained
+
+from expbase import checkpoint
+from expbase.checkpoint import CheckpointError
+from expbase.checkpointer import SECTIONS
+
+
+class Rich(Tiny):
+    """Something in every section of a checkpoint."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.history: list[Any] = []
+        self.judge = paddle.nn.Linear(1, 1)
+        self.register_stateful("history")
+        self.exclude_from_state("judge")
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.history.append((self.iteration, np.random.rand()))
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {"array": np.arange(self.iteration), "drawn": np.random.rand()}
+
+    def on_load_checkpoint(self, states: Any) -> None:
+        self.loaded = states
+        np.random.rand()
+
+
+def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
+    first = trained(Rich, tmp_path / "run", max_iteration=4)
+    second = make(Rich, tmp_path / "run", max_iteration=8)
+    second.setup()
+    second.resume_or_load()
+    assert second.history == first.history
+    assert second.loaded["array"].tolist() == [0, 1, 2, 3]
+    second.close()
+
+
+def test_a_layer_that_is_excluded_makes_no_file(tmp_path: Path) -> None:
+    trained(Rich, tmp_path / "run", max_iteration=2)
+    files = {path.name for path in (tmp_path / "run/checkpoints/step-00000002").iterdir()}
+    expected = {"model.safetensors", "optimizer.safetensors", "values.safetensors"}
+    assert files == {*expected, "state.json", "manifest.json"}
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "objects"])
+def test_a_section_that_is_dropped_is_missed(tmp_path: Path, section: str) -> None:
+    trained(Rich, tmp_path / "run", max_iteration=2)
+    rewrite(tmp_path / "run", lambda state: state["values"].pop(section))
+    with pytest.raises(CheckpointError, match=f"{section}: missing in the checkpoint"):
+        trained(Rich, tmp_path / "run", max_iteration=4)
+
+
+def rewrite(run: Path, change: Any) -> None:
+    """Writes the checkpoint again, intact, with another state.json."""
+    path = checkpoint.listed(run / "checkpoints")[-1]
+    files = {name: data.tobytes() for name, data in checkpoint.read(path).items()}
+    state = json.loads(files["state.json"])
+    change(state)
+    files["state.json"] = json.dumps(state).encode()
+    checkpoint.write(path.parent, 2, {name: [data] for name, data in files.items()})
+
+
+def test_another_model_is_refused_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    class Wider(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[3].weight = paddle.create_parameter([8, 5], "float32")
+            self.optimizer = paddle.optimizer.Adam(
+                paddle.optimizer.lr.CosineAnnealingDecay(0.01, 30),
+                parameters=self.model.parameters(),
+            )
+
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    with pytest.raises(CheckpointError) as caught:
+        trained(Wider, tmp_path / "run", max_iteration=4)
+    text = str(caught.value)
+    assert "model: '3.weight' is float32 [8, 2] in the checkpoint and float32 [8, 5] here." in text
+    assert "moment1/model.3.weight" in text
+    assert "Nothing was changed" in text
+    exp = trained(Tiny, tmp_path / "run", max_iteration=4)
+    assert exp.iteration == 4
+
+
+def test_a_damaged_checkpoint_is_passed_over_loudly(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    (tmp_path / "run/checkpoints/step-00000004/optimizer.safetensors").write_bytes(b"torn")
+    exp = trained(Tiny, tmp_path / "run", max_iteration=6)
+    err = capfd.readouterr().err
+    assert "WARNING: damaged checkpoint" in err
+    assert "optimizer.safetensors: 4 bytes; expected" in err
+    assert "CONTINUING" in err
+    assert "step-00000002" in err
+    assert exp.iteration == 6
+
+
+def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    (tmp_path / "run/checkpoints/step-00000002/manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="no intact checkpoint is left"):
+        trained(Tiny, tmp_path / "run", max_iteration=4)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "file"])
+def test_a_checkpoint_path_without_a_checkpoint_is_an_error(tmp_path: Path, what: str) -> None:
+    path = tmp_path / what
+    if what == "empty":
+        path.mkdir()
+    if what == "file":
+        path.write_text("x")
+    with pytest.raises(CheckpointError, match="no intact checkpoint there; expected a directory"):
+        trained(Tiny, tmp_path / "run", {"checkpoint_path": str(path)})
+
+
+def test_a_foreign_run_is_read_without_changing_anything_in_it(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "theirs", max_iteration=4)
+    (tmp_path / "theirs/checkpoints/step-00000004/state.json").write_text("damaged")
+    before = sorted(str(path) for path in (tmp_path / "theirs").rglob("*"))
+    args = {"checkpoint_path": str(tmp_path / "theirs")}
+    trained(Tiny, tmp_path / "ours", args, max_iteration=3)
+    assert sorted(str(path) for path in (tmp_path / "theirs").rglob("*")) == before
+    log = (tmp_path / "ours/worker_0.log").read_text()
+    assert "theirs/checkpoints/step-00000002" in log
+
+
+def test_no_absolute_path_stands_in_a_checkpoint(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    for file in (tmp_path / "run/checkpoints/step-00000002").iterdir():
+        assert str(tmp_path).encode() not in file.read_bytes()

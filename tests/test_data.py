@@ -1,0 +1,403 @@
+"""Driving loaders: order, random numbers, positions, shares, workers, streams."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedBatchSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from expbase import rng
+from expbase.data import Cursor, Feed, Share, make_feed
+
+
+class Noisy(Dataset):
+    """Its index, and what each of the three generators draws for it."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+        self.made: list[int] = []
+
+    def __getitem__(self, index: int) -> tuple[int, np.ndarray]:
+        import random
+
+        self.made.append(index)
+        drawn = [random.random(), np.random.randn(), paddle.rand([1]).item()]
+        return index, np.array(drawn)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Lines(IterableDataset):
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        info = get_worker_info()
+        start, step = (info.id, info.num_workers) if info else (0, 1)
+        for index in range(start, self.size, step):
+            yield np.array([index, np.random.rand()])
+
+
+def feed(loader: Any, rank: int = 0, world_size: int = 1, seed: int = 3) -> Feed:
+    return make_feed(loader, "self.train_loader", Share(seed, rank, world_size))
+
+
+def plain(batch: Any) -> Any:
+    """A batch as lists, for comparing."""
+    if isinstance(batch, dict):
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [plain(value) for value in batch]
+    return batch.tolist() if hasattr(batch, "tolist") else batch
+
+
+def drawn(some_feed: Feed, epoch: int = 1, position: int = 0) -> list[Any]:
+    batches = some_feed.open(epoch, position)
+    result = [plain(batch) for batch in batches]
+    assert batches.ended
+    return result
+
+
+def indices(batches: list[Any]) -> list[int]:
+    return [index for batch in batches for index in batch[0]]
+
+
+def loader(**options: Any) -> DataLoader:
+    return DataLoader(Noisy(), **{"batch_size": 3, "shuffle": True, **options})
+
+
+# --- order and random numbers ------------------------------------------------------------------
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    np.random.seed(1)
+    first = drawn(feed(loader()))
+    np.random.seed(2)
+    paddle.rand([5])
+    assert drawn(feed(loader())) == first
+    assert indices(drawn(feed(loader()), epoch=2)) != indices(first)
+    assert indices(drawn(feed(loader(), seed=4))) != indices(first)
+    assert sorted(indices(first)) == list(range(10))
+
+
+def test_driving_leaves_the_random_states_as_they_were() -> None:
+    rng.seed_all(5)
+    before = rng.capture()
+    drawn(feed(loader()))
+    list(feed(loader()).once(rng.VALID, 7))
+    drawn(feed(DataLoader(Lines(), batch_size=2)))
+    assert rng.capture() == before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda workers: loader(num_workers=workers),
+        lambda workers: loader(num_workers=workers, shuffle=False, drop_last=True),
+        lambda workers: DataLoader(Noisy(), batch_size=None, num_workers=workers),
+        lambda workers: DataLoader(Noisy(), batch_size=3, collate_fn=dict_of, num_workers=workers),
+        lambda workers: DataLoader(
+            Noisy(),
+            batch_sampler=BatchSampler(sampler=WeightedRandomSampler([0.1] * 10, 8), batch_size=3),
+            num_workers=workers,
+        ),
+        lambda workers: loader(num_workers=workers, persistent_workers=bool(workers)),
+    ],
+    ids=["shuffled", "in order", "no batches", "custom collate", "weighted", "persistent"],
+)
+def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> None:
+    whole = drawn(feed(make(0)))
+    with_workers = feed(make(2))
+    assert drawn(with_workers) == whole
+    assert drawn(with_workers, position=2) == whole[2:]
+    assert drawn(feed(make(0)), position=2) == whole[2:]
+
+
+def dict_of(samples: list[Any]) -> dict[str, Any]:
+    """A collate_fn that draws, too."""
+    noise = np.random.rand(2)
+    return {"index": np.array([s[0] for s in samples]), "pair": (noise, "text"), "number": 1.5}
+
+
+def test_batches_are_what_paddles_own_loader_gives() -> None:
+    ours = next(iter(feed(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)).open(1)))
+    theirs = next(iter(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)))
+    assert type(ours) is type(theirs) is dict
+    for key in theirs:
+        assert type(ours[key]) is type(theirs[key]), key
+    assert ours["index"].dtype == theirs["index"].dtype
+    assert [type(value) for value in ours["pair"]] == [type(value) for value in theirs["pair"]]
+    assert ours["index"].place._equals(theirs["index"].place)
+
+
+def test_what_was_trained_on_is_not_loaded_again() -> None:
+    skipping = loader()
+    drawn(feed(skipping), position=3)
+    assert len(skipping.dataset.made) == 1
+
+
+def test_indices_are_told_with_each_batch() -> None:
+    batches = feed(loader(shuffle=False)).open(1)
+    assert batches.indices is None
+    next(batches)
+    assert (batches.indices, batches.ended) == ([0, 1, 2], False)
+
+
+# --- samplers ----------------------------------------------------------------------------------
+
+
+class Endless:
+    """A batch sampler without a length."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield np.random.randint(0, 10, 3).tolist()
+
+
+def test_an_endless_sampler_is_continued_from_any_position() -> None:
+    def take(position: int, count: int, workers: int = 0) -> list[Any]:
+        endless = DataLoader(Noisy(), batch_sampler=Endless(), num_workers=workers)
+        batches = feed(endless).open(1, position)
+        taken = [plain(batch) for batch in itertools.islice(batches, count)]
+        batches.close()
+        return taken
+
+    assert take(0, 7)[4:] == take(4, 3) == take(4, 3, workers=2)
+
+
+class Seeking:
+    """A sampler of samples that can be asked to start anywhere."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.epochs: list[int] = []
+
+    def seek(self, position: int) -> None:
+        self.start = position
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, 10))
+
+    def __len__(self) -> int:
+        return 10
+
+
+def test_a_sampler_with_seek_is_asked_and_one_with_set_epoch_is_told() -> None:
+    sampler = Seeking()
+    seeking = DataLoader(Noisy(), batch_sampler=BatchSampler(sampler=sampler, batch_size=3))
+    assert indices(drawn(feed(seeking), epoch=4, position=2)) == [6, 7, 8, 9]
+    assert sampler.start == 6
+    assert set(sampler.epochs) == {4}
+
+
+def test_paddles_random_sampler_is_seeded_too() -> None:
+    def make() -> DataLoader:
+        return DataLoader(
+            Noisy(), batch_sampler=BatchSampler(sampler=RandomSampler(Noisy()), batch_size=3)
+        )
+
+    assert drawn(feed(make())) == drawn(feed(make()))
+
+
+# --- shares ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("world_size", "filled"), [(2, 0), (3, 2), (5, 1), (7, 3)])
+def test_batches_are_dealt_out_and_the_last_round_is_filled(world_size: int, filled: int) -> None:
+    whole = drawn(feed(loader()))
+    feeds = [feed(loader(), rank, world_size) for rank in range(world_size)]
+    shares = [drawn(one) for one in feeds]
+    rounds = -(-len(whole) // world_size)
+    assert [len(share) for share in shares] == [rounds] * world_size
+    dealt = [shares[i % world_size][i // world_size] for i in range(rounds * world_size)]
+    assert dealt == list(itertools.islice(itertools.cycle(whole), rounds * world_size))
+    assert (feeds[0].filled, feeds[0].batches_per_epoch) == (filled, rounds)  # type: ignore[attr-defined]
+
+
+def test_another_number_of_ranks_continues_the_same_order() -> None:
+    whole = drawn(feed(loader(batch_size=1)))
+    taken = whole[:4]  # two rounds of two ranks
+    for world_size in (1, 3):
+        shares = [
+            drawn(feed(loader(batch_size=1), rank, world_size), position=4)
+            for rank in range(world_size)
+        ]
+        rest = [batch for round_ in zip(*shares, strict=True) for batch in round_]
+        assert (taken + rest)[:10] == whole
+
+
+def test_a_distributed_sampler_is_driven_as_it_is() -> None:
+    def make(rank: int) -> DataLoader:
+        sampler = DistributedBatchSampler(Noisy(), 2, num_replicas=2, rank=rank, shuffle=True)
+        return DataLoader(Noisy(), batch_sampler=sampler)
+
+    sampler = make(1).batch_sampler
+    sampler.set_epoch(3)
+    expected = [index for batch in sampler for index in batch]
+    share = drawn(feed(make(1), 1, 2), epoch=3)
+    assert indices(share) == expected
+    assert drawn(feed(make(1), 1, 2), epoch=3, position=4) == share[2:]
+
+
+@pytest.mark.parametrize("size", [1, 4, 10])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, distributed: bool) -> None:
+    def make(rank: int) -> DataLoader:
+        if not distributed:
+            return DataLoader(Noisy(size), batch_size=3)
+        sampler = DistributedBatchSampler(Noisy(size), 3, num_replicas=3, rank=rank)
+        return DataLoader(Noisy(size), batch_sampler=sampler)
+
+    seen = [plain(b) for rank in range(3) for b in feed(make(rank), rank, 3).once(rng.VALID, 1)]
+    assert sorted(indices(seen)) == list(range(size))
+
+
+# --- streams -----------------------------------------------------------------------------------
+
+
+class Countdown:
+    """An iterable of batches that draws."""
+
+    def __iter__(self) -> Iterator[list[float]]:
+        for number in range(5):
+            yield [number, np.random.rand()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Countdown,
+        lambda: [1, 2, 3, 4, 5],
+        lambda: DataLoader(Lines(), batch_size=2),
+        lambda: DataLoader(Lines(), batch_size=None),
+        lambda: DataLoader(Lines(), batch_size=3, drop_last=True),
+        lambda: DataLoader(Lines(), batch_size=2, num_workers=2),
+    ],
+    ids=["iterable", "list", "iterable data set", "no batches", "drop last", "workers"],
+)
+def test_a_stream_is_replayed_to_its_position(make: Any) -> None:
+    whole = drawn(feed(make()))
+    assert len(whole) > 2
+    np.random.rand()
+    assert drawn(feed(make()), position=2) == whole[2:]
+
+
+def test_iterable_data_sets_are_batched_as_paddle_does() -> None:
+    for options in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
+        theirs = [plain(batch) for batch in DataLoader(Lines(), **options)]
+        ours = drawn(feed(DataLoader(Lines(), **options)))
+        assert [np.array(b)[..., 0].tolist() for b in ours] == [
+            np.array(b)[..., 0].tolist() for b in theirs
+        ]
+
+
+def test_a_loader_with_its_own_iter_is_taken_as_it_comes() -> None:
+    class Own(DataLoader):
+        def __iter__(self) -> Iterator[Any]:
+            yield from ("a", "b", "c")
+
+    assert drawn(feed(Own(Noisy()))) == ["a", "b", "c"]
+
+
+def test_the_end_of_a_stream_is_known_with_its_last_batch() -> None:
+    batches = feed(Countdown()).open(1)
+    ended = []
+    for _ in batches:
+        ended.append(batches.ended)
+    assert ended == [False] * 4 + [True]
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+class Fragile(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            raise KeyError("sample 4 is broken")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int) -> None:
+    batches = feed(DataLoader(Fragile(), batch_size=3, num_workers=workers)).open(1)
+    next(batches)
+    with pytest.raises(KeyError, match="sample 4 is broken") as caught:
+        next(batches)
+    if workers:
+        assert "__getitem__" in str(caught.value.__cause__)
+    else:
+        assert caught.traceback[-1].name == "__getitem__"
+    batches.close()
+
+
+def test_an_exception_of_collate_fn_in_a_worker_comes_out(capfd: Any) -> None:
+    def collate(samples: list[Any]) -> Any:
+        raise LookupError("cannot collate")
+
+    batches = feed(DataLoader(Noisy(), batch_size=3, num_workers=1, collate_fn=collate)).open(1)
+    with pytest.raises(LookupError, match="cannot collate"):
+        next(batches)
+    batches.close()
+
+
+def test_something_that_cannot_be_iterated_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"self\.train_loader: 5 given; expected a paddle"):
+        feed(5)
+
+
+@pytest.mark.parametrize("empty", [[], iter(())])
+def test_an_empty_loader_is_an_error_that_names_it(empty: Any) -> None:
+    with pytest.raises(ValueError, match=r"self\.train_loader: gives no batch"):
+        next(feed(empty).open(1))
+
+
+def test_a_loader_that_ends_too_early_is_an_error() -> None:
+    cursor = Cursor(feed([1, 2]))
+    cursor.open(1, position=5)
+    with pytest.raises(RuntimeError, match="ended before the pass did"):
+        cursor.read()
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+class Told(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        return np.array([os.getpgrp() == os.getpid(), info.dataset is self, info.num_workers])
+
+
+def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
+    batch = next(feed(DataLoader(Told(), batch_size=2, num_workers=2)).open(1))
+    assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
+
+
+def test_a_users_worker_init_fn_is_called() -> None:
+    def init(worker_id: int) -> None:
+        os.environ["EXPBASE_TEST_WORKER"] = str(worker_id)
+
+    class Reading(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.array(int(os.environ["EXPBASE_TEST_WORKER"]))
+
+    reading = DataLoader(Reading(4), batch_size=2, num_workers=2, worker_init_fn=init)
+    assert drawn(feed(reading)) == [[0, 0], [1, 1]]
