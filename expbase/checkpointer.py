@@ -375,8 +375,9 @@ class Checkpointer:
         return files, values
 
     def _check_sections(self, values: Mapping[str, Any]) -> list[str]:
+        sections = [_OBJECTS, *SECTIONS]
         problems = [
-            f"{name}: missing in the checkpoint." for name in SECTIONS if name not in values
+            f"{name}: missing in the checkpoint." for name in sections if name not in values
         ]
         saved, expected = set(values.get("registered", {})), set(self._exp._registered)
         problems += [f"{n}: registered, and missing in the checkpoint." for n in expected - saved]
