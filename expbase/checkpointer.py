@@ -23,6 +23,7 @@ import numpy as np
 import paddle
 
 from expbase import checkpoint, distributed, rng, state
+from expbase.background import Background, SnapshotBuffer
 from expbase.checkpoint import CheckpointError
 from expbase.config import ConfigError
 from expbase.output import CHECKPOINTS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase
 
 STATE_FILE = "state.json"
+_FORMAT = 1
 _SUFFIX = ".safetensors"
 _CHUNK = 1 << 26  # bytes of one broadcast
 
@@ -106,13 +108,13 @@ def _restore_random(
 
 
 def _capture_log(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return dict(exp._meter.numbers())
+    return {"pending": dict(exp._meter.numbers())}
 
 
 def _restore_log(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._meter.restore(values)
+    exp._meter.restore(values["pending"])
     return []
 
 
@@ -156,6 +158,8 @@ class Checkpointer:
         self._exp = experiment
         self._directory = directory
         self._names: set[str] = set()
+        self._background = Background()
+        self._buffer = SnapshotBuffer()
         self.newest_saved: Path | None = None
         self.scores: list[tuple[int, float]] = []
 
@@ -179,8 +183,11 @@ class Checkpointer:
             )
         return path
 
-    def save(self, results: Mapping[str, float]) -> Path:
+    def save(self, results: Mapping[str, float]) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
+
+        With training.background_save the files are written while training goes on; what fails
+        there is raised by the next save, by `raise_failure` or by `wait`.
 
         Args:
             results: Of the validation in this iteration; empty if there was none.
@@ -195,12 +202,30 @@ class Checkpointer:
         self._refuse_newcomers(found)
         if results:
             self._note_score(results)
+        self.wait()
         tensors, values = self._capture(found)
         ranks = self._gather(found, tensors, values)
-        path = distributed.on_rank_zero(lambda: self._write(tensors, values, ranks), "saving")
-        assert path is not None
-        self.newest_saved = path
-        return path
+        if not self._exp.config.training.background_save:
+            distributed.on_rank_zero(self._writing(tensors, values, ranks), "saving")
+        elif self._exp.rank == 0:
+            copies = self._buffer.snapshot(tensors)
+            self._background.start(self._writing(copies, values, ranks))
+
+    def wait(self) -> None:
+        """Returns on all ranks when the files of the last save are on disk.
+
+        Raises:
+            CheckpointError: They could not be written.
+        """
+        distributed.on_rank_zero(self._background.wait, "saving")
+
+    def raise_failure(self) -> None:
+        """Raises what went wrong in the background, if anything did by now."""
+        self._background.raise_failure()
+
+    def close(self) -> None:
+        """Returns when this rank writes no more. May be called twice."""
+        self._background.wait()
 
     def _note_score(self, results: Mapping[str, float]) -> None:
         """Remembers how good this checkpoint is, for keep_best."""
@@ -230,6 +255,11 @@ class Checkpointer:
         exp = self._exp
         content = self._read(path)
         saved = json.loads(content.pop(STATE_FILE).tobytes())
+        if saved["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{path}: has format {saved['format']}; expected {_FORMAT}. "
+                "Continue it with the version of expbase that wrote it."
+            )
         tensors, values = self._own_part(content, saved)
         found = exp._find_state()
         arrays = tensors.pop(_ARRAYS, {})
@@ -306,48 +336,49 @@ class Checkpointer:
         }
         return distributed.gather_objects((other, differing))
 
-    def _write(
+    def _writing(
         self,
         tensors: state.Tensors,
         values: dict[str, Any],
         ranks: list[tuple[state.Tensors, dict[str, Any]]],
-    ) -> Path:
+    ) -> Callable[[], None]:
+        """What writes the captured state; it looks at nothing that training changes."""
         exp = self._exp
+        iteration, settings = exp.iteration, exp.config.training
+        best = [one for one, _ in values["best"]["scores"]]
+        # How long the logs are now is no part of the state: times have more or fewer digits.
+        info = {"metrics_bytes": exp._metrics_file.size(), "visualdl_bytes": exp.visualizer.size()}
         files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}
         for rank, (other, _) in enumerate(ranks):
             flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
             if flat:
                 files[f"rank_{rank}{_SUFFIX}"] = list(serialize(flat))
         text = {
-            "format": 1,
+            "format": _FORMAT,
             "world_size": exp.world_size,
             "values": values,
             "ranks": [differing for _, differing in ranks],
         }
         files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
-        path = checkpoint.write(self._directory, exp.iteration, files)
-        training = exp.config.training
-        checkpoint.prune(
-            self._directory,
-            keep_last=training.keep_last,
-            keep_every=training.keep_every,
-            keep_best=[iteration for iteration, _ in self.scores],
-        )
-        return path
+        keep = {"keep_last": settings.keep_last, "keep_every": settings.keep_every}
+
+        def write() -> None:
+            self.newest_saved = checkpoint.write(self._directory, iteration, files, info)
+            exp.logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+            checkpoint.prune(self._directory, keep_best=best, **keep)
+
+        return write
 
     # Restoring
 
     def _read(self, path: Path) -> dict[str, Any]:
         """The files of a checkpoint, on every rank; rank 0 reads them and sends them round."""
-
-        def read() -> dict[str, Any]:
-            checkpoint.verify(path)
-            return checkpoint.read(path)
-
         contents: dict[str, Any] = {}
 
         def read_here() -> list[tuple[str, int]]:
-            contents.update(read())
+            info = checkpoint.verify(path)["info"]
+            self._exp._log_sizes = (info["metrics_bytes"], info["visualdl_bytes"])
+            contents.update(checkpoint.read(path))
             return [(name, content.size) for name, content in contents.items()]
 
         names = distributed.on_rank_zero(read_here, "reading the checkpoint") or []

@@ -8,7 +8,7 @@ one rank is waited for with `wait_for_all`, which polls and has no such limit.
     rank(), world_size()
     gather_objects(value)        # every rank's value, in rank order, on every rank
     broadcast_object(value)      # rank 0's
-    AgreedStop().agreed(400)     # a reason to stop, or ""
+    Agreement(0).greatest(400, 1) # the greatest wish of all ranks
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -39,6 +40,8 @@ STOP_CODES = (124, 130, 143)
 _counter = itertools.count()  # of the waits of this process; all ranks make the same ones
 
 _ASK_SECONDS = 0.5  # between two agreements on stopping
+_WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
+_TELL_SECONDS = 3.0  # that a failing rank gives the others to hear of it
 _GRACE_SECONDS = 10.0  # that the other processes get to end when one has failed
 
 
@@ -182,46 +185,115 @@ def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, flo
     return {k: sum(share[0][k] * (share[1] / total) for share in shares) for k in names}
 
 
-class AgreedStop:
-    """A wish to stop that some rank has, until all ranks act on it at the same iteration.
+class Agreement:
+    """A wish of some rank, until all ranks act on it at the same iteration.
 
     The ranks ask each other about every half second, at iterations that all of them know
-    beforehand: nobody looks at a clock in between, and no iteration pays for it.
+    beforehand: nobody looks at a clock in between, and no iteration pays for it. The question
+    goes over the CPU, so no device is waited for.
 
     Args:
+        iteration: At which training starts.
         clock: Gives seconds; only differences count.
 
     Attributes:
-        reason: Why to stop; empty: no wish.
-        next_iteration: When the ranks ask each other next.
+        next_iteration: When to ask next.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.reason = ""
-        self.next_iteration = 0
+    def __init__(self, iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.next_iteration = iteration
         self._clock = clock
-        self._asked = (clock(), 0)
+        self._asked = (clock(), iteration)
 
-    def agreed(self, iteration: int) -> str:
-        """The reason to stop at this iteration, the same on all ranks; empty: go on."""
-        if not dist.is_initialized():
-            return self.reason
-        if iteration < self.next_iteration:
-            return ""
+    def greatest(self, iteration: int, wish: int) -> int:
+        """The greatest wish of all ranks; the same on each. Plans the next question."""
         now = self._clock()
         began, asked_at = self._asked
         self._asked = (now, iteration)
-        seconds = (now - began) / max(iteration - asked_at, 1)
-        answers = gather_objects((self.reason, seconds))
-        slowest = max(seconds for _, seconds in answers)
-        self.next_iteration = iteration + max(1, int(_ASK_SECONDS / max(slowest, 1e-9)))
-        self.reason = next((reason for reason, _ in answers if reason), "")
-        return self.reason
+        done = iteration - asked_at
+        greatest, seconds = _greatest(float(wish), (now - began) / max(done, 1))
+        # At most twice as far as last time: iterations may become slower than they were.
+        ahead = min(int(_ASK_SECONDS / max(seconds, 1e-9)), 2 * done)
+        self.next_iteration = iteration + max(ahead, 1)
+        return int(greatest)
+
+
+def _greatest(*numbers: float) -> list[float]:
+    if not dist.is_initialized():
+        return list(numbers)
+    tensor = paddle.to_tensor(numbers, dtype="float64", place=paddle.CPUPlace())
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_cpu_group())
+    return [float(number) for number in tensor.tolist()]
+
+
+@functools.cache
+def _cpu_group() -> Any:
+    """The group for questions over the CPU: the default one if that is gloo's."""
+    if paddle.device.get_device() == "cpu":
+        return None
+    return dist.new_group(backend="gloo")
 
 
 def number(value: Any) -> float:
     """A number or one-element tensor as a float; waits for the device."""
     return float(value.item() if hasattr(value, "item") else value)
+
+
+class FailureWatch:
+    """Tells the other ranks that this one failed, and ends this one when another did.
+
+    A thread asks the processes' common store twice a second, over a connection of its own, so it
+    works while the main thread is stuck in a collective whose peer is gone.
+
+    Args:
+        on_failure: Called in the thread with what the other rank said, before the process ends
+            with code 1.
+    """
+
+    def __init__(self, on_failure: Callable[[str], None]) -> None:
+        self._on_failure = on_failure
+        self._stopped = threading.Event()
+        host, port = _store_address()
+        self._store = core.TCPStore(host, port, False, world_size(), 900)
+        self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_WATCH_SECONDS):
+            try:
+                failed = self._store.add("expbase/failed", 0)
+            except Exception:
+                return  # the store went with rank 0; whoever waits for it hears of that
+            if failed and not self._stopped.is_set():
+                self._store.add("expbase/heard", 1)
+                self._on_failure(self._store.get("expbase/failure").decode())
+                os._exit(1)  # nothing less ends a thread that waits in a collective
+
+    def tell(self, text: str) -> None:
+        """Tells the others, and waits a little until they have heard it."""
+        self.stop()
+        self._store.set("expbase/failure", f"rank {rank()}: {text}")
+        self._store.add("expbase/failed", 1)
+        deadline = time.monotonic() + _TELL_SECONDS
+        while time.monotonic() < deadline:
+            if self._store.add("expbase/heard", 0) >= world_size() - 1:
+                return
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Stops watching. May be called twice."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _store_address() -> tuple[str, int]:
+    # As paddle's init_parallel_env finds it.
+    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    address = ":".join(map(str, master)) if all(master) else os.environ.get("PADDLE_MASTER")
+    address = address or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
 
 def spawn(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,8 +36,10 @@ from expbase.config import (
 from expbase.data import Cursor, Feed, Share, make_feed
 from expbase.evaluation import without_a_trace
 from expbase.events import BATCH_EVENTS, Events, heard_events
+from expbase.ledger import Ledger
 from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
 from expbase.output import CHECKPOINTS, Output
+from expbase.stopping import Wish, Wishes
 from expbase.visualizer import Visualizer
 
 
@@ -125,7 +128,13 @@ class ExperimentBase(Events):
         self._excluded: list[str] = []
         self._cursor = Cursor(_NOTHING)
         self._pass_is_closed = True
-        self._stop = distributed.AgreedStop()
+        self._wishes = Wishes(None, 0)
+        self._agreement = distributed.Agreement(0)
+        self._stopped_by = Wish.NONE
+        self._stop_text = ""
+        self._failure_watch: distributed.FailureWatch | None = None
+        self._ledger = Ledger(None)
+        self._log_sizes = (0, 0)  # of metrics.jsonl and of VisualDL's file, at the checkpoint
         self._next_due = 0
         self._running = self._closed = False
         self._failure: BaseException | None = None  # that was logged
@@ -243,6 +252,7 @@ class ExperimentBase(Events):
     def init_parallel(self) -> None:
         """Connects the processes."""
         distributed.init_parallel(paddle.device.get_device())
+        self._failure_watch = distributed.FailureWatch(self._end_with_another_rank)
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory.
@@ -270,8 +280,11 @@ class ExperimentBase(Events):
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl."""
         self.logger = open_log(self.output_dir / f"worker_{self.rank}.log", echo=self.rank == 0)
+        limit = self.config.training.time_limit_seconds
+        self._wishes = Wishes(self.output_dir / "STOP" if self.rank == 0 else None, limit)
         if self.rank == 0:
             self._metrics_file = MetricsFile(self.output_dir / "metrics.jsonl")
+            self._ledger = Ledger(self.output_dir / "ledger.jsonl")
         if self._moved_aside is not None:
             self.logger.info("the run that was here is now in %s", self._moved_aside)
 
@@ -344,24 +357,28 @@ class ExperimentBase(Events):
         """Trains to the end, from wherever the state is, and closes.
 
         Raises:
+            SystemExit: It was stopped by a signal or a time limit; with the exit code for that.
             BaseException: Whatever training raised, after everything was closed.
         """
-        try:
-            if not self._resumed:
-                self.resume_or_load()
-            if self._is_last():
-                self.logger.info(
-                    "FINISHED already: iteration %d, epoch %d. To train on, raise "
-                    "training.max_iteration or max_epoch; --fresh starts over.",
-                    self.iteration,
-                    self.epoch,
-                )
-            else:
-                self._train_with_events()
-        except BaseException as error:
-            self._close_after(error)
-            raise
-        self.close()
+        with self._wishes.heard(self._wake):
+            try:
+                if not self._resumed:
+                    self.resume_or_load()
+                if self._is_last():
+                    self.logger.info(
+                        "FINISHED already: iteration %d, epoch %d. To train on, raise "
+                        "training.max_iteration or max_epoch; --fresh starts over.",
+                        self.iteration,
+                        self.epoch,
+                    )
+                else:
+                    self._train_with_events()
+            except BaseException as error:
+                self._close_after(error)
+                raise
+            self.close()
+        if self._stopped_by.exit_code:
+            sys.exit(self._stopped_by.exit_code)
 
     def _train_with_events(self) -> None:
         try:
@@ -376,6 +393,7 @@ class ExperimentBase(Events):
 
     def train(self) -> None:
         """The loop: batches until the end, and between them whatever is due."""
+        self._agreement = distributed.Agreement(self.iteration)
         self._plan()
         self._watch.start(self.iteration)
         batch_end = "on_train_batch_end" in self._heard
@@ -405,16 +423,20 @@ class ExperimentBase(Events):
             self._validate()
         if ended:
             self._end_pass()
-        stopping = self._stop.agreed(self.iteration)
+        self._stopped_by = self._agreed_wish()
+        ending = last or bool(self._stopped_by)
         if (
             self._falls_on(training.save_interval)
             or (ended and _divides(training.save_every_epoch, self.epoch))
-            or ((last or stopping) and self._is_wanted("save"))
+            or (ending and self._is_wanted("save"))
         ):
             self.save()
-        if stopping:
-            self.logger.info("[%d] stopped: %s", self.iteration, stopping)
-        self._running = not (last or stopping)
+        self._checkpointer.raise_failure()
+        if self._stopped_by:
+            text = self._stop_text or self._stopped_by
+            self.logger.info("[%d] STOPPED by %s; the same command continues", self.iteration, text)
+            self._wishes.fulfilled()
+        self._running = not ending
         self._plan()
 
     def _plan(self) -> None:
@@ -423,8 +445,9 @@ class ExperimentBase(Events):
         intervals = (training.log_interval, training.valid_interval, training.save_interval)
         due = [(self.iteration // n + 1) * n for n in intervals if n]
         due += [training.max_iteration] if training.max_iteration else []
-        due += [self._stop.next_iteration] if self.parallel else []
-        self._next_due = 0 if self._stop.reason else min(due, default=_NEVER)
+        self._next_due = min([*due, self._agreement.next_iteration])
+        if self._wishes.wish and not self.parallel:
+            self._wake()
 
     def _falls_on(self, interval: int) -> bool:
         return _divides(interval, self.iteration)
@@ -449,8 +472,19 @@ class ExperimentBase(Events):
         Args:
             reason: For the log.
         """
-        self._stop.reason = reason
+        self._stop_text = reason
+        self._wishes.add(Wish.CALL)
+        self._wake()
+
+    def _wake(self) -> None:
         self._next_due = 0
+
+    def _agreed_wish(self) -> Wish:
+        """The wish to stop that all ranks act on here; NONE: go on."""
+        if self.iteration >= self._agreement.next_iteration:
+            self._wishes.look()
+            return Wish(self._agreement.greatest(self.iteration, self._wishes.wish))
+        return Wish.NONE if self.parallel else self._wishes.wish
 
     # --- data ----------------------------------------------------------------------------
 
@@ -630,6 +664,7 @@ class ExperimentBase(Events):
         if bad and policy == "warn":
             self.logger.warning("[%d] not finite: %s", self.iteration, bad)
         elif bad:
+            self._checkpointer.close()  # one may still be under way
             newest = self._checkpointer.newest_saved
             raise NonFiniteError(
                 f"not finite: {bad}. No checkpoint holds it; the last good one is "
@@ -645,12 +680,9 @@ class ExperimentBase(Events):
             return
         with self._watch.pause():
             self._check_finite()
-            path = self._checkpointer.save(
-                self._results if self._validated_at == self.iteration else {}
-            )
-            self.visualizer.flush()
+            validated = self._validated_at == self.iteration
+            self._checkpointer.save(self._results if validated else {})
         self._saved_at = self.iteration
-        self.logger.info("[%d] saved %s", self.iteration, path.name)
 
     def resume_or_load(self) -> None:
         """Brings the state back: this run's own, else checkpoint_path's, else init_model_path's.
@@ -664,15 +696,26 @@ class ExperimentBase(Events):
             path = distributed.on_rank_zero(lambda: find_checkpoint(Path(other)), "checkpoint_path")
         if path is None:
             rng.seed_all(rng.derive(self.config.training.seed, rng.TRAIN, self.rank))
-            return
+        else:
+            self._resume(path)
+        if self.rank == 0 and path == self._resumable:  # what was logged after it comes again
+            self._metrics_file.cut(self._log_sizes[0])
+            self.visualizer.cut(self._log_sizes[1])
+        self._ledger.write(
+            "start", iteration=self.iteration, ranks=self.world_size, resumed=path and path.name
+        )
+
+    def _resume(self, path: Path) -> None:
         notes = self._checkpointer.restore(path)
         self._validated_at = self._saved_at = self.iteration
+        rates = " ".join(f"{name}={rate:g}" for name, rate in self._learning_rates().items())
         self.logger.info(
-            "resumed %s: iteration %d, epoch %d, batch %d of the pass",
+            "resumed %s: iteration %d, epoch %d, batch %d of the pass, %s",
             path,
             self.iteration,
             self.epoch,
             self.batch_in_epoch,
+            rates,
         )
         for note in notes:
             self.logger.warning("not exact: %s", note)
@@ -697,8 +740,11 @@ class ExperimentBase(Events):
         try:
             with contextlib.ExitStack() as steps:  # each one runs, whatever the one before did
                 steps.callback(self._output.release)
+                steps.callback(self._note_end)
+                steps.callback(self._stop_watching)
                 steps.callback(self.visualizer.close)
                 steps.callback(self._cursor.close)
+                steps.callback(self._checkpointer.close)
                 steps.callback(self.terminal)
         except Exception as error:
             error.__suppress_context__ = True
@@ -710,8 +756,26 @@ class ExperimentBase(Events):
     def _close_after(self, error: BaseException) -> None:
         """Closes on the way out with an error, which nothing here may hide."""
         self._log_failure(error)
+        if self._failure_watch is not None:
+            self._quietly("telling the other ranks", self._failure_watch.tell, repr(error))
         self._quietly("close", self.close)
         self._quietly("close", ExperimentBase.close, self)  # if an override failed before super's
+
+    def _end_with_another_rank(self, text: str) -> None:
+        """The last thing that this rank does when another one failed; comes in a thread."""
+        self.logger.error("[%d] ended, because another rank failed: %s", self.iteration, text)
+        self._ledger.write("end", iteration=self.iteration, reason=text, exit_code=1)
+
+    def _stop_watching(self) -> None:
+        if self._failure_watch is not None:
+            self._failure_watch.stop()
+
+    def _note_end(self) -> None:
+        if not self._resumed:
+            return  # it never began
+        reason = repr(self._failure) if self._failure else str(self._stopped_by or "finished")
+        code = 1 if self._failure else self._stopped_by.exit_code
+        self._ledger.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
     def _log_failure(self, error: BaseException) -> None:
         if error is not self._failure:

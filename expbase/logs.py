@@ -18,6 +18,7 @@ import datetime
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -106,6 +107,16 @@ class MetricsFile:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
+
+    def size(self) -> int:
+        """Of the file now, in bytes."""
+        return self._path.stat().st_size if self._path and self._path.exists() else 0
+
+    def cut(self, size: int) -> None:
+        """Takes away what was written after the file had this size."""
+        if self.size() > size:
+            assert self._path is not None
+            os.truncate(self._path, size)
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line."""

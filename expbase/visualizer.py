@@ -25,6 +25,7 @@ class Visualizer:
     def __init__(self, directory: str | Path | None) -> None:
         # Absolute: a chdir of the user's must not divert the log.
         self._directory = None if directory is None else os.path.abspath(directory)
+        self._path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._writer: Any = None
 
     @property
@@ -43,11 +44,18 @@ class Visualizer:
         if self._directory is not None:
             self.writer.add_scalar(tag.replace("%", "_"), value, step)  # VisualDL takes no %
 
-    def flush(self) -> None:
-        """Hands everything to the system."""
+    def size(self) -> int:
+        """Of the record file now, in bytes, with everything that was added."""
         if self._writer is not None:
             for file_writer in self._writer._all_writers.values():
                 file_writer.flush()
+        return self._path.stat().st_size if self._path and self._path.exists() else 0
+
+    def cut(self, size: int) -> None:
+        """Takes away what was written after the file had this size; a torn record goes too."""
+        self.close()
+        if self._path is not None and self.size() > size:
+            os.truncate(self._path, size)
 
     def close(self) -> None:
         """Writes what is pending and closes the file. May be called twice."""

@@ -63,6 +63,13 @@ def test_a_section_that_is_dropped_is_missed(tmp_path: Path, section: str) -> No
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 
+def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    trained(Rich, tmp_path / "run", max_iteration=2)
+    rewrite(tmp_path / "run", lambda state: state.update(format=2))
+    with pytest.raises(CheckpointError, match="format 2; expected 1"):
+        trained(Rich, tmp_path / "run", max_iteration=4)
+
+
 def rewrite(run: Path, change: Any) -> None:
     """Writes the checkpoint again, intact, with another state.json."""
     path = checkpoint.listed(run / "checkpoints")[-1]
@@ -70,7 +77,8 @@ def rewrite(run: Path, change: Any) -> None:
     state = json.loads(files["state.json"])
     change(state)
     files["state.json"] = json.dumps(state).encode()
-    checkpoint.write(path.parent, 2, {name: [data] for name, data in files.items()})
+    info = checkpoint.verify(path)["info"]
+    checkpoint.write(path.parent, 2, {name: [data] for name, data in files.items()}, info)
 
 
 def test_another_model_is_refused_and_the_checkpoint_stays(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_rank_without_a_sample_does_not_spoil_the_average(launched: Path) -> N
 def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> None:
     names = {path.name for path in launched.iterdir() if not path.name.startswith((".", "facts"))}
     assert names == {
-        "config.yaml", "checkpoints", "metrics.jsonl", "vdlrecords.run.log",
+        "config.yaml", "checkpoints", "metrics.jsonl", "vdlrecords.run.log", "ledger.jsonl",
         "worker_0.log", "worker_1.log",
     }  # fmt: skip
     assert list(curve(launched, "train/loss")) == list(range(1, 12))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +198,7 @@ def test_stop_ends_after_the_iteration_with_a_checkpoint(tmp_path: Path) -> None
     exp = trained(Stopping, tmp_path / "run", max_iteration=100, save_interval=50)
     assert exp.iteration == 3
     assert saved(tmp_path / "run") == [3]
-    assert "[3] stopped: enough" in (tmp_path / "run/worker_0.log").read_text()
+    assert "[3] STOPPED by enough" in (tmp_path / "run/worker_0.log").read_text()
 
 
 # --- going on ----------------------------------------------------------------------------------
@@ -491,12 +490,6 @@ def test_a_failed_setup_frees_what_it_took(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no model"):
         make(Broken, tmp_path / "run").setup()
     trained(Tiny, tmp_path / "run", max_iteration=1)
-
-
-def test_signal_handlers_are_as_before_a_run(tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    trained(Tiny, tmp_path / "run", max_iteration=1)
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_stateful_object_that_appears_after_setup_is_an_error(tmp_path: Path) -> None:

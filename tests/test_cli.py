@@ -1,0 +1,148 @@
+"""The command line: its options, where a value comes from, and the answers to wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, main
+from expbase.cli import fill_in, load_config
+from expbase.config import load_yaml
+
+
+class Demo(ExperimentBase):
+    """An experiment as far as the command line looks."""
+
+    @classmethod
+    def default_config(cls) -> Config:
+        config = super().default_config()
+        config.optim = Config({"lr": 0.1, "momentum": 0.9, "name": "a/b"})
+        return config
+
+
+class Short(ExperimentBase):
+    """One whose defaults hold no more than they must."""
+
+    @classmethod
+    def default_config(cls) -> Config:
+        return Config({"training": {"max_iteration": 4, "valid_interval": 2, "save_interval": 2}})
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return default_argument_parser().parse_intermixed_args(words)
+
+
+def loaded(*words: str) -> Config:
+    return load_config(Demo, parsed(*words))
+
+
+def test_the_parser_has_the_documented_options_and_no_others() -> None:
+    assert vars(parsed()) == {
+        "config": None, "data": None, "output": None, "checkpoint_path": None,
+        "init_model_path": None, "device": None, "nprocs": 1, "fresh": False, "force": False,
+        "print_config": False, "opts": [], "overrides": [],
+    }  # fmt: skip
+    args = parsed("--fresh", "--force", "--print_config", "--nprocs", "2", "--device", "gpu:0")
+    assert (args.fresh, args.force, args.print_config) == (True, True, True)
+    assert (args.nprocs, args.device) == (2, "gpu:0")
+
+
+def test_options_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("optim: {lr: 0.2}\ntraining: {seed: 2}\n")
+    config = loaded("--config", str(tmp_path / "c.yaml"), "training.seed=3")
+    assert (config.optim.lr, config.optim.momentum, config.training.seed) == (0.2, 0.9, 3)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "optim.lr=1 training.seed=3 --device cpu",
+        "--device cpu optim.lr=1 training.seed=3",
+        "optim.lr=1 --device cpu training.seed=3",
+        "--opts optim.lr 1 training.seed 3 --device cpu",
+        "--device cpu --opts optim.lr=1 training.seed 3",
+        "optim.lr=1 --opts training.seed 3 --device cpu",
+        "--opts optim.lr 1 --device cpu training.seed=3",
+        "--opts optim.lr 1 --device cpu --opts training.seed 3",
+    ],
+)
+def test_config_values_stand_before_and_after_the_other_options(words: str) -> None:
+    config = loaded(*words.split())
+    assert (config.optim.lr, config.training.seed) == (1.0, 3)
+    assert parsed(*words.split()).device == "cpu"
+
+
+def test_a_negative_value_is_no_option() -> None:
+    assert loaded("--opts", "optim.lr", "-1", "optim.momentum=-1e-3").optim == {
+        "lr": -1.0, "momentum": -0.001, "name": "a/b",
+    }  # fmt: skip
+
+
+def test_print_config_prints_what_load_yaml_reads_back_and_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(Demo, argv=["--print_config", "optim.lr=1e-5"])
+    path = tmp_path / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert load_yaml(path) == loaded("optim.lr=1e-5")
+    assert load_yaml(path)["optim"]["lr"] == 1e-5
+
+
+def test_options_reach_the_training_keys_that_the_defaults_leave_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(Short, argv=["--print_config", "training.seed=3"])
+    printed = capsys.readouterr().out
+    assert "seed: 3" in printed
+    assert "log_interval: 10" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ([], "--output: not given; expected the directory of the run."),
+        (["--output", "x", "training.sed=1"], "unknown key 'training.sed'. Did you mean"),
+        (["--config", "no.yaml"], "no.yaml: cannot be read"),
+        (["--output", "runs/{optim.rl}"], "--output: {optim.rl} names no config value; expected"),
+    ],
+)
+def test_a_slip_is_answered_with_one_line_and_code_1(words: list[str], answer: str) -> None:
+    parser = default_argument_parser()
+    parser.prog = "train.py"
+    with pytest.raises(SystemExit) as caught:
+        main(Demo, parser=parser, argv=words)
+    text = caught.value.code  # python prints a text and ends with 1
+    assert isinstance(text, str)
+    assert text.startswith("train.py: error: ")
+    assert answer in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
+def test_a_number_of_processes_below_one_is_wrong_usage(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed(f"--nprocs={number}")
+    assert caught.value.code == 2
+    assert f"--nprocs: {number!r} given; expected 1 or more" in capsys.readouterr().err
+
+
+def test_config_values_fill_the_output_path_without_new_folders() -> None:
+    config = Demo.default_config()
+    filled = fill_in("runs/{optim.name}/lr{optim.lr}-{training.seed}", config)
+    assert filled == "runs/a_b/lr0.1-0"
+    for unknown in ("{}", "{lr}", "{optim.rl}"):
+        with pytest.raises(ConfigError, match="names no config value") as caught:
+            fill_in(f"runs/{unknown}", config)
+        assert unknown in str(caught.value)
+        assert "optim.lr" in str(caught.value)
+
+
+def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = default_argument_parser()
+    parser.add_argument("--note")
+    main(Demo, parser=parser, argv=["--note", "x", "--print_config"])
+    assert "optim:" in capsys.readouterr().out

@@ -1,0 +1,264 @@
+"""The config: its defaults, what a person may write into it, and what is answered to a slip."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expbase import Config, ConfigError, get_default_training_config
+from expbase.config import complete, differences, dump_yaml, flatten, load_yaml
+
+DEFAULTS = {
+    "max_iteration": 10000, "max_epoch": 0,
+    "valid_interval": 1000, "save_interval": 1000, "log_interval": 10,
+    "valid_every_epoch": 0, "save_every_epoch": 0,
+    "accumulation_steps": 1,
+    "seed": 0, "deterministic": False,
+    "keep_last": 3, "keep_every": 0, "keep_best": 1, "monitor": "", "monitor_mode": "max",
+    "background_save": True,
+    "time_limit_seconds": 0, "hang_seconds": 600,
+    "sanity_batches": 0, "overfit_batches": 0,
+    "nonfinite": "error",
+}  # fmt: skip
+TRIGGERS = {"max_iteration": 4, "valid_interval": 2, "save_interval": 2}
+# Texts that YAML, or a reader in a hurry, takes for something else.
+TRICKY = "1e5 1.5 012 0x1F 12:30 1_000 true off null ~ [1] nan 2024-01-01 a:b é".split() + [
+    "",
+    "a: b",
+]
+
+
+def defaults() -> Config:
+    config = Config({"optim": {"lr": 0.1, "name": "adam", "betas": [0.9, 0.99]}, "augment": {}})
+    config.training = get_default_training_config()
+    return config
+
+
+def from_file(tmp_path: Path, text: str) -> Config:
+    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
+    config = defaults()
+    config.merge_from_file(tmp_path / "c.yaml")
+    return config
+
+
+def from_options(*words: str) -> Config:
+    config = defaults()
+    config.merge_from_list(words)
+    return config
+
+
+def complaint(call: Any, *args: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+def test_the_training_section_has_the_documented_keys_values_and_types() -> None:
+    training = get_default_training_config()
+    assert training == DEFAULTS
+    assert [type(value) for value in training.values()] == [type(v) for v in DEFAULTS.values()]
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "meant"),
+    [
+        ("optim.lr", "1", 1.0),
+        ("optim.lr", "1e-3", 0.001),
+        ("training.max_iteration", "1e5", 100000),
+        ("training.deterministic", "true", True),
+        ("training.deterministic", "False", False),
+        ("optim.betas", "[1, 1e-2]", [1.0, 0.01]),
+    ],
+)
+def test_numbers_are_taken_as_a_person_means_them(
+    tmp_path: Path, key: str, written: str, meant: Any
+) -> None:
+    section, name = key.split(".")
+    for config in (
+        from_file(tmp_path, f"{section}:\n  {name}: {written}\n"),
+        from_options(key, written),
+        from_options(f"{key}={written}"),
+    ):
+        value = config[section][name]
+        assert (value, type(value)) == (meant, type(meant))
+        if isinstance(meant, list):
+            assert [type(item) for item in value] == [float, float]
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_a_text_that_looks_like_something_else_stays_a_text(tmp_path: Path, text: str) -> None:
+    config = from_options("optim.name", text)
+    assert config.optim.name == text
+    assert from_file(tmp_path, dump_yaml(config)).optim.name == text
+
+
+@pytest.mark.parametrize("text", ["7", "012", "12:30", "1_000"])
+def test_digits_that_stand_for_a_text_in_a_file_are_taken_as_written(
+    tmp_path: Path, text: str
+) -> None:
+    assert from_file(tmp_path, f"optim: {{name: {text}}}").optim.name == text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("optim.lr", "fast", "expected a number like 0.1"),
+        ("optim.lr", True, "expected a number like 0.1"),
+        ("training.seed", 1.5, "expected a whole number like 0"),
+        ("training.deterministic", 1, "expected true or false, like False"),
+        ("optim.name", 1.5, "expected a text like 'adam'"),
+        ("optim.betas", 3, "expected a list like [0.9, 0.99]"),
+        ("optim.betas", ["a"], "expected a list like [0.9, 0.99]"),
+        ("optim", 3, "expected a section with lr, name, betas"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_what_was_expected(
+    tmp_path: Path, key: str, value: Any, expected: str
+) -> None:
+    *sections, name = key.split(".")
+    tree: dict[str, Any] = {name: value}
+    for section in sections:
+        tree = {section: tree}
+    text = complaint(from_file, tmp_path, dump_yaml(tree))
+    assert f"c.yaml: {key}: {value!r} given; {expected}" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "near"),
+    [
+        ("training.max_iteraton", "training.max_iteration"),
+        ("optim.lrr", "optim.lr"),
+        ("max_epoch", "training.max_epoch"),
+        ("trainig.max_epoch", "training.max_epoch"),
+        ("model.lr", "optim.lr"),
+    ],
+)
+def test_a_misspelt_key_is_answered_with_the_nearest_name(
+    tmp_path: Path, option: str, near: str
+) -> None:
+    *section, name = option.split(".")
+    lines = f"{section[0]}:\n  {name}: 1\n" if section else f"{name}: 1\n"
+    for text in (
+        complaint(from_options, f"{option}=1"),
+        complaint(from_options, option, "1"),
+        complaint(from_file, tmp_path, lines),
+    ):
+        assert f"unknown key {option!r}. Did you mean {near!r}?" in text
+
+
+def test_a_key_like_no_other_is_answered_with_all_names() -> None:
+    text = complaint(from_options, "zzz=1")
+    assert "unknown key 'zzz'. Known keys:" in text
+    assert "optim.lr" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["optim.lr"], "'optim.lr' has no value; expected KEY VALUE or KEY=VALUE"),
+        (["optim.betas=[1"], "optim.betas: '[1' cannot be read"),
+        (["optim=1", "optim.lr=2"], "optim.lr: 'optim' was given a value before"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_named(words: list[str], part: str) -> None:
+    assert f"options: {part}" in complaint(from_options, *words)
+
+
+def test_a_failed_change_leaves_the_config_as_it_was(tmp_path: Path) -> None:
+    config = defaults()
+    for call in (
+        lambda: config.merge_from_list(["optim.lr=0.5", "optim.nope=1"]),
+        lambda: config.merge_from_other_cfg({"optim": {"lr": 0.5}, "training": {"seed": "x"}}),
+    ):
+        complaint(call)
+        assert config == defaults()
+
+
+@pytest.mark.parametrize("text", ["training:\n", "training: {}\n", "optim:\ntraining:\n"])
+def test_a_section_with_nothing_under_it_changes_nothing(tmp_path: Path, text: str) -> None:
+    assert from_file(tmp_path, text) == defaults()
+
+
+def test_an_open_section_takes_any_keys_again_and_again(tmp_path: Path) -> None:
+    config = from_file(tmp_path, "augment:\n  flip: true\n  crop: {size: 1e2}\n")
+    config.merge_from_list(["augment.noise=0.1", "augment.blur.sigma=2"])
+    assert (config.augment.flip, config.augment.noise) == (True, 0.1)
+    assert (config.augment.crop.size, config.augment.blur.sigma) == (100.0, 2)
+    assert from_file(tmp_path, dump_yaml(config)) == config
+    assert "augment.flip" in complaint(config.merge_from_list, ["augment.flip=maybe"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("c.py", b"import os", ".py'; expected .yaml or .yml. Code in config files is not run"),
+        ("c.yaml", b"", "empty; expected `key: value` lines"),
+        ("c.yaml", b"- 1\n- 2\n", "a list stands there; expected `key: value` lines"),
+        ("c.yaml", b"a: [1\n", "not YAML"),
+        ("c.yaml", b"a: \xff\n", "cannot be read"),
+        ("c.yaml", None, "cannot be read"),
+        ("c.yaml", b"a: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        ("c.yaml", b"training: {seed: 1}\ntraining: {max_epoch: 2}\n", "'training'"),
+    ],
+)
+def test_a_file_that_is_no_config_is_named_with_the_reason(
+    tmp_path: Path, name: str, content: bytes | None, part: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    text = complaint(load_yaml, path)
+    assert text.startswith(f"{path}: ")
+    assert part in text
+
+
+def test_three_triggers_are_enough_and_the_rest_is_filled_in_a_copy() -> None:
+    given = {"training": {**TRIGGERS, "max_iteration": 1e2, "warmup": 7}, "optim": {"lr": 0.1}}
+    completed = complete(given)
+    assert completed.training == {**DEFAULTS, **TRIGGERS, "max_iteration": 100, "warmup": 7}
+    completed.optim.lr = 5.0
+    assert given["optim"] == {"lr": 0.1}
+    assert len(given["training"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("training", "part"),
+    [
+        (None, "no `training` section; expected one with max_iteration, valid_interval"),
+        *[
+            ({k: v for k, v in TRIGGERS.items() if k != missing}, f"key {missing!r} is missing")
+            for missing in TRIGGERS
+        ],
+        ({**TRIGGERS, "log_intervall": 1}, "'log_intervall'. Did you mean 'log_interval'?"),
+        ({**TRIGGERS, "seed": "x"}, "training.seed: 'x' given; expected a whole number"),
+        ({**TRIGGERS, "save_interval": -1}, "training.save_interval: -1 given; expected 0 or"),
+        ({**TRIGGERS, "accumulation_steps": 0}, "training.accumulation_steps: 0 given; expected 1"),
+        ({**TRIGGERS, "monitor_mode": "best"}, "monitor_mode: 'best' given; expected one of 'max'"),
+        ({**TRIGGERS, "nonfinite": "stop"}, "nonfinite: 'stop' given; expected one of 'error'"),
+        ({**TRIGGERS, "max_iteration": 0}, "training.max_iteration: 0 given; expected 1 or more"),
+    ],
+)
+def test_a_training_section_that_is_of_no_use_is_refused(
+    training: dict[str, Any] | None, part: str
+) -> None:
+    assert part in complaint(complete, {"training": training} if training else {})
+
+
+def test_no_limit_of_iterations_is_legal_with_a_limit_of_passes() -> None:
+    training = complete({"training": {**TRIGGERS, "max_iteration": 0, "max_epoch": 2}}).training
+    assert (training.max_iteration, training.max_epoch) == (0, 2)
+
+
+def test_differences_name_full_keys_with_both_values() -> None:
+    old, new = Config({"a": {"b": 1, "c": 2}, "d": 3}), Config({"a": {"b": 1, "c": 5, "e": None}})
+    assert differences(old, new) == {"a.c": (2, 5), "d": (3, None), "a.e": (None, None)}
+    assert flatten(old) == {"a.b": 1, "a.c": 2, "d": 3}
+
+
+def test_a_config_read_back_does_not_differ_from_itself(tmp_path: Path) -> None:
+    config = Config({"steps": ((1, 2), (3, 4)), "fill": math.nan, "x": 1e-7, "open": {}})
+    (tmp_path / "c.yaml").write_text(dump_yaml(config))
+    assert differences(load_yaml(tmp_path / "c.yaml"), config) == {}

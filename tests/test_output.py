@@ -1,0 +1,176 @@
+"""The output directory: one run at a time, its config, making room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from expbase import Config, ConfigError
+from expbase.output import MAY_CHANGE, Output
+
+CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
+# Takes the lock as output.py does, and says so; ends when its stdin does.
+HOLDER = """
+import sys
+from expbase.output import Output
+output = Output(sys.argv[1])
+output.make()
+output.lock(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[Output]:
+    """A directory that is claimed for a run."""
+    output = Output(tmp_path / "runs" / "one")
+    output.claim(CONFIG, fresh=False, force=False)
+    output.dump(CONFIG)
+    yield output
+    output.release()
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts a process that holds a directory."""
+    holders = []
+
+    def start(path: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "ignore", "-c", HOLDER, str(path)]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        holders.append(holder)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        return holder
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def changed(**values: object) -> Config:
+    config = CONFIG.clone()
+    config.merge_from_list([f"{key.replace('__', '.')}={value}" for key, value in values.items()])
+    return config
+
+
+def claimed(path: Path, config: Config = CONFIG, **options: bool) -> Path | None:
+    """Claims and releases, as a run that ends at once."""
+    output = Output(path)
+    try:
+        return output.claim(config, **{"fresh": False, "force": False, **options})
+    finally:
+        output.release()
+
+
+def refusal(path: Path, config: Config = CONFIG, **options: bool) -> str:
+    with pytest.raises(ConfigError) as caught:
+        claimed(path, config, **options)
+    text = str(caught.value)
+    assert text.startswith(f"args.output: {str(path)!r} ")
+    return text
+
+
+def test_a_second_experiment_in_the_process_is_refused_until_the_first_is_released(
+    output: Output,
+) -> None:
+    for options in ({}, {"fresh": True}, {"force": True}):
+        assert "in use by another experiment of this process" in refusal(output.path, **options)
+    Output(output.path).lock(rank=1)  # another rank's lock is another one
+    output.release()
+    output.release()
+    assert claimed(output.path) is None
+
+
+def test_another_name_of_the_directory_does_not_get_round_the_lock(
+    output: Output, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(output.path)
+    for path in (link, output.path / ".." / "one"):
+        assert "in use by another experiment of this process" in refusal(path)
+
+
+def test_another_process_is_refused_until_the_holder_is_dead(
+    tmp_path: Path, hold: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    holder = hold(tmp_path / "run")
+    assert "in use by a running process" in refusal(tmp_path / "run")
+    assert "in use by a running process" in refusal(tmp_path / "run", fresh=True)
+    holder.kill()  # -9: it can clean up nothing
+    holder.wait()
+    assert claimed(tmp_path / "run") is None
+
+
+def test_a_released_directory_is_free_for_another_process(
+    output: Output, hold: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    output.release()
+    hold(output.path)
+
+
+def test_fresh_moves_each_old_run_to_a_number_of_its_own(output: Output) -> None:
+    (output.path / "weights").write_text("first")
+    output.release()
+    assert claimed(output.path, fresh=True) == output.path.with_name("one.old-1")
+    assert (output.path.with_name("one.old-1") / "weights").read_text() == "first"
+    Output(output.path).dump(CONFIG)
+    assert claimed(output.path, fresh=True) == output.path.with_name("one.old-2")
+    assert not Output(output.path).holds_run()
+
+
+def test_a_directory_without_a_run_is_not_moved(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    assert Output(tmp_path).move_aside() is None
+    assert claimed(tmp_path, fresh=True) is None
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_the_config_of_the_first_start_stays(output: Output) -> None:
+    text = (output.path / "config.yaml").read_text()
+    output.dump(changed(optim__lr=0.5))
+    assert (output.path / "config.yaml").read_text() == text
+    assert [path.name for path in output.path.glob("*config*")] == ["config.yaml"]
+
+
+def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: Output) -> None:
+    output.release()
+    text = refusal(output.path, changed(optim__lr=0.5, training__seed=3, training__max_iteration=9))
+    assert "optim.lr: 0.1 there, 0.5 now" in text
+    assert "training.seed: 0 there, 3 now" in text
+    assert "max_iteration" not in text
+    assert all(option in text for option in ("--output", "--fresh", "--force"))
+
+
+def test_what_may_change_does_and_force_lets_the_rest_pass(output: Output) -> None:
+    output.release()
+    assert claimed(output.path, changed(training__max_iteration=9)) is None
+    assert claimed(output.path, changed(optim__lr=0.5), force=True) is None
+    assert claimed(output.path, changed(optim__lr=0.5), fresh=True) is not None
+
+
+def test_what_is_computed_may_not_change() -> None:
+    keys = {"seed", "deterministic", "accumulation_steps", "overfit_batches"}
+    assert not {f"training.{key}" for key in keys} & MAY_CHANGE
+    assert {"training.max_iteration", "training.valid_interval"} <= MAY_CHANGE
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_file_in_the_way_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is, or lies in, a file; expected a directory" in refusal(tmp_path / place)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written_to_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "cannot be written to" in refusal(tmp_path)
+    assert "cannot be made" in refusal(tmp_path / "below")
+    tmp_path.chmod(0o700)

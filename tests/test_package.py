@@ -1,0 +1,121 @@
+"""The package: what it requires, what it exports, and that importing it does nothing."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import expbase
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "expbase").rglob("*.py"))
+EXPORTED = {
+    "Config", "ConfigError", "ExperimentBase", "default_argument_parser",
+    "get_default_training_config", "main", "rank_zero_only",
+}  # fmt: skip
+LOOK = """
+import os, signal, sys, threading
+import paddle
+def look():
+    import logging
+    caught = [line for line in open("/proc/self/status") if line.startswith("Sig")]
+    python = [signal.getsignal(number) for number in signal.Signals]
+    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", [])]
+    threads = threading.active_count()
+    return caught, python, handlers, dict(os.environ), threads, paddle.get_device()
+before = look()
+sys.stdout.write("|"), sys.stderr.write("|")
+import expbase
+sys.stdout.write("|"), sys.stderr.write("|")
+for one, other in zip(before, look()):
+    assert one == other, (one, other)
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh process in which a warning of expbase's would be an error."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def requirements(text: str) -> set[str]:
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return {line for line in lines if line}
+
+
+def options() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a file imports anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def test_installing_expbase_never_installs_a_paddle() -> None:
+    required = requirements(options()["options"]["install_requires"])
+    assert required
+    assert not [name for name in required if name.lower().startswith("paddle")]
+
+
+def test_requirements_txt_and_setup_cfg_name_the_same_ranges() -> None:
+    parser = options()
+    required = requirements(parser["options"]["install_requires"])
+    cpu = requirements(parser["options.extras_require"]["cpu"])
+    assert requirements((ROOT / "requirements.txt").read_text()) == required | cpu
+
+
+def test_the_exported_names_are_these_and_at_most_ten() -> None:
+    assert set(expbase.__all__) == EXPORTED
+    assert len(expbase.__all__) == len(EXPORTED) <= 10
+    public = {name for name, value in vars(expbase).items() if not inspect.ismodule(value)}
+    assert {name for name in public if not name.startswith("_")} == EXPORTED
+
+
+@pytest.mark.parametrize(
+    ("package", "file"), [("yacs", "config.py"), ("visualdl", "visualizer.py")]
+)
+def test_yacs_and_visualdl_are_each_imported_in_one_file(package: str, file: str) -> None:
+    assert [path.name for path in SOURCES if package in imported(path)] == [file]
+
+
+def test_an_experiment_imports_no_yacs() -> None:
+    scripts = sorted((ROOT / "experiments").rglob("*.py"))
+    assert scripts
+    assert not [path for path in scripts if "yacs" in imported(path)]
+
+
+def test_types_are_shipped() -> None:
+    assert (ROOT / "expbase" / "py.typed").exists()
+    assert "py.typed" in options()["options.package_data"]["expbase"]
+
+
+def test_importing_expbase_does_nothing_that_importing_paddle_has_not_done() -> None:
+    result = python(LOOK)
+    assert result.returncode == 0, result.stderr
+    for stream in (result.stdout, result.stderr):
+        assert stream.split("|")[1] == ""
+
+
+def test_without_paddle_the_import_says_what_to_install() -> None:
+    result = python("import sys; sys.modules['paddle'] = None; import expbase")
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: expbase needs PaddlePaddle: pip install")
+    assert "paddlepaddle-gpu" in last
+    assert "During handling" not in result.stderr

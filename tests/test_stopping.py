@@ -1,0 +1,229 @@
+"""Stopping early: signals, a file, a limit, several ranks; each with a checkpoint and its code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tiny import TESTS, Tiny, curve, make, same_bits, trained
+
+from expbase.stopping import Wish, Wishes
+
+LONG = ["training.max_iteration=1000000", "training.save_interval=1000000"]
+LONG += ["training.valid_interval=1000000", "training.log_interval=1"]
+
+
+@contextmanager
+def started(script: Path, *words: str, launch: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own, which is ended with everything in it."""
+    command = [sys.executable]
+    if launch:
+        log = str(script.parent / "launch_log")
+        command += ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", log]
+    process = subprocess.Popen(
+        [*command, str(script), "--output", str(script.parent / "run"), *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=script.parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def trains(run: Path, lines: int = 5) -> Callable[[], bool]:
+    file = run / "metrics.jsonl"
+    return lambda: file.exists() and len(file.read_text().splitlines()) >= lines
+
+
+def last_record(run: Path) -> dict[str, object]:
+    return json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "text"),
+    [
+        (signal.SIGTERM, 143, "SIGTERM"),
+        (signal.SIGUSR1, 143, "SIGUSR1"),
+        (signal.SIGINT, 130, "Ctrl-C"),
+    ],
+)
+def test_a_signal_stops_saves_and_answers_with_its_code(
+    script: Path, signum: int, code: int, text: str
+) -> None:
+    run = script.parent / "run"
+    with started(script, *LONG) as process:
+        wait_until(trains(run))
+        process.send_signal(signum)
+        stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == code, stderr
+    stopped = re.search(r"\[(\d+)\] STOPPED by (.*); the same command continues", stderr)
+    assert stopped is not None
+    assert stopped[2] == text
+    assert (run / f"checkpoints/step-{int(stopped[1]):08d}/manifest.json").exists()
+    assert (last_record(run)["reason"], last_record(run)["exit_code"]) == (text, code)
+    assert last_record(run)["iteration"] == int(stopped[1])
+
+
+def test_a_second_ctrl_c_within_a_second_means_now(script: Path) -> None:
+    run = script.parent / "run"
+    slow = script.parent / "slow.py"
+    slow.write_text(
+        "import time\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "class Slow(Tiny):\n"
+        "    def train_batch(self):\n"
+        "        super().train_batch()\n"
+        "        if self.iteration == 6: (self.output_dir / 'asleep').touch(); time.sleep(60)\n"
+        "if __name__ == '__main__': main(Slow)\n"
+    )
+    with started(slow, *LONG) as process:
+        wait_until((run / "asleep").exists)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGINT
+    assert not list((run / "checkpoints").glob("step-*"))
+
+
+def test_a_file_named_stop_stops_once(script: Path) -> None:
+    run = script.parent / "run"
+    with started(script, *LONG) as process:
+        wait_until(trains(run))
+        (run / "STOP").touch()
+        stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == 0, stderr
+    assert "STOPPED by a file named STOP" in stderr
+    assert not (run / "STOP").exists()
+
+
+def test_the_time_limit_stops_with_its_code(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        trained(Tiny, tmp_path / "run", max_iteration=10**6, time_limit_seconds=1, keep_last=1)
+    assert ended.value.code == 124
+    assert last_record(tmp_path / "run")["reason"] == "training.time_limit_seconds"
+
+
+def test_a_stop_asked_for_in_validation_lets_it_finish(tmp_path: Path) -> None:
+    class Signalled(Tiny):
+        def valid(self) -> dict[str, float]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().valid()
+
+    with pytest.raises(SystemExit) as ended:
+        trained(Signalled, tmp_path / "run", save_interval=100)
+    assert ended.value.code == 143
+    assert list(curve(tmp_path / "run", "valid/accuracy")) == [3]
+    assert (tmp_path / "run/checkpoints/step-00000003").exists()
+
+
+def test_a_run_that_was_stopped_often_ends_with_the_bits_of_one_that_was_not(
+    tmp_path: Path,
+) -> None:
+    class Often(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration % 4 == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trained(Tiny, tmp_path / "whole", max_iteration=12)
+    for _ in range(3):
+        with pytest.raises(SystemExit):
+            trained(Often, tmp_path / "often", max_iteration=12)
+    exp = make(Often, tmp_path / "often", max_iteration=12)
+    exp.setup()
+    exp.run()
+    end = "checkpoints/step-00000012"
+    same_bits(tmp_path / "whole" / end, tmp_path / "often" / end)
+    assert curve(tmp_path / "often", "train/loss") == curve(tmp_path / "whole", "train/loss")
+
+
+def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    trained(Tiny, tmp_path / "run", max_iteration=1)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_of_several_wishes_the_strongest_counts_and_times_are_injected(tmp_path: Path) -> None:
+    now = [0.0]
+    wishes = Wishes(tmp_path / "STOP", 10, clock=lambda: now[0])
+    wishes.look()
+    assert wishes.wish == Wish.NONE
+    now[0] = 10.0
+    wishes.look()
+    assert wishes.wish == Wish.TIME_LIMIT
+    wishes.add(Wish.CALL)
+    assert wishes.wish == Wish.TIME_LIMIT
+
+
+# --- several ranks -----------------------------------------------------------------------------
+
+
+def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path) -> None:
+    run = script.parent / "run"
+    with started(script, *LONG, launch=True) as process:
+        wait_until(trains(run))
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=40)
+    stopped = [
+        re.findall(r"\[(\d+)\] STOPPED by SIGTERM", (run / f"worker_{rank}.log").read_text())
+        for rank in (0, 1)
+    ]
+    assert stopped[0] == stopped[1]
+    assert len(stopped[0]) == 1
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [
+        f"step-{int(stopped[0][0]):08d}"
+    ]
+
+
+def test_nprocs_answers_with_the_code_of_the_signal(script: Path) -> None:
+    run = script.parent / "run"
+    with started(script, *LONG, "--nprocs", "2") as process:
+        wait_until(trains(run))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=40)
+    assert process.returncode == 143
+
+
+def test_when_a_rank_fails_the_other_says_which_and_nothing_is_saved(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from tiny import Tiny\nfrom expbase import main\n"
+        "class Failing(Tiny):\n"
+        "    def train_batch(self):\n"
+        "        super().train_batch()\n"
+        "        if self.rank == 1 and self.iteration == 7: raise OSError('bad sector')\n"
+        "if __name__ == '__main__': main(Failing)\n"
+    )
+    began = time.monotonic()
+    with started(script, *LONG, launch=True) as process:
+        process.wait(timeout=60)
+    assert process.returncode not in (0, None)
+    assert time.monotonic() - began < 60
+    run = tmp_path / "run"
+    log = (run / "worker_0.log").read_text()
+    assert "ended, because another rank failed: rank 1: OSError('bad sector')" in log
+    assert "[7] ended by OSError('bad sector')" in (run / "worker_1.log").read_text()
+    assert not list((run / "checkpoints").glob("step-*"))
