@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})$")
 _CHUNK = 1 << 24  # bytes that are checked or written at a time
@@ -98,6 +99,22 @@ def write(
     return target
 
 
+def write_single_file(path: Path, parts: Iterable[Any]) -> None:
+    """Writes one file, so that it is whole or not there, and on disk when this returns.
+
+    Raises:
+        OSError: The system refused; a file that was there before is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".writing-{path.name}")
+    try:
+        _write_file(temporary, parts)
+        os.replace(temporary, path)
+        _flush_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def verify(path: Path) -> dict[str, Any]:
     """Checks every byte of a checkpoint.
 
@@ -156,6 +173,31 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
             path.rename(aside)
             rejected.append(f"{error} Moved aside to {aside.name}.")
     return None, rejected
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that a path names: itself, or the newest intact one of a run.
+
+    Args:
+        path: A checkpoint directory, a run's output directory, or its `checkpoints`. Nothing in
+            it is changed.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if (path / MANIFEST).exists():
+        return path
+    for directory in (path, path / FOLDER):
+        for candidate in reversed(listed(directory)):
+            try:
+                verify(candidate)
+                return candidate
+            except CheckpointError:
+                continue
+    raise CheckpointError(
+        f"{path}: no intact checkpoint there; expected a directory like "
+        f"{FOLDER}/{name_of(400)}, or the output directory of a run."
+    )
 
 
 def clean(directory: Path) -> None:

@@ -26,7 +26,6 @@ from expbase import checkpoint, distributed, rng, state
 from expbase.background import Background, SnapshotBuffer
 from expbase.checkpoint import CheckpointError
 from expbase.config import ConfigError
-from expbase.output import CHECKPOINTS
 from expbase.tensorfile import Array, TensorFileError, parse, serialize
 
 if TYPE_CHECKING:
@@ -425,31 +424,6 @@ class Checkpointer:
                     f"{where}: does not fit this experiment:\n  {lines}{more}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path names: itself, or the newest intact one of a run.
-
-    Args:
-        path: A checkpoint directory, a run's output directory, or its `checkpoints`. Nothing in
-            it is changed.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    if (path / checkpoint.MANIFEST).exists():
-        return path
-    for directory in (path, path / CHECKPOINTS):
-        for candidate in reversed(checkpoint.listed(directory)):
-            try:
-                checkpoint.verify(candidate)
-                return candidate
-            except CheckpointError:
-                continue
-    raise CheckpointError(
-        f"{path}: no intact checkpoint there; expected a directory like "
-        f"{CHECKPOINTS}/{checkpoint.name_of(400)}, or the output directory of a run."
-    )
 
 
 def _checksum(array: Array) -> int:

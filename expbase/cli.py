@@ -43,6 +43,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         help="a checkpoint of another run to continue from, with its whole state",
     )
     add("--init_model_path", metavar="PATH", help="weights to start from, weights only")
+    add("--init_partial", action="store_true", help="take of them what fits")
     add(
         "--device",
         metavar="NAME",

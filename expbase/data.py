@@ -33,7 +33,7 @@ from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase import rng
 from expbase.distributed import gather_objects
-from expbase.processes import die_with_parent
+from expbase.processes import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -538,7 +538,7 @@ class _WorkerInit:
         self._dataset = dataset
 
     def __call__(self, worker_id: int) -> None:
-        die_with_parent()
+        end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
         os.setpgrp()  # the launcher's SIGTERM goes to the process group and is not for workers
         info = paddle_worker._worker_info
         info.__dict__["dataset"] = self._dataset  # the user's, not our wrapper

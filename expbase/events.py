@@ -90,6 +90,12 @@ class Events:
             states: What on_save_checkpoint returned; empty if nothing.
         """
 
+    def on_save_model(self) -> None:
+        """Before save_model writes its file."""
+
+    def on_load_model(self) -> None:
+        """Before load_model reads its file."""
+
     # Failure
 
     def on_exception(self, exception: BaseException) -> None:

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 
 import paddle
 
-from expbase import checks, distributed, rng, state
-from expbase.checkpointer import Checkpointer, find_checkpoint
+from expbase import checkpoint, checks, distributed, rng, state
+from expbase.checkpointer import Checkpointer
 from expbase.config import (
     Config,
     ConfigError,
@@ -38,9 +38,11 @@ from expbase.evaluation import without_a_trace
 from expbase.events import BATCH_EVENTS, Events, heard_events
 from expbase.ledger import Ledger
 from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
-from expbase.output import CHECKPOINTS, Output
+from expbase.output import Output
 from expbase.stopping import Wish, Wishes
 from expbase.visualizer import Visualizer
+from expbase.weights import load as load_weights
+from expbase.weights import read_weights, write_weights
 
 
 class NonFiniteError(FloatingPointError):
@@ -109,7 +111,7 @@ class ExperimentBase(Events):
         self.world_size = distributed.world_size()
         self.parallel = self.world_size > 1
         self.output_dir = Path(args.output).absolute()
-        self.checkpoint_dir = self.output_dir / CHECKPOINTS
+        self.checkpoint_dir = self.output_dir / checkpoint.FOLDER
         self.logger = silent_log()  # until setup_logger
         self.visualizer = Visualizer(None)
 
@@ -688,22 +690,55 @@ class ExperimentBase(Events):
         """Brings the state back: this run's own, else checkpoint_path's, else init_model_path's.
 
         Raises:
-            CheckpointError: It is damaged or does not fit.
+            CheckpointError, WeightsError: It is damaged or does not fit.
         """
         self._resumed = True
         path, other = self._resumable, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
-            path = distributed.on_rank_zero(lambda: find_checkpoint(Path(other)), "checkpoint_path")
+            path = distributed.on_rank_zero(lambda: checkpoint.find(Path(other)), "checkpoint_path")
+        if path is not None:
+            self._resume(path)
+        elif model_path := getattr(self.args, "init_model_path", None):
+            self.load_model(model_path, partial=getattr(self.args, "init_partial", False))
         if path is None:
             rng.seed_all(rng.derive(self.config.training.seed, rng.TRAIN, self.rank))
-        else:
-            self._resume(path)
         if self.rank == 0 and path == self._resumable:  # what was logged after it comes again
             self._metrics_file.cut(self._log_sizes[0])
             self.visualizer.cut(self._log_sizes[1])
         self._ledger.write(
             "start", iteration=self.iteration, ranks=self.world_size, resumed=path and path.name
         )
+
+    def save_model(self, path: str | Path, layer: Any = None) -> None:
+        """Writes the weights of a model, on rank 0, whole or not at all.
+
+        Args:
+            path: Ends in `.safetensors`, or in `.pdparams` for paddle.load.
+            layer: self.model by default.
+        """
+        self.on_save_model()
+        layer = self.unwrap(self.model if layer is None else layer)
+        distributed.on_rank_zero(lambda: write_weights(Path(path), layer), "save_model")
+
+    def load_model(
+        self, path: str | Path, *, into: str | None = None, partial: bool = False
+    ) -> None:
+        """Loads weights, and nothing else; what fitted goes into the log.
+
+        Args:
+            path: A checkpoint, a run, a `.safetensors` or a `.pdparams`. Nothing in it is run.
+            into: The name of the layer on self; needed if the file holds one model and self has
+                several, none of them called `model`.
+            partial: Whether missing, additional and differently shaped weights are allowed.
+
+        Raises:
+            WeightsError: It cannot be read or does not fit; nothing was changed.
+        """
+        self.on_load_model()
+        found = distributed.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
+        reports = load_weights(found, self._find_state().layers, into, partial=partial)
+        for name, report in reports.items():
+            self.logger.info("loaded %s from %s: %s", name, path, report)
 
     def _resume(self, path: Path) -> None:
         notes = self._checkpointer.restore(path)

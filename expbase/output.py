@@ -20,7 +20,6 @@ from typing import IO, Any
 from expbase.config import ConfigError, differences, dump_yaml, load_yaml
 
 CONFIG = "config.yaml"
-CHECKPOINTS = "checkpoints"
 
 # A run may go on although these differ: they change when things happen, not what is computed.
 MAY_CHANGE = {

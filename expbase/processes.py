@@ -1,15 +1,22 @@
 """What the processes that expbase starts have in common: none of them outlives its parent.
 
-A leaf over the standard library, for Linux; elsewhere `die_with_parent` does nothing, and a
-parent that was killed with -9 may leave processes behind.
+A leaf over the standard library, for Linux; elsewhere nothing is done, and a parent that was
+killed with -9 may leave processes and files behind.
+
+    die_with_parent()                          # in a child without files of its own
+    end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files go too
 """
 
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
+import select
 import signal
 import sys
+import threading
+import time
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,6 +29,40 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
+
+
+def end_with_parent(files: str) -> None:
+    """Ends this process when its parent ends, and then removes files.
+
+    A thread waits for the parent's end. The files are removed by a process of their own when this
+    one is dead, so that it cannot make another in between.
+
+    Args:
+        files: A pattern as `glob` has it.
+    """
+    if not hasattr(os, "pidfd_open"):
+        die_with_parent()
+        return
+    parent = os.getppid()
+    try:
+        descriptor = os.pidfd_open(parent)
+    except OSError:
+        os._exit(1)  # it ended before the call
+    threading.Thread(target=_wait_for_the_end, args=(descriptor, files), daemon=True).start()
+
+
+def _wait_for_the_end(descriptor: int, files: str) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    worker = os.getpid()
+    if os.fork():
+        os.kill(worker, signal.SIGKILL)
+    while os.getppid() == worker:
+        time.sleep(0.01)
+    for path in glob.glob(files):
+        os.unlink(path)
+    os._exit(0)
 
 
 def exit_code(returncode: int) -> int:

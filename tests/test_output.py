@@ -83,7 +83,9 @@ def test_a_second_experiment_in_the_process_is_refused_until_the_first_is_releas
 ) -> None:
     for options in ({}, {"fresh": True}, {"force": True}):
         assert "in use by another experiment of this process" in refusal(output.path, **options)
-    Output(output.path).lock(rank=1)  # another rank's lock is another one
+    other_rank = Output(output.path)
+    other_rank.lock(rank=1)
+    other_rank.release()
     output.release()
     output.release()
     assert claimed(output.path) is None

@@ -1,0 +1,189 @@
+"""Model files: every way in and out, reports, and a reader that runs nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny import Tiny, make, trained
+
+from expbase.tensorfile import Array
+from expbase.weights import WeightsError, read_pickle, read_weights, write_weights
+
+
+def layer() -> Any:
+    return paddle.nn.Sequential(paddle.nn.Linear(3, 2), paddle.nn.BatchNorm1D(2))
+
+
+def content(weights: dict[str, Array]) -> dict[str, bytes]:
+    return {name: array.data.tobytes() for name, array in weights.items()}
+
+
+def expected(model: Any) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pdparams"])
+def test_a_written_file_is_read_back_and_paddle_reads_it_too(tmp_path: Path, ending: str) -> None:
+    model, path = layer(), tmp_path / f"new/model{ending}"
+    write_weights(path, model)
+    assert content(read_weights(path)[""]) == expected(model)
+    theirs = paddle.load(str(path), safetensors=ending == ".safetensors")
+    other = layer()
+    other.set_state_dict(theirs)
+    assert expected(other) == expected(model)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_files_of_paddle_are_read(tmp_path: Path) -> None:
+    model = layer()
+    model[0].to(dtype="bfloat16")
+    paddle.save(model.state_dict(), str(tmp_path / "theirs.pdparams"))
+    found = read_weights(tmp_path / "theirs.pdparams")[""]
+    assert content(found) == expected(model)
+    assert found["0.weight"].dtype == "bfloat16"
+    optimizer = paddle.optimizer.Adam(0.1, parameters=model[1].parameters())
+    model[1](paddle.ones([2, 2])).mean().backward()
+    optimizer.step()
+    paddle.save(optimizer.state_dict(), str(tmp_path / "theirs.pdopt"))
+    assert read_weights(tmp_path / "theirs.pdopt")[""]
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("harm",)
+
+
+def test_a_malicious_pdparams_does_not_run(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "bad.pdparams"
+    path.write_bytes(pickle.dumps({"0.weight": np.ones(3), "evil": Malicious()}))
+    with pytest.raises(WeightsError, match=r"names posix\.mkdir, which weights do not need"):
+        read_weights(path)
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["builtins eval", "os system", "numpy load", "functools partial", "collections Counter"],
+)
+def test_the_reader_builds_arrays_and_nothing_else(module: str) -> None:
+    with pytest.raises(WeightsError, match="could run code"):
+        read_pickle(f"c{module.replace(' ', chr(10))}\n.".encode(), "here")
+
+
+@pytest.mark.parametrize("data", [b"", b"text", pickle.dumps({"a": 1})[:5], pickle.dumps([1, 2])])
+def test_what_is_no_model_file_is_an_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.pdparams"
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=r"x\.pdparams"):
+        read_weights(path)
+
+
+def test_an_unknown_ending_is_an_error_both_ways(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(WeightsError, match="of an unknown kind; expected a checkpoint directory"):
+        read_weights(tmp_path / "model.pt")
+    with pytest.raises(WeightsError, match=r"ends in '\.pt'; expected \.safetensors or \.pdparams"):
+        write_weights(tmp_path / "out.pt", layer())
+
+
+# --- in an experiment --------------------------------------------------------------------------
+
+
+def weights_of(exp: Any) -> dict[str, bytes]:
+    return expected(exp.unwrap(exp.model))
+
+
+def ready(output: Path, experiment: type[Tiny] = Tiny, **args: Any) -> Any:
+    exp = make(experiment, output, args)
+    exp.setup()
+    return exp
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint", "model.safetensors", "model.pdparams"])
+def test_weights_alone_are_loaded_from_everything(tmp_path: Path, kind: str) -> None:
+    first = trained(Tiny, tmp_path / "first")
+    places = {"run": tmp_path / "first", "checkpoint": tmp_path / "first/checkpoints/step-00000006"}
+    path = places.get(kind, tmp_path / kind)
+    if kind not in places:
+        first.save_model(path)
+    exp = ready(tmp_path / "second", init_model_path=str(path))
+    exp.resume_or_load()
+    assert weights_of(exp) == weights_of(first)
+    assert (exp.iteration, exp.epoch) == (0, 0)
+    assert not exp.optimizer._accumulators
+    exp.close()
+
+
+class Wider(Tiny):
+    def setup_model(self) -> None:
+        net = paddle.nn.Sequential(
+            paddle.nn.Linear(4, 8), paddle.nn.BatchNorm1D(8), paddle.nn.Dropout(0.2),
+            paddle.nn.Linear(8, 3), paddle.nn.Linear(3, 2),
+        )  # fmt: skip
+        self.model = net
+        self.optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+
+
+def test_what_does_not_fit_is_told_in_a_table_and_changes_nothing(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "first")
+    exp = ready(tmp_path / "second", Wider)
+    before = weights_of(exp)
+    with pytest.raises(WeightsError) as caught:
+        exp.load_model(tmp_path / "first")
+    text = str(caught.value)
+    assert "6 fitted" in text
+    assert "missing in the file: 4.weight" in text
+    assert "3.weight: float32 [8, 2] there, float32 [8, 3] here" in text
+    assert "--init_partial" in text
+    assert weights_of(exp) == before
+    exp.load_model(tmp_path / "first", partial=True)
+    after = weights_of(exp)
+    assert {name for name in after if after[name] != before[name]} >= {"0.weight", "1._mean"}
+    assert after["3.weight"] == before["3.weight"]
+    exp.close()
+
+
+def test_nothing_that_fits_is_an_error_even_for_a_part(tmp_path: Path) -> None:
+    exp = ready(tmp_path / "run")
+    write_weights(tmp_path / "other.safetensors", paddle.nn.Conv2D(1, 1, 3))
+    with pytest.raises(WeightsError, match="only in the file: weight"):
+        exp.load_model(tmp_path / "other.safetensors", partial=True)
+    exp.close()
+
+
+def test_with_several_models_one_says_which(tmp_path: Path) -> None:
+    class Two(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.generator, self.critic, self.model = self.model, paddle.nn.Linear(2, 2), None
+
+    exp = ready(tmp_path / "run", Two)
+    exp.save_model(tmp_path / "critic.safetensors", exp.critic)
+    with pytest.raises(WeightsError, match=r"self has generator, critic; expected into=NAME"):
+        exp.load_model(tmp_path / "critic.safetensors")
+    with pytest.raises(
+        WeightsError, match=r"into='judge' given; expected one of generator, critic"
+    ):
+        exp.load_model(tmp_path / "critic.safetensors", into="judge")
+    before = expected(exp.critic)
+    exp.critic.weight.set_value(paddle.zeros([2, 2]))
+    exp.load_model(tmp_path / "critic.safetensors", into="critic")
+    assert expected(exp.critic) == before
+    exp.close()
+
+
+def test_the_own_checkpoint_goes_before_the_weights_to_start_from(tmp_path: Path) -> None:
+    first = trained(Tiny, tmp_path / "first")
+    run = trained(Tiny, tmp_path / "run", max_iteration=2)
+    exp = make(Tiny, tmp_path / "run", {"init_model_path": str(tmp_path / "first")})
+    exp.setup()
+    exp.resume_or_load()
+    assert weights_of(exp) == weights_of(run) != weights_of(first)
+    exp.close()
