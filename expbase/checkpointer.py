@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def _capture_counters(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str
         "iteration": exp.iteration,
         "epoch": exp.epoch,
         "pass_is_closed": exp._pass_is_closed,
-        **exp._cursor.state(),
+        **state.encode(exp._cursor.state(), "counters", arrays),
     }
 
 
@@ -65,8 +66,8 @@ def _restore_counters(
     exp.iteration = values["iteration"]
     exp.epoch = values["epoch"]
     exp._pass_is_closed = values["pass_is_closed"]
-    exp._cursor.restore(exp.epoch, values)
-    return []
+    exp._cursor.restore(exp.epoch, state.decode(values, arrays))
+    return exp._cursor.feed.inexact_after_resume()
 
 
 def _capture_registered(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -93,6 +94,25 @@ def _restore_own(
     with rng.isolated():
         exp.on_load_checkpoint({n: state.decode(value, arrays) for n, value in values.items()})
     return []
+
+
+def _capture_environment(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return {
+        "paddle": paddle.__version__,
+        "device": paddle.device.get_device().partition(":")[0],
+        "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
+    }
+
+
+def _restore_environment(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    now = _capture_environment(exp, {})
+    return [
+        f"{name}: {values.get(name)} there, {now[name]} now: kernels may sum in another order"
+        for name in now
+        if values.get(name) != now[name]
+    ]
 
 
 def _capture_random(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -134,6 +154,7 @@ SECTIONS: dict[str, Section] = {
     "registered": Section(_capture_registered, _restore_registered),
     "log": Section(_capture_log, _restore_log),
     "best": Section(_capture_best, _restore_best),
+    "environment": Section(_capture_environment, _restore_environment),
     "random": Section(_capture_random, _restore_random),
     "own": Section(_capture_own, _restore_own),
 }
@@ -319,6 +340,8 @@ class Checkpointer:
             for file, arrays in tensors.items()
             if file not in found.optimizers
         }
+        if self.newest_saved is None:
+            self._warn_of_drift(found, tensors, same)
         sums = {
             (file, key): (str(array), _checksum(array))
             for file, arrays in local.items()
@@ -334,6 +357,27 @@ class Checkpointer:
             for section, entries in values.items()
         }
         return distributed.gather_objects((other, differing))
+
+    def _warn_of_drift(
+        self, found: state.Found, tensors: state.Tensors, same: Mapping[str, set[str]]
+    ) -> None:
+        """Says, at the first save, which parameters are not the same on all ranks after all."""
+        names = [(layer, n) for layer in found.layers for n in sorted(same[layer])]
+        sums = [_checksum(tensors[layer][n]) for layer, n in names]
+        others = distributed.gather_objects(sums)
+        drifted = [
+            f"{layer}.{name}"
+            for (layer, name), *of_ranks in zip(names, *others, strict=True)
+            if len(set(of_ranks)) > 1
+        ]
+        if drifted:
+            self._exp.logger.warning(
+                "%d trained parameters differ between the ranks (%s …), and only rank 0's are "
+                "saved: a resumed run will not be exact. Put their layer into self.data_parallel "
+                "and call that in train_batch.",
+                len(drifted),
+                drifted[0],
+            )
 
     def _writing(
         self,

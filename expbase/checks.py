@@ -29,10 +29,16 @@ def check(found: state.Found, feed: Feed) -> None:
         raise ValueError(
             "setup_model: no paddle.nn.Layer on self; expected at least one, self.model say."
         )
-    if not found.optimizers:
+    if not found.optimizers and not found.excluded_optimizers:
         raise ValueError(
             "setup_model: no optimizer on self; expected at least one, self.optimizer say."
         )
+    for name, optimizer in found.optimizers.items():
+        if isinstance(optimizer, paddle.optimizer.LBFGS):
+            raise ValueError(
+                f"self.{name}: paddle's LBFGS does not continue exactly from its state. To accept "
+                f"that, call exclude_from_state({name!r}): a resumed run begins its history anew."
+            )
     names = state.parameter_names(found)
     for name, optimizer in found.optimizers.items():
         unknown = [p.name for p in state.parameters_of(optimizer) if p.name not in names]

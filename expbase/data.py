@@ -128,6 +128,25 @@ class Feed:
         """
         raise NotImplementedError
 
+    def state(self) -> dict[str, Any]:
+        """What the loader itself remembers, beside the position; empty if nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
+        """Gives back what `state` gave, before `open`.
+
+        Args:
+            state: Of the loader.
+            ended: Whether the pass was used up, so that the next one begins.
+        """
+
+    def inexact_after_resume(self) -> list[str]:
+        """What of a resume costs exactness, in words."""
+        return []
+
+    def close(self) -> None:
+        """Lets go of what outlives a pass. May be called twice."""
+
     def no_batch(self) -> ValueError:
         """The error to raise when there is none."""
         return ValueError(
@@ -173,6 +192,9 @@ class IndexedFeed(Feed):
         )
         self._listing: tuple[int, list[Any]] | None = None
         self._worker_loader: DataLoader | None = None
+        inner = getattr(self._sampler, "sampler", None)
+        self._stateful = next(filter(_has_state, (self._sampler, inner)), None)
+        self._begun: tuple[int, Any] | None = None  # a pass, and the sampler's state before it
         self.num_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         self.batch_size = 1 if self._sampler is None else getattr(self._sampler, "batch_size", None)
         self.global_batches = self._length()
@@ -236,17 +258,41 @@ class IndexedFeed(Feed):
         sampler = self._sampler
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             return zip(itertools.count(start), range(start, len(self.loader.dataset)), strict=False)
+        self._go_to_begin(epoch)
         _set_epoch(sampler, epoch)
         seed = rng.derive(self.share.seed, rng.ORDER, epoch)
         if _seek(sampler, start):
-            return zip(itertools.count(start), _under(seed, sampler), strict=False)
+            return zip(itertools.count(start), _Isolated(seed, sampler), strict=False)
         if self.global_batches is None:
-            return itertools.islice(enumerate(_under(seed, sampler)), start, None)
+            return itertools.islice(enumerate(_Isolated(seed, sampler)), start, None)
         if self._listing is None or self._listing[0] != epoch:
             with rng.isolated(seed):
                 self._listing = (epoch, list(sampler))
         listed = self._listing[1]
         return zip(itertools.count(start), itertools.islice(listed, start, None), strict=False)
+
+    def _go_to_begin(self, epoch: int) -> None:
+        """Has a sampler with a state of its own stand before a pass, again if need be."""
+        if self._stateful is not None:
+            if self._begun is not None and self._begun[0] == epoch:
+                _set_state(self._stateful, self._begun[1])
+            else:
+                self._begun = (epoch, copy.deepcopy(self._stateful.state_dict()))
+
+    def state(self) -> dict[str, Any]:
+        if self._stateful is None:
+            return {}
+        return {"begun": self._begun, "now": self._stateful.state_dict()}
+
+    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
+        if state and self._stateful is not None:
+            self._begun = None if ended else state["begun"]
+            _set_state(self._stateful, state["now"])
+
+    def close(self) -> None:
+        iterator = self._worker_loader and self._worker_loader._iterator
+        if iterator:  # of persistent workers
+            iterator._try_shutdown_all(1)
 
     def _batches(
         self,
@@ -330,20 +376,37 @@ class StreamFeed(Feed):
     It runs under random states of its own, which depend on (seed, epoch, rank). One batch is read
     ahead, so that the end of the pass is known in time; with several ranks the pass ends for all
     when the first has no more. Sharding is the user's. A position is reached by reading and
-    throwing away, unless the loader has `state_dict` and `set_state_dict`.
+    throwing away, unless the loader has `state_dict` and `set_state_dict` or `load_state_dict`.
     """
 
     def __init__(self, loader: Any, name: str, share: Share) -> None:
         super().__init__(loader, name, share)
         self._is_list = isinstance(loader, (list, tuple))
+        self._is_stateful = _has_state(loader)
+        self._state: dict[str, Any] = {}  # of a stateful loader, after the last given batch
+        self._resumed: dict[str, Any] | None = None  # what to go on from at the next `open`
         self.batch_size = getattr(loader, "batch_size", None)
         if self._is_list and share.world_size == 1:
             self.batches_per_epoch = len(loader)
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         first = position // self.share.world_size
-        seed = rng.derive(self.share.seed, rng.STREAM, epoch, self.share.rank)
-        return Batches(lambda batches: self._read(batches, self._source(seed), first), first)
+        source = self._source(rng.derive(self.share.seed, rng.STREAM, epoch, self.share.rank))
+        if not self._is_stateful:
+            return Batches(lambda batches: self._read(batches, source, first), first)
+        if self._resumed is not None and isinstance(source, _Isolated):
+            source.restore(self._resumed["random"])
+        self._resumed = None
+        return Batches(lambda batches: self._read_stateful(batches, source), first)
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
+        if state:
+            _set_state(self.loader, state["loader"])
+            self._state = dict(state)
+            self._resumed = None if ended else self._state
 
     def once(self, purpose: int, number: int) -> Batches:
         """What the loader gives this rank, once."""
@@ -362,12 +425,12 @@ class StreamFeed(Feed):
             not isinstance(self.loader, DataLoader)
             or type(self.loader).__iter__ is not DataLoader.__iter__
         ):
-            return _under(seed, self.loader)
+            return _Isolated(seed, self.loader)
         if self.loader.num_workers:
             loader = copy.copy(self.loader)
             loader.worker_init_fn = _WorkerInit(self.loader.worker_init_fn, self.loader.dataset)
-            return _under(seed, loader)
-        return _under(seed, _BatchedStream(self.loader))
+            return _Isolated(seed, loader)
+        return _Isolated(seed, _BatchedStream(self.loader))
 
     def _read(self, batches: Batches, source: Iterator[Any], skip: int) -> Iterator[Any]:
         for _ in itertools.islice(source, skip):
@@ -380,6 +443,29 @@ class StreamFeed(Feed):
             yield batch
         if none and not skip:
             raise self.no_batch()
+
+    def inexact_after_resume(self) -> list[str]:
+        if self._is_stateful or self._is_list:
+            return []
+        return [f"{self.name}: replayed up to the position: exact only if it gives the same again"]
+
+    def _read_stateful(self, batches: Batches, source: Iterator[Any]) -> Iterator[Any]:
+        # Its state is taken before one batch is read ahead, or the resumed run would lose it.
+        def note() -> None:
+            random = source.capture() if isinstance(source, _Isolated) else {}
+            self._state = {"loader": copy.deepcopy(self.loader.state_dict()), "random": random}
+
+        ahead = _until_one_ends(source) if self.share.world_size > 1 else source
+        nothing = object()
+        batch = next(ahead, nothing)
+        while batch is not nothing:
+            note()
+            following = next(ahead, nothing)
+            batches.ended = following is nothing
+            if batches.ended:
+                note()
+            yield batch
+            batch = following
 
 
 class Cursor:
@@ -427,10 +513,12 @@ class Cursor:
             "batch_in_epoch": self.batch_in_epoch,
             "position": self._start + read * self.feed.share.world_size,
             "ended": self.batches.ended,
+            "loader": self.feed.state(),
         }
 
     def restore(self, epoch: int, values: Mapping[str, Any]) -> None:
         """Goes to where `state` was taken."""
+        self.feed.restore(values["loader"], ended=values["ended"])
         if values["ended"]:
             self.batch_in_epoch = self.batches.first = values["batch_in_epoch"]
             self._start = values["position"]
@@ -440,6 +528,7 @@ class Cursor:
     def close(self) -> None:
         """Lets go of the loader. May be called twice."""
         self.batches.close()
+        self.feed.close()
 
 
 class _BatchedStream:
@@ -572,26 +661,55 @@ def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         yield item, True
 
 
-def _under(seed: int, iterable: Iterable[Any]) -> Iterator[Any]:
+class _Isolated:
     """Iterates under random states of its own, which go on from item to item."""
-    outside = rng.snapshot()
-    rng.seed_all(seed)
-    try:
-        iterator = iter(iterable)
-        inside = rng.snapshot()
-    finally:
-        rng.reset(outside)
-    while True:
+
+    def __init__(self, seed: int, iterable: Iterable[Any]) -> None:
+        self._iterable = iterable
+        self._iterator: Iterator[Any] | None = None
+        with rng.isolated(seed):
+            self._inside = rng.snapshot()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         outside = rng.snapshot()
-        rng.reset(inside)
+        rng.reset(self._inside)
         try:
-            item = next(iterator)
-            inside = rng.snapshot()
+            if self._iterator is None:
+                self._iterator = iter(self._iterable)
+            return next(self._iterator)
         except StopIteration:
-            return
+            self._iterator = iter(())  # paddle's own fail when they are asked once more
+            raise
         finally:
+            self._inside = rng.snapshot()
             rng.reset(outside)
-        yield item
+
+    def capture(self) -> dict[str, Any]:
+        """Its random states as JSON values."""
+        with rng.isolated():
+            rng.reset(self._inside)
+            return rng.capture()
+
+    def restore(self, states: dict[str, Any]) -> None:
+        """Takes back what `capture` gave."""
+        with rng.isolated():
+            rng.restore(states)
+            self._inside = rng.snapshot()
+
+
+def _has_state(candidate: Any) -> bool:
+    return hasattr(candidate, "state_dict") and _setter(candidate) is not None
+
+
+def _setter(stateful: Any) -> Any:
+    return getattr(stateful, "set_state_dict", None) or getattr(stateful, "load_state_dict", None)
+
+
+def _set_state(stateful: Any, state: Any) -> None:
+    _setter(stateful)(state)
 
 
 def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:

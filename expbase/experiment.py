@@ -752,6 +752,8 @@ class ExperimentBase(Events):
             self.batch_in_epoch,
             rates,
         )
+        for key, (old, new) in self._output.changed_keys(self.config).items():
+            self.logger.info("config: %s: %r at the first start, %r now", key, old, new)
         for note in notes:
             self.logger.warning("not exact: %s", note)
 

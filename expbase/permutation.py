@@ -79,7 +79,7 @@ def permuted(
     """
     half_bits = max((size - 1).bit_length() + 1, 2) // 2
     keys = [np.uint64(derive(key, number)) for number in range(_ROUNDS)]
-    numbers = _encrypted(positions, half_bits, keys)
+    numbers: np.ndarray[Any, np.dtype[np.uint64]] = _encrypted(positions, half_bits, keys)
     outside = np.flatnonzero(numbers >= size)
     while outside.size:  # at most 3 of 4 numbers are outside, so few rounds of this
         numbers[outside] = _encrypted(numbers[outside], half_bits, keys)

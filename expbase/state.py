@@ -49,6 +49,7 @@ class Found:
     generators: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     excluded: list[str] = field(default_factory=list)
+    excluded_optimizers: list[str] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)  # keeps them alive: an id is not reused
 
     def names(self) -> list[str]:
@@ -73,9 +74,11 @@ def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> Found:
         excluded: Names that the user left out.
     """
     found = Found(excluded=list(excluded))
+    left_out = Found(seen=found.seen)  # what is found there is seen, and nothing more
     for name in found.excluded:
         if name in attributes:
-            _visit(Found(seen=found.seen), name, attributes[name])  # seen, and nothing more
+            _visit(left_out, name, attributes[name])
+    found.excluded_optimizers = list(left_out.optimizers)
     for name, value in attributes.items():
         if name not in found.excluded:
             _visit(found, name, value)

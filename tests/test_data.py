@@ -401,3 +401,76 @@ def test_a_users_worker_init_fn_is_called() -> None:
 
     reading = DataLoader(Reading(4), batch_size=2, num_workers=2, worker_init_fn=init)
     assert drawn(feed(reading)) == [[0, 0], [1, 1]]
+
+
+# --- loaders with a state of their own ---------------------------------------------------------
+
+
+class Remembering:
+    """A stream that goes on where it was, and counts what it had to read."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def set_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+    def __iter__(self) -> Iterator[list[float]]:
+        while self.at % 6 < 5:
+            self.at += 1
+            self.read += 1
+            yield [self.at, np.random.rand()]
+        self.at += 1
+
+
+class RememberingSampler:
+    """A batch sampler whose next pass depends on the one before."""
+
+    def __init__(self) -> None:
+        self.shift = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"shift": self.shift}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.shift = state["shift"]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.shift += 1
+        return iter([[(i + self.shift) % 10] for i in range(5)])
+
+    def __len__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Remembering, lambda: DataLoader(Noisy(), batch_sampler=RememberingSampler())],
+    ids=["stream", "sampler"],
+)
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop: int) -> None:
+    def step(cursor: Cursor, epoch: int) -> tuple[int, Any]:
+        if cursor.batches.ended:
+            epoch += 1
+            cursor.open(epoch)
+        return epoch, plain(cursor.read())
+
+    whole, epoch = Cursor(feed(make())), 0
+    seen = []
+    for number in range(14):
+        if number == stop:
+            state, at = whole.state(), epoch
+        epoch, batch = step(whole, epoch)
+        seen.append(batch)
+    resumed = Cursor(feed(make()))
+    resumed.restore(at, state)
+    for number in range(stop, 14):
+        at, batch = step(resumed, at)
+        assert batch == seen[number]
+    if make is Remembering:
+        assert resumed.feed.loader.read <= 14 - stop + 1
