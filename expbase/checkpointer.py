@@ -180,6 +180,7 @@ class Checkpointer:
         self._names: set[str] = set()
         self._background = Background()
         self._buffer = SnapshotBuffer()
+        self._compared = False  # whether the ranks' parameters were
         self.newest_saved: Path | None = None
         self.scores: list[tuple[int, float]] = []
 
@@ -340,7 +341,8 @@ class Checkpointer:
             for file, arrays in tensors.items()
             if file not in found.optimizers
         }
-        if self.newest_saved is None:
+        if not self._compared:
+            self._compared = True
             self._warn_of_drift(found, tensors, same)
         sums = {
             (file, key): (str(array), _checksum(array))
