@@ -69,6 +69,7 @@ def init_parallel(device: str) -> None:
     """Connects the processes, once: by gloo on the CPU, else by the device's own backend."""
     if dist.is_initialized():
         return
+    die_with_parent()  # a launcher that was killed with -9 leaves no rank behind
     if device == "cpu":
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     dist.init_parallel_env()

@@ -647,7 +647,7 @@ class ExperimentBase(Events):
             self.visualizer.add_scalar(tag, value, self.iteration)
 
     def _learning_rates(self) -> dict[str, float]:
-        optimizers = self._find_state().optimizers
+        optimizers = state.find(self._user_attributes()).optimizers  # excluded ones, too
         rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in optimizers.items()}
         return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
 

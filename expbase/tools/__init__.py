@@ -1,0 +1,1 @@
+"""Tools over finished and running runs; `python -m expbase` lists them. The core knows none."""
