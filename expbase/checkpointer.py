@@ -262,7 +262,9 @@ class Checkpointer:
         if not math.isnan(results[name]):
             sign = -1 if training.monitor_mode == "max" else 1
             scores = [*self.scores, (self._exp.iteration, results[name])]
-            self.scores = sorted(scores, key=lambda score: sign * score[1])[: training.keep_best]
+            self.scores = sorted(scores, key=lambda score: sign * score[1])[
+                : max(training.keep_best, 1)
+            ]
 
     def restore(self, path: Path) -> list[str]:
         """Puts the state of a checkpoint back, after everything was found to fit.
@@ -390,7 +392,7 @@ class Checkpointer:
         """What writes the captured state; it looks at nothing that training changes."""
         exp = self._exp
         iteration, settings = exp.iteration, exp.config.training
-        best = [one for one, _ in values["best"]["scores"]]
+        best = [one for one, _ in self.scores[: settings.keep_best]]
         # How long the logs are now is no part of the state: times have more or fewer digits.
         info = {"metrics_bytes": exp._metrics_file.size(), "visualdl_bytes": exp.visualizer.size()}
         files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.config import Config, ConfigError, dump_yaml, flatten
+from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
 
 
@@ -55,6 +55,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
     add("--print_config", action="store_true", help="print the resolved config and end")
     add(
         "--opts",
+        action="extend",
         nargs="+",
         default=[],
         metavar="KEY VALUE",
@@ -97,7 +98,10 @@ def main(
         if code:
             sys.exit(code)
     else:
-        _run(experiment, config, args)
+        try:
+            _run(experiment, config, args)
+        except ConfigError as error:  # a person's slip, told in a line; the log has the traceback
+            sys.exit(f"{parser.prog}: error: {error}")
 
 
 def load_config(experiment: type[ExperimentBase], args: argparse.Namespace) -> Config:
@@ -106,11 +110,12 @@ def load_config(experiment: type[ExperimentBase], args: argparse.Namespace) -> C
     Raises:
         ConfigError: One of them does not fit.
     """
-    config = experiment.default_config()
+    config = fill(experiment.default_config())
     if args.config:
         config.merge_from_file(args.config)
     for words in (args.opts, args.overrides):
         config.merge_from_list(words)
+    check_training(config.training)
     return config
 
 

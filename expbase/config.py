@@ -98,11 +98,22 @@ def get_default_training_config() -> Config:
 
 
 def complete(config: Mapping[str, Any]) -> Config:
+    """A copy of an experiment's config with the training keys that it leaves out, checked.
+
+    Raises:
+        ConfigError: As `fill` and `check_training`.
+    """
+    completed = fill(config)
+    check_training(completed.training)
+    return completed
+
+
+def fill(config: Mapping[str, Any]) -> Config:
     """A copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
         ConfigError: No `training` section, one of its three triggers missing, a mistyped
-            key, or a value that training cannot use.
+            key, or a value of a wrong type.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(
@@ -128,7 +139,6 @@ def complete(config: Mapping[str, Any]) -> Config:
     own = {key: given[key] for key in given if key not in _TRAINING_DEFAULTS}
     completed = Config({key: value for key, value in config.items() if key != "training"})
     completed["training"] = Config({**training, **own})
-    check_training(completed.training)
     return completed
 
 
@@ -190,14 +200,13 @@ def dump_yaml(config: Mapping[str, Any]) -> str:
 
 def to_dict(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as plain dicts and lists."""
-    return {
-        str(key): to_dict(value)
-        if isinstance(value, Mapping)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for key, value in config.items()
-    }
+    return {str(key): _plain(value) for key, value in config.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return to_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -215,10 +224,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     """The full keys whose values differ, with both values; None where a side has no such key."""
     before, after = flatten(to_dict(old)), flatten(to_dict(new))
     keys = list(before) + [key for key in after if key not in before]
+    pairs = {key: (before.get(key), after.get(key)) for key in keys}
+    # By their texts too: a nan that was read back is not equal to itself.
     return {
-        key: (before.get(key), after.get(key))
-        for key in keys
-        if (key in before, before.get(key)) != (key in after, after.get(key))
+        key: (one, other)
+        for key, (one, other) in pairs.items()
+        if (key in before) != (key in after) or (one != other and repr(one) != repr(other))
     }
 
 
@@ -271,7 +282,7 @@ def _convert(value: Any, default: Any) -> Any:
 def _convert_number(value: Any, default: int | float) -> Any:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return _UNFIT
     if isinstance(default, float):
         return number
@@ -299,11 +310,15 @@ def _merged(
     for name, value in changes.items():
         key = f"{prefix}{name}"
         if name not in merged and not merged.is_new_allowed():
+            # Down to the value: under a misspelt section, its own name finds the right one.
+            key = next(iter(flatten({name: value}, prefix)))
             raise ConfigError(f"{source}: unknown key {key!r}.{_suggestion(key, known)}")
         default = merged.get(name)
         if isinstance(value, _OptionText):
             value = value.read_for(default, key)
-        if not isinstance(default, Config):
+        if default is None and isinstance(value, Mapping):
+            merged[name] = _merged(Config(), value, source, known, f"{key}.")
+        elif not isinstance(default, Config):
             merged[name] = coerced(value, default, key, source)
         elif isinstance(value, Mapping):
             merged[name] = _merged(default, value, source, known, f"{key}.")
@@ -370,13 +385,33 @@ def _plant(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader that takes `1e-3` for a number, as YAML 1.2 does and PyYAML does not."""
+    """YAML's safe loader, with the numbers of YAML 1.2, and without silence at a key given twice.
+
+    `1e-3` is a number; `012`, `12:30` and `1_000` are not octal, minutes and so on, but texts.
+    """
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} stands there twice", key.start_mark
+                )
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Its partner: it quotes a text that the loader would take for a number."""
 
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+_POINT = re.compile(r"([-+]?(\d+\.\d*|\.\d+)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(_FLOAT, _POINT, list("-+.0123456789"))
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+    _class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))

@@ -129,9 +129,8 @@ class MetricsFile:
 
 
 def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    value = value.item() if hasattr(value, "item") else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Meter:
@@ -159,7 +158,9 @@ class Meter:
                         "number. Reduce it first, with mean() say."
                     )
                 value = value.detach().clone()
-            elif not hasattr(value, "item") and not isinstance(value, (int, float)):
+            elif getattr(value, "size", 1) != 1 or not (
+                hasattr(value, "item") or isinstance(value, (int, float))
+            ):
                 raise TypeError(
                     f"log: {name!r} is {value!r}; expected a number or a tensor of one."
                 )
@@ -194,7 +195,10 @@ class Meter:
 def _to_numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
     tensors = [v.reshape([]) for _, v in values if isinstance(v, paddle.Tensor)]
     if len(tensors) == len(values) > 1 and len({tensor.dtype for tensor in tensors}) == 1:
-        numbers = paddle.stack(tensors).tolist()  # one wait for the device, not many
+        stacked = paddle.stack(tensors)
+        if stacked.dtype == paddle.bfloat16:  # numpy has no such type: tolist would give the bits
+            stacked = stacked.astype("float32")
+        numbers = stacked.tolist()  # one wait for the device, not many
     else:
         numbers = [v.item() if hasattr(v, "item") else v for _, v in values]
     return [(i, float(number)) for (i, _), number in zip(values, numbers, strict=True)]

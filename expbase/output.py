@@ -72,7 +72,7 @@ class Output:
         Raises:
             ConfigError: Another run has it.
         """
-        name = str(self.path / f".lock-{rank}")
+        name = os.path.realpath(self.path / f".lock-{rank}")  # the same by any name of the path
         if name in _held:
             raise ConfigError(
                 f"args.output: {str(self.path)!r} is in use by another experiment of this process. "

@@ -43,6 +43,7 @@ _DTYPES = {label: dtype for dtype, label in _LABELS.items()}
 _SIZES = {"bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "complex64": 8}
 _SIZES |= {"complex128": 16}
 _SIZES |= {dtype: np.dtype(dtype).itemsize for dtype in _LABELS if dtype not in _SIZES}
+_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _PAIRS = "complex128"  # the metadata's name for the entries that are stored as pairs
 
 
@@ -74,7 +75,12 @@ class Array:
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
         tensor = tensor.contiguous()
-        flat = (tensor if shape else tensor.reshape([1])).view("uint8")
+        # Seen as a type of the same size that numpy has. Not as bytes: viewing a tensor that does
+        # not begin at its memory's start (a slice, the weights of an LSTM) as a smaller type makes
+        # paddle 3.3 multiply the offset, and the bytes are another tensor's.
+        flat = tensor if shape else tensor.reshape([1])
+        if not dtype.startswith("complex"):
+            flat = flat.view(_WORDS[_SIZES[dtype]])
         return cls(dtype, shape, np.from_dlpack(flat).reshape(-1).view(np.uint8))
 
     def tensor(self) -> Any:
@@ -166,6 +172,7 @@ def _entry(entry: Mapping[str, Any], body: Any, pair: bool) -> Array:
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     if pair:
         dtype, shape = "complex128", shape[:-1]
-    if not 0 <= start <= end <= body.size or end - start != math.prod(shape) * _SIZES[dtype]:
+    size = math.prod(shape) * _SIZES[dtype]
+    if min(shape, default=0) < 0 or not 0 <= start <= end <= body.size or end - start != size:
         raise ValueError(f"an entry of {dtype} {list(shape)} at bytes {start} to {end}")
     return Array(dtype, shape, body[start:end])

@@ -41,8 +41,8 @@ def loaded(*words: str) -> Config:
 def test_the_parser_has_the_documented_options_and_no_others() -> None:
     assert vars(parsed()) == {
         "config": None, "data": None, "output": None, "checkpoint_path": None,
-        "init_model_path": None, "device": None, "nprocs": 1, "fresh": False, "force": False,
-        "print_config": False, "opts": [], "overrides": [],
+        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1,
+        "fresh": False, "force": False, "print_config": False, "opts": [], "overrides": [],
     }  # fmt: skip
     args = parsed("--fresh", "--force", "--print_config", "--nprocs", "2", "--device", "gpu:0")
     assert (args.fresh, args.force, args.print_config) == (True, True, True)
@@ -83,10 +83,10 @@ def test_a_negative_value_is_no_option() -> None:
 def test_print_config_prints_what_load_yaml_reads_back_and_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(Demo, argv=["--print_config", "optim.lr=1e-5"])
+    main(Demo, argv=["optim.lr=1e-5", "--print_config", "training.seed=3"])
     path = tmp_path / "printed.yaml"
     path.write_text(capsys.readouterr().out)
-    assert load_yaml(path) == loaded("optim.lr=1e-5")
+    assert load_yaml(path) == loaded("optim.lr=1e-5", "training.seed=3")
     assert load_yaml(path)["optim"]["lr"] == 1e-5
 
 

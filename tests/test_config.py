@@ -129,7 +129,7 @@ def test_a_value_of_another_type_is_named_with_what_was_expected(
     [
         ("training.max_iteraton", "training.max_iteration"),
         ("optim.lrr", "optim.lr"),
-        ("max_epoch", "training.max_epoch"),
+        ("lr", "optim.lr"),
     ],
 )
 def test_a_misspelt_key_is_answered_with_the_nearest_name(

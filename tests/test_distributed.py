@@ -42,7 +42,7 @@ class Probe(Tiny):
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
-            "weightless": self.average({"x": 1.0} if self.rank == 0 else {}, weight=1 - self.rank),
+            "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
         path = self.output_dir / f"facts_{self.rank}.json"
         path.write_text(json.dumps(facts))
@@ -53,8 +53,8 @@ if __name__ == "__main__":
 """
 
 
-def facts_of(output: Path) -> list[dict]:
-    return [json.loads((output / f"facts_{rank}.json").read_text()) for rank in (0, 1)]
+def facts_of(output: Path, ranks: int = 2) -> list[dict]:
+    return [json.loads((output / f"facts_{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,23 @@ def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(
     assert "CONTINUING" in result.stderr
     end = "checkpoints/step-00000011"
     same_bits(launched / end, tmp_path / "run" / end)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_continues_the_same_order_and_says_so(
+    launched: Path, tmp_path: Path, ranks: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROBE)
+    words = ["--output", str(tmp_path / "run"), "--nprocs", str(ranks)]
+    words += ["--checkpoint_path", str(launched / "checkpoints/step-00000004")]
+    result = run_script(script, *words, "training.max_iteration=5")
+    assert result.returncode == 0, result.stderr
+    assert f"saved by 2 processes and continued by {ranks}" in result.stderr
+    assert "the random states are new" in result.stderr
+    seen = [batch for facts in facts_of(launched) for batch in facts["seen"][4:5]]
+    here = [facts["seen"][0] for facts in facts_of(tmp_path / "run", ranks)]
+    assert here[:2] == seen[:ranks]  # the two batches of the first pass that were left
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 from pathlib import Path
@@ -12,7 +13,8 @@ import paddle
 import pytest
 from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
 
-from expbase import Config, ConfigError, ExperimentBase
+from expbase import Config, ConfigError, ExperimentBase, checkpoint
+from expbase.checkpoint import CheckpointError
 from expbase.experiment import NonFiniteError
 
 
@@ -280,6 +282,118 @@ def test_two_experiments_in_one_process_do_not_meet(tmp_path: Path) -> None:
     assert "[6]" in (tmp_path / "other/worker_0.log").read_text()
     assert (tmp_path / "one/worker_0.log").read_text().count("[6] saved") == 1
     assert one.iteration == 6
+
+
+def test_interleaved_experiments_save_and_load_each_others_state(tmp_path: Path) -> None:
+    one, other = (make(Tiny, tmp_path / name, max_iteration=9) for name in ("one", "other"))
+    for exp in (one, other):
+        exp.setup()
+        exp.resume_or_load()
+    for steps in (2, 3):  # by turns, in one process
+        for exp in (one, other):
+            exp.config.training.max_iteration = exp.iteration + steps
+            exp.train()
+    one.close()
+    args = {"checkpoint_path": str(tmp_path / "one")}
+    trained(Tiny, tmp_path / "crossed", args, max_iteration=9)  # while the other is alive
+    other.close()
+    trained(Tiny, tmp_path / "one", max_iteration=9)
+    end = "checkpoints/step-00000009"
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        own = (tmp_path / "one" / end / file).read_bytes()
+        assert (tmp_path / "crossed" / end / file).read_bytes() == own
+
+
+def test_another_config_is_refused_unless_it_is_forced(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    with pytest.raises(ConfigError, match=r"another config:\n  training\.seed: 0 there, 5 now"):
+        trained(Tiny, tmp_path / "run", max_iteration=4, seed=5)
+    exp = trained(Tiny, tmp_path / "run", {"force": True}, max_iteration=4, seed=5)
+    assert exp.iteration == 4
+    assert "config: training.seed: 0 at the first start, 5 now" in capfd.readouterr().err
+
+
+def test_what_was_written_after_the_checkpoint_is_cut_back(tmp_path: Path) -> None:
+    from visualdl import LogReader
+
+    class Dying(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 6:
+                raise RuntimeError("died")
+
+    options = {"max_iteration": 8, "save_interval": 3, "valid_interval": 2}
+    trained(Tiny, tmp_path / "whole", **options)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="died"):
+            trained(Dying, tmp_path / "run", **options)
+    with (tmp_path / "run/vdlrecords.run.log").open("ab") as file:
+        file.write(b"a record that a kill tore")
+    trained(Tiny, tmp_path / "run", **options)
+    for name in ("train/loss", "valid/accuracy"):
+        assert curve(tmp_path / "run", name) == curve(tmp_path / "whole", name)
+    iterations = [line["iteration"] for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert iterations == list(range(1, 9))
+    reader = LogReader(file_path=str(tmp_path / "run/vdlrecords.run.log"))
+    points = reader.get_data("scalar", "train/loss")
+    assert [point.id for point in points] == list(range(1, 9))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_its_logs_anew(tmp_path: Path) -> None:
+    class Dying(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                raise RuntimeError("died")
+
+    with pytest.raises(RuntimeError, match="died"):
+        trained(Dying, tmp_path / "run", save_interval=100)
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    assert [line["iteration"] for line in metrics(tmp_path / "run")][:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_that_fails_ends_the_run_and_keeps_the_earlier_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    class Filling(Tiny):
+        def on_save_checkpoint(self) -> None:
+            if self.iteration == 4:
+                monkeypatch.setattr(checkpoint, "_write_all", full)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step-00000004: .*No space left.*step-00000002"):
+        trained(Filling, tmp_path / "run", background_save=background)
+    monkeypatch.undo()
+    assert saved(tmp_path / "run") == [2]
+    assert trained(Tiny, tmp_path / "run").iteration == 6
+
+
+def test_background_and_plain_saves_write_the_same(tmp_path: Path) -> None:
+    for background in (False, True):
+        trained(Tiny, tmp_path / str(background), background_save=background)
+    same_bits(*(tmp_path / n / "checkpoints/step-00000006" for n in ("True", "False")))
+
+
+def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    with pytest.raises(ZeroDivisionError):
+        trained(Failing, tmp_path / "run", max_iteration=4)
+    records = [
+        json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()
+    ]
+    told = [(r["event"], r["iteration"], r.get("reason"), r.get("exit_code")) for r in records]
+    assert told == [
+        ("start", 0, None, None),
+        ("end", 2, "finished", 0),
+        ("start", 2, None, None),
+        ("end", 3, "ZeroDivisionError('the original')", 1),
+    ]
+    assert records[2]["resumed"] == "step-00000002"
 
 
 # --- evaluation --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import json
 import logging
 import math
@@ -95,12 +96,15 @@ def test_a_traceback_stands_in_the_file_and_not_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = open_log(tmp_path / "log", echo=True)
+    users = io.StringIO()
+    logger.addHandler(logging.StreamHandler(users))
     try:
         raise RuntimeError("the reason")
     except RuntimeError:
         logger.exception("it failed")
     close_log(logger)
-    assert "RuntimeError: the reason" in (tmp_path / "log").read_text()
+    for full in ((tmp_path / "log").read_text(), users.getvalue()):
+        assert "RuntimeError: the reason" in full
     shown = capsys.readouterr().err
     assert "ERROR: it failed" in shown
     assert "Traceback" not in shown

@@ -33,7 +33,7 @@ def test_positions_beyond_any_list_stay_inside_and_apart() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_orders_of_a_tiny_size_come_about_equally_often(size: int) -> None:
-    trials = 12000
+    trials = 5000
     counts = Counter(tuple(order(size, key)) for key in range(trials))
     orders = list(itertools.permutations(range(size)))
     expected = trials / len(orders)
@@ -43,7 +43,7 @@ def test_all_orders_of_a_tiny_size_come_about_equally_often(size: int) -> None:
 
 @pytest.mark.parametrize("size", [5, 16, 17, 100, 1000])
 def test_every_position_gets_every_index_about_equally_often(size: int) -> None:
-    keys = range(40 * size if size < 200 else 3000)
+    keys = range(600)
     bins = min(size, 10)
     orders = np.array([order(size, key) for key in keys])
     for position in (0, size // 2, size - 1):

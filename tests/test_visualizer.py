@@ -48,10 +48,10 @@ def test_a_curve_is_cut_back_to_a_size_and_goes_on_as_one_line(tmp_path: Path) -
     size = visualizer.size()
     assert size == (tmp_path / FILE_NAME).stat().st_size > 0
     visualizer.add_scalar("loss", 7.0, 2)
-    visualizer.close()
+    visualizer.cut(size)
+    assert visualizer.size() == size
     with (tmp_path / FILE_NAME).open("ab") as file:
         file.write(b"a torn record")
-    visualizer = Visualizer(tmp_path)
     visualizer.cut(size)
     visualizer.cut(size + 1000)  # nothing to take away
     visualizer.add_scalar("loss", 2.0, 2)
