@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tiny import run_script
 
-from expbase import ExperimentBase, get_default_training_config
+from expbase import ExperimentBase, default_argument_parser, get_default_training_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,3 +65,25 @@ def test_every_method_that_the_readme_names_exists() -> None:
     for name in {word for group in names for word in group.split()} - {"setup_"}:
         known = hasattr(ExperimentBase, name) or name in {"train_loader", "self"}
         assert known or name in {"state_dict", "set_state_dict", "load_state_dict"}, name
+
+
+def test_every_test_that_the_readme_names_exists() -> None:
+    named = re.findall(r"`(test_[a-z]+\.py)(?:::(test_\w+))?`", README)
+    assert len(named) > 10
+    for file, function in named:
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {function}(" in text if function else text, (file, function)
+
+
+def test_every_option_that_the_readme_names_exists() -> None:
+    helps = default_argument_parser().format_help() + verify_help()
+    for option in set(re.findall(r"(?<![\w-])--[a-z_]+", README)) - {
+        "--logdir",
+        "--nproc_per_node",
+    }:
+        assert option in helps, option
+
+
+def verify_help() -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "expbase", "verify", "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
