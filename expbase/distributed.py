@@ -135,7 +135,7 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
             value = function()
         except Exception as raised:
             error = raised
-    wait_for_all(f"expbase/on_rank_zero/{next(_counter)}")
+    wait_for_all()
     value, text = broadcast_object((value, repr(error) if error else None))
     if error is not None:
         raise error
@@ -144,16 +144,16 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def wait_for_all(key: str, poll_seconds: float = 0.05) -> None:
-    """Returns when every rank has called it with this key, however late one is.
+def wait_for_all(poll_seconds: float = 0.02) -> None:
+    """Returns when every rank has called it, however late one is; all ranks make the same calls.
 
     Args:
-        key: The same on all ranks, and used once in the life of the processes.
         poll_seconds: The time between two looks.
     """
     if not dist.is_initialized():
         return
     store = core.create_or_get_global_tcp_store()
+    key = f"expbase/wait/{next(_counter)}"
     arrived = store.add(key, 1)
     while arrived < world_size():
         time.sleep(poll_seconds)

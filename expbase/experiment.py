@@ -593,7 +593,7 @@ class ExperimentBase(Events):
     def _wait_in_evaluation(self) -> None:
         # The ranks' shares may take times that differ by more than a collective waits.
         if self.phase != "train":
-            distributed.wait_for_all("evaluation")
+            distributed.wait_for_all()
 
     @contextlib.contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:

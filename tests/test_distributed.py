@@ -12,11 +12,11 @@ from expbase import distributed
 
 # Writes what each rank saw into its own file, beside the run.
 PROBE = """
-import json, sys
+import json, time
 import numpy as np
 import paddle
 from tiny import Tiny
-from expbase import main, rank_zero_only
+from expbase import distributed, main, rank_zero_only
 from expbase.tensorfile import Array
 
 
@@ -44,6 +44,14 @@ class Probe(Tiny):
             "zero_only": rank_zero_only(lambda: "ran")(),
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
+        facts["waited"] = []
+        for number in range(3):  # the late rank is waited for each time
+            arrived = self.output_dir / f"facts_arrived_{number}"
+            if self.rank == 1:
+                time.sleep(0.2)
+                arrived.touch()
+            distributed.wait_for_all()
+            facts["waited"].append(arrived.exists())
         path = self.output_dir / f"facts_{self.rank}.json"
         path.write_text(json.dumps(facts))
 
@@ -97,6 +105,11 @@ def test_validation_counts_every_sample_once_over_the_ranks(launched: Path) -> N
 
 def test_a_rank_without_a_sample_does_not_spoil_the_average(launched: Path) -> None:
     assert [facts["weightless"] for facts in facts_of(launched)] == [{"x": 1.0}, {"x": 1.0}]
+
+
+def test_a_late_rank_is_waited_for_each_time(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert facts["waited"] == [True] * 3
 
 
 def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> None:
