@@ -17,23 +17,18 @@ Positions count batches of all ranks together: in round i rank r takes batch i *
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-import os
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import paddle
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
-from paddle.io.dataloader import worker as paddle_worker
-from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase import rng
 from expbase.distributed import gather_objects
-from expbase.processes import end_with_parent
+from expbase.fetching import BatchedStream, Fetcher, Numbered, with_hardened_workers, with_last
 
 
 @dataclass(frozen=True)
@@ -49,10 +44,6 @@ class Share:
     seed: int
     rank: int = 0
     world_size: int = 1
-
-
-# The number of a batch in its pass, and the indices of its samples.
-Numbered = tuple[int, Any]
 
 
 class Batches:
@@ -191,7 +182,7 @@ class IndexedFeed(Feed):
             self._sampler, DistributedBatchSampler
         )
         self._listing: tuple[int, list[Any]] | None = None
-        self._worker_loader: DataLoader | None = None
+        self._fetcher = Fetcher(loader)
         inner = getattr(self._sampler, "sampler", None)
         self._stateful = next(filter(_has_state, (self._sampler, inner)), None)
         self._begun: tuple[int, Any] | None = None  # a pass, and the sampler's state before it
@@ -290,9 +281,7 @@ class IndexedFeed(Feed):
             _set_state(self._stateful, state["now"])
 
     def close(self) -> None:
-        iterator = self._worker_loader and self._worker_loader._iterator
-        if iterator:  # of persistent workers
-            iterator._try_shutdown_all(1)
+        self._fetcher.close()
 
     def _batches(
         self,
@@ -307,67 +296,13 @@ class IndexedFeed(Feed):
             raise self.no_batch()
         items = itertools.chain(head, numbered)
         base = rng.derive(self.share.seed, purpose, epoch)
-        fetch = self._fetch_by_workers if self.loader.num_workers else self._fetch_here
-        return Batches(lambda batches: fetch(batches, items, base), first)
 
-    def _fetch_here(self, batches: Batches, items: Iterator[Numbered], base: int) -> Iterator[Any]:
-        # Synchronous, in this thread: paddle's own thread reads ahead, draws from the states
-        # that training draws from, and hangs for ever when the data set raises.
-        loader, place = self.loader, self.loader.places[0]
-        dataset = _KeyedDataset(loader.dataset)
-        for (number, indices), batches.ended in _with_last(items):
-            with rng.isolated():
-                if loader.auto_collate_batch:
-                    samples = [dataset[key] for key in _keys(base, number, indices)]
-                    batch = (loader.collate_fn or default_collate_fn)(samples)
-                else:
-                    sample = dataset[(base, number, 0, indices)]
-                    batch = (loader.collate_fn or default_convert_fn)(sample)
-            batches.indices = _index_list(indices)
-            yield _to_tensors(batch, place)
+        def give(batches: Batches) -> Iterator[Any]:
+            with contextlib.closing(self._fetcher.fetch(items, base)) as made:  # type: ignore[type-var]
+                for batch, batches.indices, batches.ended in made:
+                    yield batch
 
-    def _fetch_by_workers(
-        self, batches: Batches, items: Iterator[Numbered], base: int
-    ) -> Iterator[Any]:
-        # The workers run ahead of training: what was handed out waits here for its batch.
-        handed_out: list[tuple[Any, bool]] = []
-
-        def keys() -> Iterator[list[Any]]:
-            for (number, indices), last in _with_last(items):
-                handed_out.append((indices, last))
-                single = not self.loader.auto_collate_batch
-                yield _keys(base, number, [indices] if single else indices)
-
-        loader = self._loader_with_workers(keys())
-        with rng.isolated(base):  # making its iterator draws a seed
-            iterator = iter(loader)
-        try:
-            for _ in itertools.count():
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-                if _is_failure(batch):
-                    batch[1].raise_here()
-                indices, batches.ended = handed_out.pop(0)
-                batches.indices = _index_list(indices)
-                yield batch
-        finally:
-            if not loader._persistent_workers:
-                iterator._try_shutdown_all(1)
-
-    def _loader_with_workers(self, keys: Iterator[list[Any]]) -> DataLoader:
-        if self._worker_loader is None:
-            loader = copy.copy(self.loader)
-            loader.dataset = _KeyedDataset(self.loader.dataset, failures_as_values=True)
-            loader.batch_sampler = _Keys()
-            loader.collate_fn = _Collate(self.loader.collate_fn, self.loader.auto_collate_batch)
-            loader.worker_init_fn = _WorkerInit(self.loader.worker_init_fn, self.loader.dataset)
-            loader.auto_collate_batch = True
-            loader._iterator = None
-            self._worker_loader = loader
-        self._worker_loader.batch_sampler.keys = keys
-        return self._worker_loader
+        return Batches(give, first)
 
 
 class StreamFeed(Feed):
@@ -413,7 +348,7 @@ class StreamFeed(Feed):
         seed = rng.derive(self.share.seed, purpose, number, self.share.rank)
 
         def read(batches: Batches) -> Iterator[Any]:
-            for batch, batches.ended in _with_last(self._source(seed)):
+            for batch, batches.ended in with_last(self._source(seed)):
                 yield batch
 
         return Batches(read, 0)
@@ -427,10 +362,8 @@ class StreamFeed(Feed):
         ):
             return _Isolated(seed, self.loader)
         if self.loader.num_workers:
-            loader = copy.copy(self.loader)
-            loader.worker_init_fn = _WorkerInit(self.loader.worker_init_fn, self.loader.dataset)
-            return _Isolated(seed, loader)
-        return _Isolated(seed, _BatchedStream(self.loader))
+            return _Isolated(seed, with_hardened_workers(self.loader))
+        return _Isolated(seed, BatchedStream(self.loader))
 
     def _read(self, batches: Batches, source: Iterator[Any], skip: int) -> Iterator[Any]:
         for _ in itertools.islice(source, skip):
@@ -438,7 +371,7 @@ class StreamFeed(Feed):
         if self.share.world_size > 1:
             source = _until_one_ends(source)
         none = True
-        for batch, batches.ended in _with_last(source):
+        for batch, batches.ended in with_last(source):
             none = False
             yield batch
         if none and not skip:
@@ -531,136 +464,6 @@ class Cursor:
         self.feed.close()
 
 
-class _BatchedStream:
-    """A DataLoader over an IterableDataset without workers, read in this thread."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        loader, place = self._loader, self._loader.places[0]
-        samples = iter(loader.dataset)
-        if not loader.auto_collate_batch:
-            for sample in samples:
-                yield _to_tensors((loader.collate_fn or default_convert_fn)(sample), place)
-            return
-        while chunk := list(itertools.islice(samples, loader.batch_size)):
-            if len(chunk) == loader.batch_size or not loader.drop_last:
-                yield _to_tensors((loader.collate_fn or default_collate_fn)(chunk), place)
-
-
-class _KeyedDataset(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types for us
-    """A data set that seeds the random states for each sample before it makes it."""
-
-    def __init__(self, dataset: Any, failures_as_values: bool = False) -> None:
-        self.dataset = dataset
-        self._failures_as_values = failures_as_values
-
-    def __getitem__(self, key: tuple[int, int, int, Any]) -> Any:
-        base, number, place, index = key
-        rng.seed_cpu(rng.derive(base, number, place))
-        if not self._failures_as_values:
-            return self.dataset[index]
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            return _Failure(error)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-
-class _Failure:
-    """An exception of a worker, on its way to the main process, which paddle would not tell."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.text = traceback.format_exc()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            import pickle
-
-            pickle.loads(pickle.dumps(self.error))
-            error: Exception = self.error
-        except Exception:
-            error = RuntimeError(f"{type(self.error).__name__}: {self.error}")
-        return _rebuilt_failure, (error, self.text)
-
-    def raise_here(self) -> None:
-        """Raises it, with the worker's traceback as the cause."""
-        raise self.error from RuntimeError(f"in a worker of the loader:\n{self.text}")
-
-
-def _is_failure(batch: Any) -> bool:
-    return isinstance(batch, list) and len(batch) == 2 and isinstance(batch[1], _Failure)
-
-
-def _rebuilt_failure(error: Exception, text: str) -> _Failure:
-    failure = _Failure(error)
-    failure.text = text
-    return failure
-
-
-class _Collate:
-    """The user's collate_fn in a worker; a failure of a sample or of its own becomes the batch."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any] | None, batched: bool) -> None:
-        self._collate_fn = collate_fn or (default_collate_fn if batched else default_convert_fn)
-        self._batched = batched
-
-    def __call__(self, samples: list[Any]) -> Any:
-        failures = [sample for sample in samples if isinstance(sample, _Failure)]
-        try:
-            if not failures:
-                return self._collate_fn(samples if self._batched else samples[0])
-        except Exception as error:
-            failures = [_Failure(error)]
-        return [np.zeros(1), failures[0]]  # paddle takes a batch without arrays for the end
-
-
-class _WorkerInit:
-    """What a worker process does first."""
-
-    def __init__(self, then: Callable[[int], None] | None, dataset: Any) -> None:
-        self._then = then
-        self._dataset = dataset
-
-    def __call__(self, worker_id: int) -> None:
-        end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
-        os.setpgrp()  # the launcher's SIGTERM goes to the process group and is not for workers
-        info = paddle_worker._worker_info
-        info.__dict__["dataset"] = self._dataset  # the user's, not our wrapper
-        if self._then is not None:
-            self._then(worker_id)
-
-
-class _Keys:
-    """A batch sampler whose batches are put in from outside, anew for each pass."""
-
-    keys: Iterator[list[Any]]
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self.keys
-
-
-def _keys(base: int, number: int, indices: Iterable[Any]) -> list[Any]:
-    return [(base, number, place, index) for place, index in enumerate(indices)]
-
-
-def _index_list(indices: Any) -> list[Any]:
-    return list(indices) if isinstance(indices, (list, tuple, np.ndarray)) else [indices]
-
-
-def _with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each item, and whether it is the last; reads one ahead."""
-    for item in items:
-        for following in items:
-            yield item, False
-            item = following
-        yield item, True
-
-
 class _Isolated:
     """Iterates under random states of its own, which go on from item to item."""
 
@@ -739,18 +542,3 @@ def _seek(sampler: Any, batch: int) -> bool:
         inner.seek(batch * sampler.batch_size)
         return True
     return False
-
-
-def _to_tensors(batch: Any, place: Any) -> Any:
-    """The batch as paddle's DataLoader would give it: arrays as tensors, tuples as lists."""
-    if isinstance(batch, np.ndarray):
-        return paddle.to_tensor(batch, place=place)
-    if isinstance(batch, (str, bytes)):
-        return batch
-    if isinstance(batch, Mapping):
-        return {key: _to_tensors(value, place) for key, value in batch.items()}
-    if isinstance(batch, Sequence):
-        return [_to_tensors(value, place) for value in batch]
-    if isinstance(batch, paddle.Tensor) and batch.place._type() != place._type():
-        return paddle.to_tensor(batch, place=place)
-    return batch
