@@ -14,13 +14,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
     verify.add_parser(tools)
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser.print_help()
+        return 2
+    before, after = _split(words)
+    args = parser.parse_args(before)
+    args.words = after
     try:
         code: int = args.run(args)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1
     return code
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before and after `--`; what comes after is for the user's own script."""
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
 
 
 if __name__ == "__main__":

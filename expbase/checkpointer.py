@@ -26,7 +26,6 @@ import paddle
 from expbase import checkpoint, distributed, rng, state
 from expbase.background import Background, SnapshotBuffer
 from expbase.checkpoint import CheckpointError
-from expbase.config import ConfigError
 from expbase.tensorfile import Array, TensorFileError, parse, serialize
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def _restore_counters(
     exp.iteration = values["iteration"]
     exp.epoch = values["epoch"]
     exp._pass_is_closed = values["pass_is_closed"]
-    exp._cursor.restore(exp.epoch, state.decode(values, arrays))
-    return exp._cursor.feed.inexact_after_resume()
+    return exp._cursor.restore(exp.epoch, state.decode(values, arrays))
 
 
 def _capture_registered(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -220,7 +218,7 @@ class Checkpointer:
         """
         exp = self._exp
         found = exp._find_state()
-        self._refuse_newcomers(found)
+        self.refuse_newcomers(found)
         if results:
             self._note_score(results)
         self.wait()
@@ -254,11 +252,6 @@ class Checkpointer:
         name = training.monitor.removeprefix("valid/")
         if not name:
             return
-        if name not in results:
-            raise ConfigError(
-                f"training.monitor: {training.monitor!r} given; expected one of the metrics that "
-                f"valid() returned: {', '.join(results)}."
-            )
         if not math.isnan(results[name]):
             sign = -1 if training.monitor_mode == "max" else 1
             scores = [*self.scores, (self._exp.iteration, results[name])]
@@ -308,7 +301,12 @@ class Checkpointer:
 
     # Capturing
 
-    def _refuse_newcomers(self, found: state.Found) -> None:
+    def refuse_newcomers(self, found: state.Found) -> None:
+        """Checks that nothing stateful appeared on the experiment since setup.
+
+        Raises:
+            RuntimeError: Something did.
+        """
         new = [name for name in found.names() if name not in self._names]
         if new:
             raise RuntimeError(

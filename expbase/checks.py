@@ -6,13 +6,15 @@ for text in describe(found, feed, 1): logger.info(text)
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import paddle
 
 from expbase import state
+from expbase.config import get_default_training_config
 from expbase.data import Feed, IndexedFeed
 
 
@@ -47,6 +49,73 @@ def check(found: state.Found, feed: Feed) -> None:
                 f"self.{name}: updates {len(unknown)} parameters that belong to no layer on "
                 f"self ({unknown[0]} …), so they would not be saved. Put their layer on self."
             )
+
+
+def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None:
+    """Checks the methods of a subclass, before anything is built.
+
+    Raises:
+        TypeError: A required one is missing, or one cannot be called as the base class calls it.
+    """
+    missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
+    if missing:
+        raise TypeError(
+            f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
+            f"{', '.join(required)}."
+        )
+    for name in dir(base):
+        ours, theirs = getattr(base, name), getattr(experiment, name)
+        if name.startswith("__") or theirs is ours or not inspect.isfunction(ours):
+            continue
+        if not callable(theirs):
+            raise TypeError(
+                f"{experiment.__name__}.{name}: is no method; {base.__name__} has a method of "
+                "that name. Choose another one."
+            )
+        needed = [None for p in inspect.signature(ours).parameters.values() if _is_needed(p)]
+        try:
+            inspect.signature(theirs).bind(*needed)
+        except TypeError:
+            raise TypeError(
+                f"{experiment.__name__}.{name}: takes {inspect.signature(theirs)}; expected "
+                f"{inspect.signature(ours)} as in {base.__name__}."
+            ) from None
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return positional and parameter.default is inspect.Parameter.empty
+
+
+def check_names(attributes: Iterable[str], base: type) -> None:
+    """Checks that no attribute hides a method of the base class.
+
+    Raises:
+        ValueError: One does.
+    """
+    for name in attributes:
+        if inspect.isfunction(getattr(base, name, None)):
+            raise ValueError(
+                f"self.{name}: set on self, but {base.__name__} has a method of that name. "
+                "Choose another name."
+            )
+
+
+def not_acted_on(training: Mapping[str, Any]) -> list[str]:
+    """The keys of the contract that a later version will act on, where they are set."""
+    defaults = get_default_training_config()
+    later = ("accumulation_steps", "sanity_batches", "overfit_batches", "hang_seconds")
+    return [key for key in later if training[key] != defaults[key]]
+
+
+def not_updated(found: state.Found) -> list[str]:
+    """The layers with trainable parameters none of which an optimizer updates."""
+    updated = {id(p) for o in found.optimizers.values() for p in state.parameters_of(o)}
+    trainable = {
+        name: [p for p in layer.parameters() if not p.stop_gradient]
+        for name, layer in found.layers.items()
+    }
+    return [n for n, ps in trainable.items() if ps and not any(id(p) in updated for p in ps)]
 
 
 def unsynchronized(attributes: dict[str, Any], found: state.Found) -> list[str]:

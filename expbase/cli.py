@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
+from expbase.checkpoint import CheckpointError
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
+from expbase.weights import WeightsError
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
@@ -27,7 +29,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The same command continues a run that was ended by anything at all.\n"
-        "exit codes: 0 finished, 1 error, 2 wrong usage, 124 time limit, 130 Ctrl-C, 143 SIGTERM",
+        "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
+        "143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="YAML file that changes default values")
@@ -100,7 +103,8 @@ def main(
     else:
         try:
             _run(experiment, config, args)
-        except ConfigError as error:  # a person's slip, told in a line; the log has the traceback
+        except (ConfigError, CheckpointError, WeightsError) as error:
+            # a person's slip, told in a line; the log has the traceback
             sys.exit(f"{parser.prog}: error: {error}")
 
 

@@ -66,6 +66,12 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     An empty section among the defaults is an open one: it takes any keys.
     """
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _as_section(value))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, _as_section(value))
+
     def merge_from_file(self, path: str | Path) -> None:
         """Changes the values that a YAML file names.
 
@@ -90,6 +96,11 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         merged = _merged(self, changes, source, known=sorted(flatten(self)))
         self.clear()
         self.update(merged)
+
+
+def _as_section(value: Any) -> Any:
+    plain = isinstance(value, dict) and not isinstance(value, Config)
+    return Config(value) if plain else value
 
 
 def get_default_training_config() -> Config:
@@ -311,6 +322,12 @@ def _merged(
         key = f"{prefix}{name}"
         if name not in merged and not merged.is_new_allowed():
             # Down to the value: under a misspelt section, its own name finds the right one.
+            if "." in str(name) and source != "options":
+                section, _, rest = str(name).partition(".")
+                raise ConfigError(
+                    f"{source}: key {key!r} with a dot; expected a section in a file:\n"
+                    f"{section}:\n  {rest}: {value!r}"
+                )
             key = next(iter(flatten({name: value}, prefix)))
             raise ConfigError(f"{source}: unknown key {key!r}.{_suggestion(key, known)}")
         default = merged.get(name)

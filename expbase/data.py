@@ -29,6 +29,7 @@ from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, Iterabl
 from expbase import rng
 from expbase.distributed import gather_objects
 from expbase.fetching import BatchedStream, Fetcher, Numbered, with_hardened_workers, with_last
+from expbase.processes import forking
 
 
 @dataclass(frozen=True)
@@ -447,16 +448,26 @@ class Cursor:
             "position": self._start + read * self.feed.share.world_size,
             "ended": self.batches.ended,
             "loader": self.feed.state(),
+            "sizes": [self.feed.num_samples, self.feed.batch_size],
         }
 
-    def restore(self, epoch: int, values: Mapping[str, Any]) -> None:
-        """Goes to where `state` was taken."""
+    def restore(self, epoch: int, values: Mapping[str, Any]) -> list[str]:
+        """Goes to where `state` was taken; gives what of it costs exactness, in words."""
         self.feed.restore(values["loader"], ended=values["ended"])
         if values["ended"]:
             self.batch_in_epoch = self.batches.first = values["batch_in_epoch"]
             self._start = values["position"]
         else:
             self.open(epoch, values["position"])
+        notes = self.feed.inexact_after_resume()
+        sizes = [self.feed.num_samples, self.feed.batch_size]
+        if values["sizes"] != sizes:
+            (samples, size), (samples_now, size_now) = values["sizes"], sizes
+            notes.append(
+                f"{self.feed.name}: {samples} samples in batches of {size} there, {samples_now} in "
+                f"batches of {size_now} now"
+            )
+        return notes
 
     def close(self) -> None:
         """Lets go of the loader. May be called twice."""
@@ -481,7 +492,8 @@ class _Isolated:
         rng.reset(self._inside)
         try:
             if self._iterator is None:
-                self._iterator = iter(self._iterable)
+                with forking():
+                    self._iterator = iter(self._iterable)
             return next(self._iterator)
         except StopIteration:
             self._iterator = iter(())  # paddle's own fail when they are asked once more

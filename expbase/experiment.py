@@ -20,7 +20,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import paddle
 
@@ -83,19 +83,8 @@ class ExperimentBase(Events):
         ConfigError: The config or the args cannot be used.
     """
 
-    _REQUIRED_METHODS: ClassVar = ("setup_dataloader", "setup_model", "train_batch", "valid")
-
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        missing = [
-            name
-            for name in self._REQUIRED_METHODS
-            if getattr(type(self), name) is getattr(ExperimentBase, name)
-        ]
-        if missing:
-            raise TypeError(
-                f"{type(self).__name__}: {', '.join(missing)} not defined; "
-                f"expected the methods {', '.join(self._REQUIRED_METHODS)}."
-            )
+        checks.check_class(type(self), ExperimentBase, _YOURS)
         if getattr(args, "output", None) in (None, ""):
             raise ConfigError("args.output: not given; expected the directory of the run.")
         self.config = complete(config)
@@ -138,8 +127,9 @@ class ExperimentBase(Events):
         self._ledger = Ledger(None)
         self._log_sizes = (0, 0)  # of metrics.jsonl and of VisualDL's file, at the checkpoint
         self._next_due = 0
-        self._running = self._closed = False
+        self._running = self._closed = self._is_set_up = False
         self._failure: BaseException | None = None  # that was logged
+        self._has_looked = False  # at what the first update showed
         self._heard = heard_events(type(self))
         self._hears_batches = not self._heard.isdisjoint(BATCH_EVENTS)
         self._template_attributes = set(vars(self)) - {"model", "optimizer"}
@@ -194,6 +184,10 @@ class ExperimentBase(Events):
             ConfigError: What the config or the args say cannot be done.
             TypeError, ValueError: The experiment lacks something, or something does not fit.
         """
+        if "_template_attributes" not in vars(self):
+            raise TypeError(
+                f"{type(self).__name__}.__init__: did not call super().__init__(config, args)."
+            )
         try:
             self._setup()
         except BaseException as error:
@@ -221,6 +215,7 @@ class ExperimentBase(Events):
         self.iteration = 0
         self.epoch = 0
         self.check_setup()
+        self._is_set_up = True
         self.on_setup_end()
 
     def prepare(self) -> None:
@@ -307,12 +302,20 @@ class ExperimentBase(Events):
             ValueError: Something is missing, or would fail at the first batch.
         """
         found = self._find_state()
+        checks.check_names(vars(self), ExperimentBase)
         checks.check(found, self._cursor.feed)
         self._checkpointer.expect(found.names())
         for text in checks.describe(
             found, self._cursor.feed, self.config.training.accumulation_steps
         ):
             self.logger.info("%s", text)
+        self.logger.info("%s in %s", self._goal(), self.output_dir)
+        for key in checks.not_acted_on(self.config.training):
+            self.logger.warning("training.%s: this version does not act on it yet.", key)
+        for name in checks.not_updated(state.find(self._user_attributes())):
+            self.logger.warning(
+                "self.%s has trainable parameters, and no optimizer on self updates them.", name
+            )
         for name in checks.unsynchronized(self._user_attributes(), found) if self.parallel else ():
             self.logger.warning(
                 "self.%s has trainable parameters and is not in self.data_parallel(…): each rank "
@@ -347,6 +350,8 @@ class ExperimentBase(Events):
         self._note_names(self._excluded, names)
 
     def _note_names(self, noted: list[str], names: tuple[str, ...]) -> None:
+        if self._is_set_up:
+            raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
             if not hasattr(self, name):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
@@ -375,6 +380,7 @@ class ExperimentBase(Events):
                     )
                 else:
                     self._train_with_events()
+                    self._say_the_end()
             except BaseException as error:
                 self._close_after(error)
                 raise
@@ -434,12 +440,37 @@ class ExperimentBase(Events):
         ):
             self.save()
         self._checkpointer.raise_failure()
+        self._running = not ending
+        if not self._has_looked:
+            self._look_once()
+        self._plan()
+
+    def _look_once(self) -> None:
+        """After the first update of a start: what would otherwise come out too late."""
+        self._has_looked = True
+        self._checkpointer.refuse_newcomers(self._find_state())
+        if not self._watch.batches:
+            self.logger.warning(
+                "train_batch did not call self.read_batch(): the data it takes is not in the order "
+                "of the seed, and is not continued after a stop."
+            )
+
+    def _goal(self) -> str:
+        training = self.config.training
+        goals = [f"iteration {training.max_iteration}"] if training.max_iteration else []
+        goals += [f"the end of epoch {training.max_epoch}"] if training.max_epoch else []
+        return f"training until {' or '.join(goals)}"
+
+    def _say_the_end(self) -> None:
+        self._checkpointer.close()  # its last line comes before ours
+        newest = self._checkpointer.newest_saved
+        where = f"{newest.name} in {self.output_dir}" if newest else "no checkpoint was asked for"
         if self._stopped_by:
             text = self._stop_text or self._stopped_by
             self.logger.info("[%d] STOPPED by %s; the same command continues", self.iteration, text)
             self._wishes.fulfilled()
-        self._running = not ending
-        self._plan()
+        else:
+            self.logger.info("[%d] FINISHED: epoch %d, %s", self.iteration, self.epoch, where)
 
     def _plan(self) -> None:
         """Decides until which iteration the loop need not look at anything."""
@@ -447,7 +478,7 @@ class ExperimentBase(Events):
         intervals = (training.log_interval, training.valid_interval, training.save_interval)
         due = [(self.iteration // n + 1) * n for n in intervals if n]
         due += [training.max_iteration] if training.max_iteration else []
-        self._next_due = min([*due, self._agreement.next_iteration])
+        self._next_due = min([*due, self._agreement.next_iteration])  # soon, after the first one
         if self._wishes.wish and not self.parallel:
             self._wake()
 
@@ -492,6 +523,11 @@ class ExperimentBase(Events):
 
     def read_batch(self) -> Any:
         """The next training batch of this rank; passes into the next epoch by itself."""
+        if self.phase != "train":
+            raise RuntimeError(
+                f"read_batch: called in the phase {self.phase!r}, where it would take training "
+                "data; expected valid_batches()."
+            )
         watch, cursor = self._watch, self._cursor
         began = watch.clock()
         if cursor.batches.ended:
@@ -546,9 +582,19 @@ class ExperimentBase(Events):
         with self._in_phase("valid"):
             self.on_evaluate_begin()
             self._results = self._agreed_results(self.valid())
+            self._check_monitor()
             self._write({f"valid/{name}": value for name, value in self._results.items()})
             self.on_evaluate_end(self._results)
         return self._results
+
+    def _check_monitor(self) -> None:
+        monitor = self.config.training.monitor
+        if monitor and monitor.removeprefix("valid/") not in self._results:
+            given = ", ".join(self._results) or "nothing"
+            raise ConfigError(
+                f"training.monitor: {monitor!r} given; expected one of the metrics that valid() "
+                f"returned: {given}."
+            )
 
     def _validate(self) -> None:
         if self._validated_at != self.iteration:
@@ -670,7 +716,7 @@ class ExperimentBase(Events):
             newest = self._checkpointer.newest_saved
             raise NonFiniteError(
                 f"not finite: {bad}. No checkpoint holds it; the last good one is "
-                f"{newest.name if newest else 'still to be written'}. Lower the learning rate or "
+                f"{newest.name if newest else 'none yet'}. Lower the learning rate or "
                 "clip gradients; with training.nonfinite=warn the run goes on."
             )
 
@@ -700,6 +746,8 @@ class ExperimentBase(Events):
             self._resume(path)
         elif model_path := getattr(self.args, "init_model_path", None):
             self.load_model(model_path, partial=getattr(self.args, "init_partial", False))
+        if path is not None and getattr(self.args, "init_model_path", None):
+            self.logger.info("--init_model_path: not used, since the whole state comes back")
         if path is None:
             rng.seed_all(rng.derive(self.config.training.seed, rng.TRAIN, self.rank))
         if self.rank == 0 and path == self._resumable:  # what was logged after it comes again
@@ -753,7 +801,13 @@ class ExperimentBase(Events):
             rates,
         )
         for key, (old, new) in self._output.changed_keys(self.config).items():
-            self.logger.info("config: %s: %r at the first start, %r now", key, old, new)
+            self.logger.info(
+                "config: %s: %r at the first start, %r now (state, like a learning rate under "
+                "way, is the checkpoint's)",
+                key,
+                old,
+                new,
+            )
         for note in notes:
             self.logger.warning("not exact: %s", note)
 
@@ -812,6 +866,8 @@ class ExperimentBase(Events):
             return  # it never began
         reason = repr(self._failure) if self._failure else str(self._stopped_by or "finished")
         code = 1 if self._failure else self._stopped_by.exit_code
+        if isinstance(self._failure, KeyboardInterrupt):
+            code = 130
         self._ledger.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
     def _log_failure(self, error: BaseException) -> None:
@@ -827,7 +883,7 @@ class ExperimentBase(Events):
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)
 
 
-_NEVER = 1 << 62  # an iteration that is not reached
+_YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
 _NOTHING = Feed(None, "self.train_loader", Share(seed=0))  # until setup_dataloader was called
 
 

@@ -25,7 +25,7 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase import rng
-from expbase.processes import end_with_parent
+from expbase.processes import end_with_parent, forking
 
 # The number of a batch in its pass, and the indices of its samples.
 Numbered = tuple[int, Any]
@@ -57,9 +57,8 @@ class Fetcher:
 
     def close(self) -> None:
         """Ends persistent workers. May be called twice."""
-        iterator = self._worker_loader and self._worker_loader._iterator
-        if iterator:
-            iterator._try_shutdown_all(1)
+        if self._worker_loader is not None and self._worker_loader._iterator is not None:
+            self._worker_loader._iterator._try_shutdown_all(1)
 
     def _here(self, items: Iterator[Numbered], base: int) -> Iterator[tuple[Any, list[Any], bool]]:
         # Synchronous, in this thread: paddle's own thread reads ahead, draws from the states
@@ -89,7 +88,7 @@ class Fetcher:
                 yield _keys(base, number, [indices] if single else indices)
 
         loader = self._loader_of(keys())
-        with rng.isolated(base):  # making its iterator draws a seed
+        with rng.isolated(base), forking():  # making its iterator draws a seed
             iterator = iter(loader)
         try:
             for batch in iterator:

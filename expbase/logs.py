@@ -90,7 +90,8 @@ def line(iteration: int, metrics: Mapping[str, Any]) -> str:
 def _shown(key: str, value: Any) -> str:
     if key.endswith("seconds_left"):
         return str(datetime.timedelta(seconds=round(value)))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    digits = 3 if key.startswith("speed/") else 6
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 class MetricsFile:

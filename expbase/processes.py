@@ -3,13 +3,16 @@
 A leaf over the standard library, for Linux; elsewhere nothing is done, and a parent that was
 killed with -9 may leave processes and files behind.
 
+    with forking(): start_children()
     die_with_parent()                          # in a child without files of its own
     end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files go too
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import glob
 import os
 import select
@@ -17,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,6 +33,20 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Around the start of processes by fork: the children never collect their parent's garbage.
+
+    Garbage may hold things whose end waits for a thread, such as paddle's readers, and a child has
+    none of its parent's threads: it would wait for ever.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def end_with_parent(files: str) -> None:

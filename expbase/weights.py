@@ -50,6 +50,8 @@ def read_weights(path: Path) -> dict[str, Weights]:
     Raises:
         WeightsError: It cannot be read.
     """
+    if not path.exists():
+        raise WeightsError(f"{path}: does not exist.")
     try:
         if path.is_dir():
             path = checkpoint.find(path)

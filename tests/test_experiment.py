@@ -58,6 +58,24 @@ def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
         exp.setup()
 
 
+def test_an_init_without_super_is_named(tmp_path: Path) -> None:
+    class Lonely(Tiny):
+        def __init__(self, config: Any, args: Any) -> None:
+            self.config = config
+
+    with pytest.raises(TypeError, match=r"Lonely\.__init__: did not call super"):
+        make(Lonely, tmp_path / "run").setup()
+
+
+def test_an_override_that_cannot_be_called_is_named_at_construction(tmp_path: Path) -> None:
+    class Wrong(Tiny):
+        def valid(self, loader: Any) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(TypeError, match=r"Wrong\.valid: takes \(self, loader: .*; expected \(self"):
+        make(Wrong, tmp_path / "run")
+
+
 # --- setup -------------------------------------------------------------------------------------
 
 
@@ -115,6 +133,79 @@ def test_an_optimizer_of_parameters_that_nobody_saves_is_refused(tmp_path: Path)
 
     with pytest.raises(ValueError, match=r"self\.head_optimizer: updates 2 parameters"):
         make(Hidden, tmp_path / "run").setup()
+
+
+def test_an_attribute_that_hides_a_method_is_an_error(tmp_path: Path) -> None:
+    class Hiding(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.save = True  # type: ignore[method-assign]
+
+    with pytest.raises(ValueError, match=r"self\.save: set on self, but .* a method of that name"):
+        make(Hiding, tmp_path / "run").setup()
+
+
+def test_what_training_would_lose_is_said_before_or_after_the_first_update(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Careless(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.head = paddle.nn.Linear(2, 2)
+
+        def train_batch(self) -> None:
+            next(iter(self.train_loader))
+
+    trained(Careless, tmp_path / "run", max_iteration=2)
+    err = capfd.readouterr().err
+    assert "self.head has trainable parameters, and no optimizer on self updates them" in err
+    assert err.count("train_batch did not call self.read_batch()") == 1
+
+
+def test_state_is_named_before_training(tmp_path: Path) -> None:
+    class Late(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.register_stateful("iteration")
+
+    with pytest.raises(RuntimeError, match="state is named in setup_model"):
+        trained(Late, tmp_path / "run")
+
+
+def test_read_batch_in_validation_is_an_error(tmp_path: Path) -> None:
+    class Stealing(Tiny):
+        def valid(self) -> None:  # type: ignore[override]
+            self.read_batch()
+
+    with pytest.raises(RuntimeError, match=r"read_batch: called in the phase 'valid'.*valid_batch"):
+        trained(Stealing, tmp_path / "run")
+
+
+def test_another_data_set_is_said_on_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Smaller(Tiny):
+        size = 32
+
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    trained(Smaller, tmp_path / "run", max_iteration=4)
+    assert "40 samples in batches of 4 there, 32 in batches of 4 now" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_run_with_workers_ends_cleanly_and_continues_to_the_same_bits(
+    tmp_path: Path, persistent: bool
+) -> None:
+    class Working(Tiny):
+        loader_options = {"num_workers": 2, "persistent_workers": persistent}  # noqa: RUF012
+
+    trained(Tiny, tmp_path / "without", max_iteration=14)
+    trained(Working, tmp_path / "with", max_iteration=7, valid_interval=0)
+    trained(Working, tmp_path / "with", max_iteration=14)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        end = f"checkpoints/step-00000014/{file}"
+        assert (tmp_path / "with" / end).read_bytes() == (tmp_path / "without" / end).read_bytes()
+    assert "ERROR" not in (tmp_path / "with/worker_0.log").read_text()
 
 
 def test_an_empty_loader_is_an_error_before_training(tmp_path: Path) -> None:

@@ -40,9 +40,10 @@ def test_digits_reaches_what_the_readme_promises(tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    accuracy, saved = (line.split(" ", 1)[1] for line in result.stderr.splitlines()[-2:])
+    accuracy, saved, end = (line.split(" ", 1)[1] for line in result.stderr.splitlines()[-3:])
     assert re.match(r"\[600\] epoch=14 valid/accuracy=0\.9[789]", accuracy)
     assert saved == "[600] saved step-00000600"
+    assert end.startswith("[600] FINISHED: epoch 14, step-00000600 in ")
 
 
 def test_digits_is_at_most_sixty_lines() -> None:

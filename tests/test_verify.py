@@ -92,6 +92,18 @@ class Broken(Tiny):
 }
 
 
+def test_words_after_two_dashes_go_to_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(tmp_path, "class Broken(Tiny): pass", "--", "training.sed=1") == 1
+    assert "unknown key 'training.sed'. Did you mean 'training.seed'?" in capsys.readouterr().err
+
+
+def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "verify" in capsys.readouterr().out
+
+
 def verify(folder: Path, body: str, *words: str) -> int:
     script = folder / "train.py"
     script.write_text(f"{HEAD}{body}\nif __name__ == '__main__':\n    main(Broken)\n")
@@ -138,7 +150,7 @@ def test_a_script_that_fails_by_itself_is_told_with_its_error(
     ("words", "text"),
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
-        ([__file__, "--output", str(TESTS)], "is not empty; expected a new directory"),
+        ([__file__, "--output", str(TESTS)], "is not empty; remove it, or name a new one"),
         ([__file__, "--output", "out", "--kills", "0"], "--kills of 1 or more"),
     ],
 )

@@ -51,6 +51,7 @@ def add_parser(tools: Any) -> None:
         help="prove that an experiment continues to the same bits after kill -9",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] script --output DIR [-- WORDS FOR YOUR SCRIPT]",
         epilog="exit codes: 0 identical, 1 not, or an error",
     )
     add = parser.add_argument
@@ -63,7 +64,6 @@ def add_parser(tools: Any) -> None:
     add("--device", default="cpu", help="default: cpu")
     add("--seed", type=int, default=0, help="of the moments (default: 0)")
     add("--tolerance", type=float, default=0.0, metavar="T", help="absolute; 0: the same bits")
-    add("words", nargs="*", metavar="-- WORDS", help="more words for your script")
     parser.set_defaults(run=run)
 
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
     if args.output.exists() and any(args.output.iterdir()):
-        raise ValueError(f"--output: {args.output} is not empty; expected a new directory.")
+        raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
     if args.iterations < 10 or args.kills < 1:
         raise ValueError("expected --iterations of 10 or more and --kills of 1 or more.")
     args.output.mkdir(parents=True, exist_ok=True)

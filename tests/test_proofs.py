@@ -1,0 +1,33 @@
+"""The proofs of tests/proofs in short; by themselves they take minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny import TESTS
+
+
+@pytest.fixture(autouse=True)
+def _proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "proofs"))
+
+
+def test_a_run_that_was_killed_over_and_over_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    from chaos import SETUPS, chaos
+
+    kinds = ["training", "saving", "validating", "starting", "training", "saving"]
+    report = chaos(tmp_path, kinds=kinds, seed=0, iterations=60, setups=SETUPS[:1])
+    assert report.failures == []
+    assert report.survived == len(kinds)
+    assert report.exact == report.finished > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_was_stopped_anywhere_ends_like_one_that_was_not(
+    tmp_path: Path, workers: int
+) -> None:
+    from positions import prove
+
+    prove(tmp_path, workers, positions=[1, 20, 21])
+    assert (tmp_path / "verdicts").read_text() == "+++"
