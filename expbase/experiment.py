@@ -291,7 +291,7 @@ class ExperimentBase(Events):
         if self._resumable is not None:
             self.logger.info(
                 "CONTINUING the run in %s from %s (--fresh starts over and keeps the old run)",
-                self.output_dir,
+                self.args.output,
                 self._resumable.name,
             )
 
@@ -309,7 +309,7 @@ class ExperimentBase(Events):
             found, self._cursor.feed, self.config.training.accumulation_steps
         ):
             self.logger.info("%s", text)
-        self.logger.info("%s in %s", self._goal(), self.output_dir)
+        self.logger.info("%s in %s", self._goal(), self.args.output)
         for key in checks.not_acted_on(self.config.training):
             self.logger.warning("training.%s: this version does not act on it yet.", key)
         for name in checks.not_updated(state.find(self._user_attributes())):
@@ -464,7 +464,7 @@ class ExperimentBase(Events):
     def _say_the_end(self) -> None:
         self._checkpointer.close()  # its last line comes before ours
         newest = self._checkpointer.newest_saved
-        where = f"{newest.name} in {self.output_dir}" if newest else "no checkpoint was asked for"
+        where = f"{newest.name} in {self.args.output}" if newest else "no checkpoint was asked for"
         if self._stopped_by:
             text = self._stop_text or self._stopped_by
             self.logger.info("[%d] STOPPED by %s; the same command continues", self.iteration, text)
@@ -794,7 +794,7 @@ class ExperimentBase(Events):
         rates = " ".join(f"{name}={rate:g}" for name, rate in self._learning_rates().items())
         self.logger.info(
             "resumed %s: iteration %d, epoch %d, batch %d of the pass, %s",
-            path,
+            path.name if path == self._resumable else path,
             self.iteration,
             self.epoch,
             self.batch_in_epoch,

@@ -704,3 +704,13 @@ def test_a_stateful_object_that_appears_after_setup_is_an_error(tmp_path: Path) 
 
     with pytest.raises(RuntimeError, match=r"self\.ema: appeared after setup"):
         trained(Late, tmp_path / "run")
+
+
+def test_no_absolute_path_stands_in_the_files_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(Tiny, Path("run"), max_iteration=2)
+    trained(Tiny, Path("run"), max_iteration=4)
+    for file in (tmp_path / "run").rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
