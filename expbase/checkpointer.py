@@ -81,8 +81,7 @@ def _restore_registered(
 
 
 def _capture_own(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    own = exp.on_save_checkpoint() or {}
-    return {name: state.encode(value, f"own.{name}", arrays) for name, value in own.items()}
+    return {n: state.encode(value, f"own.{n}", arrays) for n, value in exp._own_states.items()}
 
 
 def _restore_own(
@@ -125,24 +124,24 @@ def _restore_random(
 
 
 def _capture_log(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {"pending": dict(exp._meter.numbers())}
+    return {"pending": state.encode(exp._meter.numbers(), "log", arrays)}
 
 
 def _restore_log(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._meter.restore(values["pending"])
+    exp._meter.restore(state.decode(values["pending"], arrays))
     return []
 
 
 def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {"scores": [list(score) for score in exp._checkpointer.scores]}
+    return {"scores": state.encode(exp._checkpointer.scores, "best", arrays)}
 
 
 def _restore_best(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._checkpointer.scores = [(iteration, score) for iteration, score in values["scores"]]
+    exp._checkpointer.scores = state.decode(values["scores"], arrays)
     return []
 
 
@@ -157,7 +156,9 @@ SECTIONS: dict[str, Section] = {
     "own": Section(_capture_own, _restore_own),
 }
 _OBJECTS = "objects"  # the section of what stands on the experiment by itself
-_ARRAYS = "values"  # the file of the arrays that sections hold
+# Names of files that no attribute can have.
+_ARRAYS = "@values"  # of the arrays that sections hold
+_RANK = "@rank_"  # of what a rank has other than rank 0
 
 
 class Checkpointer:
@@ -315,6 +316,8 @@ class Checkpointer:
             )
 
     def _capture(self, found: state.Found) -> tuple[state.Tensors, dict[str, Any]]:
+        with rng.isolated():  # first, and felt by nothing: what it changes on self is saved
+            self._exp._own_states = dict(self._exp.on_save_checkpoint() or {})
         tensors, objects = state.capture(found)
         arrays: dict[str, Array] = {}
         values: dict[str, Any] = {_OBJECTS: objects}
@@ -397,7 +400,7 @@ class Checkpointer:
         for rank, (other, _) in enumerate(ranks):
             flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
             if flat:
-                files[f"rank_{rank}{_SUFFIX}"] = list(serialize(flat))
+                files[f"{_RANK}{rank}{_SUFFIX}"] = list(serialize(flat))
         text = {
             "format": _FORMAT,
             "world_size": exp.world_size,
@@ -439,13 +442,13 @@ class Checkpointer:
             files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
         except TensorFileError as error:
             raise CheckpointError(f"checkpoint: {error}") from error
-        others = {name: files.pop(name) for name in list(files) if name.startswith("rank_")}
+        others = {name: files.pop(name) for name in list(files) if name.startswith(_RANK)}
         values = {section: dict(entries) for section, entries in saved["values"].items()}
         if saved["world_size"] == self._exp.world_size:
             rank = self._exp.rank
-            for name, array in others.get(f"rank_{rank}", {}).items():
+            for name, array in others.get(f"{_RANK}{rank}", {}).items():
                 file, _, key = name.partition("/")
-                files[file][key] = array
+                files.setdefault(file, {})[key] = array
             for section, entries in saved["ranks"][rank].items():
                 values[section] |= entries
         return files, values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -36,10 +36,11 @@ def check(found: state.Found, feed: Feed) -> None:
             "setup_model: no optimizer on self; expected at least one, self.optimizer say."
         )
     for name, optimizer in found.optimizers.items():
-        if isinstance(optimizer, paddle.optimizer.LBFGS):
+        if isinstance(optimizer, (paddle.optimizer.LBFGS, paddle.incubate.LookAhead)):
             raise ValueError(
-                f"self.{name}: paddle's LBFGS does not continue exactly from its state. To accept "
-                f"that, call exclude_from_state({name!r}): a resumed run begins its history anew."
+                f"self.{name}: paddle's {type(optimizer).__name__} does not continue exactly from "
+                f"its state. To accept that, call exclude_from_state({name!r}): a resumed run "
+                "begins it anew."
             )
     names = state.parameter_names(found)
     for name, optimizer in found.optimizers.items():
@@ -98,6 +99,23 @@ def check_names(attributes: Iterable[str], base: type) -> None:
             raise ValueError(
                 f"self.{name}: set on self, but {base.__name__} has a method of that name. "
                 "Choose another name."
+            )
+
+
+def check_ranks(names: Sequence[Sequence[str]]) -> None:
+    """Checks that all ranks have the same stateful objects on the experiment.
+
+    Args:
+        names: Of each rank's.
+
+    Raises:
+        ValueError: One stands on some ranks only.
+    """
+    for of_rank in names:
+        for name in {*of_rank} ^ {*names[0]}:
+            raise ValueError(
+                f"self.{name}: stands on self on some ranks only; make it on every rank, or "
+                "exclude_from_state it."
             )
 
 

@@ -213,7 +213,8 @@ class IndexedFeed(Feed):
                 sampler.dataset, batch_size=sampler.batch_size, drop_last=sampler.drop_last
             )
         own = isinstance(sampler, DistributedBatchSampler)
-        with rng.isolated(rng.derive(self.share.seed, purpose, number)):
+        seed = rng.derive(self.share.seed, purpose, number)
+        with self._sampler_unmoved(), rng.isolated(seed):  # it may be the training loader's
             order = list(range(len(self.loader.dataset)) if sampler is None else sampler)
         if own:
             numbered = [
@@ -242,7 +243,8 @@ class IndexedFeed(Feed):
                 yield round_[rank]
                 round_ = []
         if round_:
-            start = list(itertools.islice(self._numbered(epoch, 0), world))
+            with self._sampler_unmoved():
+                start = list(itertools.islice(self._numbered(epoch, 0), world))
             yield [*round_, *itertools.islice(itertools.cycle(start), world)][rank]
 
     def _numbered(self, epoch: int, start: int) -> Iterator[Numbered]:
@@ -270,6 +272,15 @@ class IndexedFeed(Feed):
                 _set_state(self._stateful, self._begun[1])
             else:
                 self._begun = (epoch, copy.deepcopy(self._stateful.state_dict()))
+
+    @contextlib.contextmanager
+    def _sampler_unmoved(self) -> Iterator[None]:
+        now = None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+        try:
+            yield
+        finally:
+            if self._stateful is not None:
+                _set_state(self._stateful, now)
 
     def state(self) -> dict[str, Any]:
         if self._stateful is None:
@@ -319,6 +330,7 @@ class StreamFeed(Feed):
         super().__init__(loader, name, share)
         self._is_list = isinstance(loader, (list, tuple))
         self._is_stateful = _has_state(loader)
+        self._hardened: Any = None  # the loader that is iterated, if it has workers
         self._state: dict[str, Any] = {}  # of a stateful loader, after the last given batch
         self._resumed: dict[str, Any] | None = None  # what to go on from at the next `open`
         self.batch_size = getattr(loader, "batch_size", None)
@@ -363,7 +375,9 @@ class StreamFeed(Feed):
         ):
             return _Isolated(seed, self.loader)
         if self.loader.num_workers:
-            return _Isolated(seed, with_hardened_workers(self.loader))
+            if self._hardened is None:
+                self._hardened = with_hardened_workers(self.loader)
+            return _Isolated(seed, self._hardened)
         return _Isolated(seed, BatchedStream(self.loader))
 
     def _read(self, batches: Batches, source: Iterator[Any], skip: int) -> Iterator[Any]:

@@ -319,7 +319,7 @@ def spawn(
         warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
         context = dist.spawn(
             _child,
-            (function, tuple(args)),
+            (os.getpid(), function, tuple(args)),
             nprocs=nprocs,
             join=False,
             backend="gloo" if on_cpu else "auto",
@@ -355,7 +355,8 @@ def _join(processes: Sequence[Any]) -> int:
             process = running.pop(sentinel)
             process.join()
             codes.append(exit_code(process.exitcode))
-            if codes[-1] and codes[-1] not in STOP_CODES and deadline is None:
+            failed = process.exitcode < 0 or (codes[-1] and codes[-1] not in STOP_CODES)
+            if failed and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
         if deadline is not None and not ended:
             for process in running.values():
@@ -365,8 +366,8 @@ def _join(processes: Sequence[Any]) -> int:
     return next(iter(failures or [code for code in codes if code]), 0)
 
 
-def _child(function: Callable[..., object], args: tuple[Any, ...]) -> None:
-    die_with_parent()
+def _child(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    die_with_parent(parent)
     try:
         function(*args)
     except Exception:  # paddle would hide it until all have ended

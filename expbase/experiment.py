@@ -33,7 +33,7 @@ from expbase.config import (
     complete,
     get_default_training_config,
 )
-from expbase.data import Cursor, Feed, Share, make_feed
+from expbase.data import Batches, Cursor, Feed, Share, make_feed
 from expbase.evaluation import without_a_trace
 from expbase.events import BATCH_EVENTS, Events, heard_events
 from expbase.ledger import Ledger
@@ -125,9 +125,14 @@ class ExperimentBase(Events):
         self._stop_text = ""
         self._failure_watch: distributed.FailureWatch | None = None
         self._ledger = Ledger(None)
+        self._own_states: dict[str, Any] = {}  # what on_save_checkpoint returned last
         self._log_sizes = (0, 0)  # of metrics.jsonl and of VisualDL's file, at the checkpoint
         self._next_due = 0
         self._running = self._closed = self._is_set_up = False
+        self._save_wanted = self._at_end_of_iteration = False
+        self._pass_ended_within = 0  # the epoch of a pass that ended inside train_batch
+        self._feeds: dict[int, Feed] = {}  # of the loaders that valid_batches was given
+        self._open_batches: list[Batches] = []
         self._failure: BaseException | None = None  # that was logged
         self._has_looked = False  # at what the first update showed
         self._heard = heard_events(type(self))
@@ -302,7 +307,9 @@ class ExperimentBase(Events):
             ValueError: Something is missing, or would fail at the first batch.
         """
         found = self._find_state()
+        names = distributed.gather_objects(found.names())
         checks.check_names(vars(self), ExperimentBase)
+        checks.check_ranks(names)
         checks.check(found, self._cursor.feed)
         self._checkpointer.expect(found.names())
         for text in checks.describe(
@@ -390,7 +397,9 @@ class ExperimentBase(Events):
 
     def _train_with_events(self) -> None:
         try:
-            self.on_train_begin()
+            seed = rng.derive(self.config.training.seed, rng.SETUP, 1, self.rank)
+            with rng.isolated(seed):  # it comes once per start: training must not feel it
+                self.on_train_begin()
             self.train()
         except BaseException as error:
             self._log_failure(error)
@@ -425,6 +434,7 @@ class ExperimentBase(Events):
         """
         training = self.config.training
         ended, last = self._cursor.batches.ended, self._is_last()
+        passed = self.epoch if ended else self._pass_ended_within
         if self._falls_on(training.log_interval) or (last and training.log_interval):
             self._log()
         if self._falls_on(training.valid_interval) or (last and self._is_wanted("valid")):
@@ -434,16 +444,25 @@ class ExperimentBase(Events):
         self._stopped_by = self._agreed_wish()
         ending = last or bool(self._stopped_by)
         if (
-            self._falls_on(training.save_interval)
-            or (ended and _divides(training.save_every_epoch, self.epoch))
+            self._save_wanted
+            or self._falls_on(training.save_interval)
+            or (passed and _divides(training.save_every_epoch, passed))
             or (ending and self._is_wanted("save"))
         ):
-            self.save()
+            self._save_at_end_of_iteration()
+        self._pass_ended_within = 0
         self._checkpointer.raise_failure()
         self._running = not ending
         if not self._has_looked:
             self._look_once()
         self._plan()
+
+    def _save_at_end_of_iteration(self) -> None:
+        self._save_wanted, self._at_end_of_iteration = False, True
+        try:
+            self.save()
+        finally:
+            self._at_end_of_iteration = False
 
     def _look_once(self) -> None:
         """After the first update of a start: what would otherwise come out too late."""
@@ -550,7 +569,10 @@ class ExperimentBase(Events):
         self._cursor.open(self.epoch)
 
     def _begin_pass(self) -> None:
-        self._end_pass()  # not yet done if train_batch reads on over the end
+        if not self._pass_is_closed:  # train_batch reads on over the end
+            self._pass_ended_within = self.epoch
+            self._wake()
+            self._end_pass()
         self.new_epoch()
         self._pass_is_closed = False
         self.on_train_epoch_begin()
@@ -581,11 +603,11 @@ class ExperimentBase(Events):
         """
         with self._in_phase("valid"):
             self.on_evaluate_begin()
-            self._results = self._agreed_results(self.valid())
-            self._check_monitor()
-            self._write({f"valid/{name}": value for name, value in self._results.items()})
-            self.on_evaluate_end(self._results)
-        return self._results
+            self._validated_at = self.iteration
+            results = self._results = self._agreed_results(self.valid())
+            self._write({f"valid/{name}": value for name, value in results.items()})
+            self.on_evaluate_end(results)
+        return results
 
     def _check_monitor(self) -> None:
         monitor = self.config.training.monitor
@@ -600,7 +622,8 @@ class ExperimentBase(Events):
         if self._validated_at != self.iteration:
             self._validated_at = self.iteration
             with self._in_phase("valid"):  # here, too: evaluate may be overridden
-                self.evaluate()
+                self._results = dict(self.evaluate() or {})
+            self._check_monitor()
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's share of the validation data: each sample exactly once over all ranks.
@@ -612,11 +635,13 @@ class ExperimentBase(Events):
         Returns:
             The batches; on some rank possibly none.
         """
-        if loader is None:
-            feed = self._feed_of(self.valid_loader, "self.valid_loader")
-        else:
-            feed = self._feed_of(loader, "valid_batches")
-        return iter(feed.once(rng.VALID, self.iteration))
+        name = "self.valid_loader" if loader is None else "valid_batches"
+        loader = self.valid_loader if loader is None else loader
+        if id(loader) not in self._feeds:  # kept: persistent workers serve every validation
+            self._feeds[id(loader)] = self._feed_of(loader, name)
+        batches = self._feeds[id(loader)].once(rng.VALID, self.iteration)
+        self._open_batches.append(batches)
+        return iter(batches)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the ranks, by weight. Call it once, after the loop.
@@ -650,10 +675,13 @@ class ExperimentBase(Events):
         self.phase = phase
         self._phase_meter = Meter()
         try:
-            with self._watch.pause(), without_a_trace(self._find_state().layers.values(), seed):
+            layers = state.find(self._user_attributes()).layers.values()  # excluded ones, too
+            with self._watch.pause(), without_a_trace(layers, seed):
                 yield
         finally:
             self.phase = "train"
+            while self._open_batches:  # one may have been left early
+                self._open_batches.pop().close()
 
     def _agreed_results(self, results: Mapping[str, Any] | None) -> dict[str, float]:
         if results is not None and not isinstance(results, Mapping):
@@ -723,13 +751,23 @@ class ExperimentBase(Events):
     # --- state ---------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint of now, unless this iteration has one already."""
+        """Writes a checkpoint, unless this iteration has one already.
+
+        Within training it is written at the end of the iteration under way, where a resumed run
+        can go on; so call it on all ranks.
+        """
+        if self._running and not self._at_end_of_iteration:
+            self._save_wanted = True
+            self._wake()
+            return
         if self._saved_at == self.iteration:
             return
         with self._watch.pause():
             self._check_finite()
             validated = self._validated_at == self.iteration
-            self._checkpointer.save(self._results if validated else {})
+            regular = self._falls_on(self.config.training.save_interval) or self._is_last()
+            # A stop at another iteration must not choose another best checkpoint.
+            self._checkpointer.save(self._results if validated and regular else {})
         self._saved_at = self.iteration
 
     def resume_or_load(self) -> None:
@@ -750,9 +788,10 @@ class ExperimentBase(Events):
             self.logger.info("--init_model_path: not used, since the whole state comes back")
         if path is None:
             rng.seed_all(rng.derive(self.config.training.seed, rng.TRAIN, self.rank))
-        if self.rank == 0 and path == self._resumable:  # what was logged after it comes again
-            self._metrics_file.cut(self._log_sizes[0])
-            self.visualizer.cut(self._log_sizes[1])
+        if self.rank == 0:  # what was logged after the own checkpoint comes again
+            metrics_bytes, visualdl_bytes = self._log_sizes if self._resumable else (0, 0)
+            self._metrics_file.cut(metrics_bytes)
+            self.visualizer.cut(visualdl_bytes)
         self._ledger.write(
             "start", iteration=self.iteration, ranks=self.world_size, resumed=path and path.name
         )
@@ -835,6 +874,8 @@ class ExperimentBase(Events):
                 steps.callback(self._stop_watching)
                 steps.callback(self.visualizer.close)
                 steps.callback(self._cursor.close)
+                for feed in self._feeds.values():
+                    steps.callback(feed.close)
                 steps.callback(self._checkpointer.close)
                 steps.callback(self.terminal)
         except Exception as error:

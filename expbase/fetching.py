@@ -40,7 +40,8 @@ class Fetcher:
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._worker_loader: DataLoader | None = None
+        self._worker_loader: DataLoader | None = None  # of persistent workers
+        self._persistent_are_busy = False
 
     def fetch(self, items: Iterator[Numbered], base: int) -> Iterator[tuple[Any, list[Any], bool]]:
         """Makes batch after batch.
@@ -87,9 +88,14 @@ class Fetcher:
                 single = not self._loader.auto_collate_batch
                 yield _keys(base, number, [indices] if single else indices)
 
-        loader = self._loader_of(keys())
+        # Persistent workers serve one iteration at a time; another one gets workers of its own.
+        persistent = self._loader._persistent_workers and not self._persistent_are_busy
+        loader = self._persistent_loader() if persistent else self._new_loader()
+        loader.batch_sampler.keys = keys()
         with rng.isolated(base), forking():  # making its iterator draws a seed
             iterator = iter(loader)
+        self._persistent_are_busy |= persistent
+        last = False
         try:
             for batch in iterator:
                 if _is_failure(batch):
@@ -97,20 +103,28 @@ class Fetcher:
                 indices, last = handed_out.pop(0)
                 yield batch, _index_list(indices), last
         finally:
-            if not loader._persistent_workers:
+            self._persistent_are_busy &= not persistent
+            if not (persistent and last):
+                # Persistent workers of a pass that was left early hold batches of it, which
+                # paddle would give as the next pass's.
                 iterator._try_shutdown_all(1)
+                loader._iterator = None
 
-    def _loader_of(self, keys: Iterator[list[Any]]) -> DataLoader:
+    def _persistent_loader(self) -> DataLoader:
         if self._worker_loader is None:
-            loader = with_hardened_workers(self._loader)
-            loader.dataset = _KeyedDataset(self._loader.dataset, failures_as_values=True)
-            loader.batch_sampler = _Keys()
-            loader.collate_fn = _Collate(self._loader.collate_fn, self._loader.auto_collate_batch)
-            loader.auto_collate_batch = True
-            loader._iterator = None
-            self._worker_loader = loader
-        self._worker_loader.batch_sampler.keys = keys
+            self._worker_loader = self._new_loader()
+            self._worker_loader._persistent_workers = True
         return self._worker_loader
+
+    def _new_loader(self) -> DataLoader:
+        loader = with_hardened_workers(self._loader)
+        loader.dataset = _KeyedDataset(self._loader.dataset, failures_as_values=True)
+        loader.batch_sampler = _Keys()
+        loader.collate_fn = _Collate(self._loader.collate_fn, self._loader.auto_collate_batch)
+        loader.auto_collate_batch = True
+        loader._persistent_workers = False
+        loader._iterator = None
+        return loader
 
 
 def with_hardened_workers(loader: DataLoader) -> DataLoader:

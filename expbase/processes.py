@@ -25,11 +25,15 @@ from collections.abc import Iterator
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends, however it ends."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Has the kernel kill this process when its parent ends, however it ends.
+
+    Args:
+        parent: Its number, if it is known: it may have ended before this call.
+    """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import math
 import random
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,10 +33,14 @@ from paddle.optimizer.lr import LRScheduler
 
 from expbase.tensorfile import Array, describe
 
+_LONG = 1000  # items of a list that is taken for data if its ends are
+
 Tensors = dict[str, dict[str, Array]]  # by file, by key
 Values = dict[str, Any]  # JSON values, by name
 
-_PARAMETERS = "parameters"  # the file of bare parameters on the experiment
+_PARAMETERS = (
+    "@parameters"  # no attribute has such a name: the file of bare parameters on the experiment
+)
 
 
 @dataclass
@@ -51,6 +56,7 @@ class Found:
     excluded: list[str] = field(default_factory=list)
     excluded_optimizers: list[str] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)  # keeps them alive: an id is not reused
+    containers: set[int] = field(default_factory=set)  # that were looked into: there are cycles
 
     def names(self) -> list[str]:
         """Of everything found."""
@@ -89,19 +95,30 @@ def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> Found:
 
 
 def _visit(found: Found, name: str, value: Any) -> None:
-    if isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            _visit(found, f"{name}.{number}", item)
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _visit(found, f"{name}.{key}", item)
+    if isinstance(value, (list, tuple, dict)):
+        if id(value) not in found.containers and not _is_plain_data(value):
+            found.containers.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                _visit(found, f"{name}.{key}", item)
         return
     value = unwrap(value)
     kind = _kind(found, value)
     if kind is not None and id(value) not in found.seen:
+        if name in found.names() or "/" in name:
+            raise ValueError(
+                f"self.{name}: two stateful objects would get this name, or it has a '/' in it; "
+                "expected names that can be those of files."
+            )
         found.seen[id(value)] = value
         kind[name] = value
+
+
+def _is_plain_data(value: Any) -> bool:
+    """Whether a long list holds data, by its ends: it is not walked at every logged line."""
+    if len(value) < _LONG or isinstance(value, dict):
+        return False
+    return all(_is_plain(item) for item in (value[0], value[-1]))
 
 
 def _kind(found: Found, value: Any) -> dict[str, Any] | None:
@@ -147,9 +164,11 @@ def capture(found: Found) -> tuple[Tensors, Values]:
         if not isinstance(optimizer._learning_rate, LRScheduler):
             values[f"{name}.learning_rate"] = float(optimizer._learning_rate)
     for name, scheduler in found.schedulers.items():
-        values[name] = _scheduler_values(scheduler, name)
-    for name, generator in found.generators.items():
         arrays: dict[str, Array] = {}
+        values[name] = _scheduler_values(scheduler, name, arrays)
+        tensors[name] = arrays
+    for name, generator in found.generators.items():
+        arrays = {}
         values[name] = encode(_generator_state(generator), name, arrays)
         tensors[name] = arrays
     for name, stateful in found.objects.items():
@@ -193,17 +212,18 @@ def _accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
     return tensors
 
 
-def _scheduler_values(scheduler: Any, place: str) -> dict[str, Any]:
+def _scheduler_values(scheduler: Any, place: str, arrays: dict[str, Array]) -> dict[str, Any]:
     """Every plain value of a schedule, those of the schedules within it too.
 
-    Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two).
+    Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two), and some are
+    tensors (ReduceOnPlateau keeps the best loss as it was given).
     """
     values = {}
     for name, value in vars(scheduler).items():
         if isinstance(value, LRScheduler):
-            values[name] = {"$scheduler": _scheduler_values(value, f"{place}.{name}")}
+            values[name] = {"$scheduler": _scheduler_values(value, f"{place}.{name}", arrays)}
         elif _is_plain(value) and name != "_var_name":  # an automatic name of paddle's
-            values[name] = encode(value, f"{place}.{name}", {})
+            values[name] = encode(value, f"{place}.{name}", arrays)
     return values
 
 
@@ -212,7 +232,8 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, (bool, int, float, str, np.generic))
+    kinds = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
+    return value is None or isinstance(value, kinds)
 
 
 def _generator_state(generator: Any) -> Any:
@@ -254,7 +275,7 @@ def check(found: Found, tensors: Tensors, values: Values) -> list[str]:
         f"{name}: in the checkpoint, but nothing of that name is on the experiment."
         for name in sorted({*values} - {*expected})
     ]
-    known = {*found.layers, *found.optimizers, *found.objects, *found.generators, _PARAMETERS}
+    known = {*found.names(), _PARAMETERS}
     problems += [
         f"{name}: tensors in the checkpoint, but nothing of that name is on the experiment."
         for name in sorted({*tensors} - known)
@@ -273,7 +294,7 @@ def apply(found: Found, tensors: Tensors, values: Values) -> None:
         if not isinstance(optimizer._learning_rate, LRScheduler):
             optimizer.set_lr(values[f"{name}.learning_rate"])
     for name, scheduler in found.schedulers.items():
-        _set_scheduler_values(scheduler, values[name])
+        _set_scheduler_values(scheduler, values[name], tensors.get(name, {}))
     for name, generator in found.generators.items():
         _set_generator_state(generator, decode(values[name], tensors.get(name, {})))
     for name, stateful in found.objects.items():
@@ -317,12 +338,14 @@ def _make_accumulators(
     return []
 
 
-def _set_scheduler_values(scheduler: Any, values: Mapping[str, Any]) -> None:
+def _set_scheduler_values(
+    scheduler: Any, values: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> None:
     for name, value in values.items():
         if isinstance(value, dict) and "$scheduler" in value:
-            _set_scheduler_values(getattr(scheduler, name), value["$scheduler"])
+            _set_scheduler_values(getattr(scheduler, name), value["$scheduler"], arrays)
         else:
-            setattr(scheduler, name, decode(value, {}))
+            setattr(scheduler, name, decode(value, arrays))
 
 
 def _set_generator_state(generator: Any, state: Any) -> None:
@@ -335,6 +358,10 @@ def _set_generator_state(generator: Any, state: Any) -> None:
 
 
 # --- values as JSON ------------------------------------------------------------------------
+
+
+_DICTS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_DICT_TAGS = {f"${tag}": kind for kind, tag in _DICTS.items()}
 
 
 def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
@@ -357,18 +384,17 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, paddle.Tensor):
+        place = _free(place, arrays)
         arrays[place] = Array.of(value)
         return {"$tensor": place}
     if isinstance(value, np.ndarray):
         return _encode_ndarray(value, place, arrays)
-    if isinstance(value, dict):
+    if type(value) in _DICTS:
         return _encode_dict(value, place, arrays)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if type(value) in (list, tuple, set, frozenset):
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         encoded = [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
-        if isinstance(value, list):
-            return encoded
-        return {"$set" if isinstance(value, (set, frozenset)) else "$tuple": encoded}
+        return encoded if type(value) is list else {f"${type(value).__name__}": encoded}
     raise TypeError(
         f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
         "numbers, texts, lists, dicts, arrays or tensors. Give its parts, or exclude_from_state."
@@ -379,18 +405,27 @@ def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, A
     if value.dtype.hasobject:
         raise TypeError(f"{place}: an array of Python objects cannot be saved. Give its parts.")
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    place = _free(place, arrays)
     arrays[place] = Array("uint8", (data.size,), data)
     return {"$array": [place, value.dtype.str, list(value.shape)]}
 
 
 def _encode_dict(value: Mapping[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+    plain = type(value) is dict
+    if plain and all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
     pairs = [
         [encode(key, f"{place}.{i}.key", arrays), encode(item, f"{place}.{i}", arrays)]
         for i, (key, item) in enumerate(value.items())
     ]
-    return {"$dict": pairs}
+    return {f"${_DICTS[type(value)]}": pairs}
+
+
+def _free(place: str, arrays: Mapping[str, Array]) -> str:
+    """The place, or one like it that no array has: {"a.0": x, "a": [y]} gives one place twice."""
+    while place in arrays:
+        place += "'"
+    return place
 
 
 def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
@@ -416,6 +451,9 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
         return tuple(decode(item, arrays) for item in content)
     if tag == "$set":
         return {decode(item, arrays) for item in content}
-    if tag == "$dict":
-        return {decode(key, arrays): decode(item, arrays) for key, item in content}
+    if tag == "$frozenset":
+        return frozenset(decode(item, arrays) for item in content)
+    if tag in _DICT_TAGS:
+        pairs = {decode(key, arrays): decode(item, arrays) for key, item in content}
+        return _DICT_TAGS[tag](pairs)
     return {key: decode(item, arrays) for key, item in value.items()}

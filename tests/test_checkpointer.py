@@ -51,7 +51,7 @@ def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
 def test_a_layer_that_is_excluded_makes_no_file(tmp_path: Path) -> None:
     trained(Rich, tmp_path / "run", max_iteration=2)
     files = {path.name for path in (tmp_path / "run/checkpoints/step-00000002").iterdir()}
-    expected = {"model.safetensors", "optimizer.safetensors", "values.safetensors"}
+    expected = {"model.safetensors", "optimizer.safetensors", "@values.safetensors"}
     assert files == {*expected, "state.json", "manifest.json"}
 
 

@@ -326,6 +326,32 @@ def test_the_end_of_a_stream_is_known_with_its_last_batch() -> None:
     assert ended == [False] * 4 + [True]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_filling_and_validating_leave_a_samplers_state_alone(rank: int) -> None:
+    def orders(validate: bool) -> list[Any]:
+        remembering = DataLoader(Noisy(), batch_sampler=RememberingSampler())
+        training = feed(remembering, rank, 2)  # five batches: the last round is filled
+        seen = []
+        for epoch in (1, 2, 3):
+            seen.append(indices(drawn(training, epoch)))
+            if validate:
+                list(training.once(rng.VALID, epoch))
+        return seen
+
+    plain_orders = orders(validate=False)
+    assert orders(validate=True) == plain_orders
+    assert plain_orders[0] != plain_orders[1] != plain_orders[2]
+
+
+def test_a_pass_that_is_left_early_leaves_nothing_in_persistent_workers() -> None:
+    leaving = feed(DataLoader(Noisy(), batch_size=1, num_workers=2, persistent_workers=True))
+    first = leaving.open(1)
+    next(first)
+    first.close()
+    assert indices(drawn(leaving, 2)) == list(range(10))
+    leaving.close()
+
+
 # --- errors ------------------------------------------------------------------------------------
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 import pytest
+from paddle.io import DataLoader
 from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase, checkpoint
@@ -375,6 +378,163 @@ def test_two_experiments_in_one_process_do_not_meet(tmp_path: Path) -> None:
     assert one.iteration == 6
 
 
+def killed_and_continued(experiment: type[Tiny], folder: Path, at: int, **training: Any) -> None:
+    """Asserts that a run that dies at an iteration and goes on equals one that does not."""
+
+    class Dying(experiment):  # type: ignore[misc, valid-type]
+        def train_batch(self) -> None:
+            if self.iteration == at:
+                raise RuntimeError("died")
+            super().train_batch()
+
+    options = {"max_iteration": 9, "save_interval": 4, "valid_interval": 3, **training}
+    trained(experiment, folder / "whole", **options)
+    with pytest.raises(RuntimeError, match="died"):
+        trained(Dying, folder / "parts", **options)
+    exp = trained(experiment, folder / "parts", **options)
+    end = f"checkpoints/step-{exp.iteration:08d}"
+    same_bits(folder / "whole" / end, folder / "parts" / end)
+    for name in ("train/loss", "valid/accuracy"):
+        assert curve(folder / "parts", name) == curve(folder / "whole", name)
+
+
+class SavingInEvaluation(Tiny):
+    def on_evaluate_end(self, results: Any) -> None:
+        self.save()
+
+
+class SavingInTraining(Tiny):
+    def train_batch(self) -> None:
+        if self.iteration == 5:
+            self.save()
+        super().train_batch()
+
+
+class SavingAfterTheBatch(Tiny):
+    def on_train_batch_end(self) -> None:
+        if self.iteration == 5:
+            self.save()
+
+
+class DrawingInEvents(Tiny):
+    def on_train_begin(self) -> None:
+        self.noise = np.random.rand()
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {"drawn": np.random.rand() < 2}
+
+
+class Drifting(Tiny):
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.count = 0
+        self.register_stateful("count")
+
+    def on_save_checkpoint(self) -> None:
+        self.count += 1
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.log(count=self.count)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [SavingInEvaluation, SavingInTraining, SavingAfterTheBatch, DrawingInEvents, Drifting],
+)
+@pytest.mark.parametrize("at", [6, 7])
+def test_whatever_the_events_do_a_killed_run_ends_the_same(
+    tmp_path: Path, experiment: type[Tiny], at: int
+) -> None:
+    killed_and_continued(experiment, tmp_path, at)
+
+
+def test_a_save_within_an_iteration_comes_at_its_end(tmp_path: Path) -> None:
+    trained(SavingInTraining, tmp_path / "run", save_interval=100, keep_last=0)
+    assert saved(tmp_path / "run") == [5, 6]
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_a_pending_nan_that_is_allowed_does_not_stop_a_save(tmp_path: Path, policy: str) -> None:
+    class Bad(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.log(loss=float("nan"))
+
+    exp = trained(Bad, tmp_path / "run", nonfinite=policy, log_interval=5, save_interval=2)
+    assert exp.iteration == 6
+
+
+def test_an_infinite_score_is_kept(tmp_path: Path) -> None:
+    class Unbounded(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"perplexity": float("inf")}
+
+    trained(Unbounded, tmp_path / "run", monitor="perplexity", max_iteration=3)
+    trained(Unbounded, tmp_path / "run", monitor="perplexity", max_iteration=6)
+
+
+def test_names_of_the_format_are_no_ones_names(tmp_path: Path) -> None:
+    class Named(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            for name in ("values", "rank_head", "parameters", "state"):
+                setattr(self, name, paddle.nn.Linear(1, 1))
+
+    trained(Named, tmp_path / "run", max_iteration=2)
+    exp = trained(Named, tmp_path / "run", max_iteration=4)
+    assert exp.iteration == 4
+
+
+def test_lookahead_and_lbfgs_are_refused_unless_excluded(tmp_path: Path) -> None:
+    class Looking(Tiny):
+        excluded = False
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.optimizer = paddle.incubate.LookAhead(self.optimizer, alpha=0.2, k=2)
+            if self.excluded:
+                self.exclude_from_state("optimizer")
+
+    with pytest.raises(ValueError, match=r"self\.optimizer: paddle's LookAhead does not continue"):
+        make(Looking, tmp_path / "run").setup()
+    Looking.excluded = True
+    exp = make(Looking, tmp_path / "run")
+    exp.setup()
+    exp.close()
+
+
+def test_a_pass_that_ends_within_an_update_ends_the_run_there(tmp_path: Path) -> None:
+    class Pairs(Tiny):
+        size = 20  # five batches a pass
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            super().train_batch()
+
+    rare = {"valid_interval": 0, "log_interval": 0, "keep_last": 0}
+    exp = trained(Pairs, tmp_path / "run", max_iteration=0, max_epoch=1, save_interval=50, **rare)
+    assert exp.iteration == 3
+    trained(Pairs, tmp_path / "every", max_iteration=8, save_interval=0, save_every_epoch=1, **rare)
+    assert saved(tmp_path / "every") == [3, 5, 8]
+
+
+def test_logs_are_cut_back_also_before_the_first_own_checkpoint(tmp_path: Path) -> None:
+    class Dying(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 7:
+                raise RuntimeError("died")
+
+    trained(Tiny, tmp_path / "first", max_iteration=4)
+    args = {"checkpoint_path": str(tmp_path / "first")}
+    with pytest.raises(RuntimeError, match="died"):
+        trained(Dying, tmp_path / "run", args, save_interval=100, max_iteration=9)
+    trained(Tiny, tmp_path / "run", args, save_interval=100, max_iteration=9)
+    lines = [line["iteration"] for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert lines == [5, 6, 7, 8, 9]
+
+
 def test_interleaved_experiments_save_and_load_each_others_state(tmp_path: Path) -> None:
     one, other = (make(Tiny, tmp_path / name, max_iteration=9) for name in ("one", "other"))
     for exp in (one, other):
@@ -537,6 +697,51 @@ def test_what_valid_logs_is_part_of_its_results(tmp_path: Path) -> None:
     trained(Logging, tmp_path / "run", max_iteration=3)
     assert curve(tmp_path / "run", "valid/loss") == {3: 2.0}
     assert 2.0 not in curve(tmp_path / "run", "train/loss").values()
+
+
+def test_an_excluded_model_is_in_eval_mode_too(tmp_path: Path) -> None:
+    class Judged(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.judge = paddle.nn.BatchNorm1D(4)
+            self.exclude_from_state("judge")
+
+        def valid(self) -> None:  # type: ignore[override]
+            for points, _ in self.valid_batches():
+                self.judge(points)
+
+    exp = trained(Judged, tmp_path / "run")
+    assert exp.judge._mean.tolist() == [0.0] * 4
+
+
+def test_what_an_overridden_evaluate_returns_counts(tmp_path: Path) -> None:
+    class Own(Tiny):
+        def evaluate(self) -> dict[str, float]:
+            return {**super().evaluate(), "fid": -float(self.iteration)}
+
+    options = {"monitor": "fid", "valid_interval": 1, "save_interval": 1, "keep_last": 1}
+    trained(Own, tmp_path / "run", **options)
+    assert saved(tmp_path / "run") == [1, 6]
+
+
+def test_validation_leaves_no_worker_behind(tmp_path: Path) -> None:
+    class Persistent(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            options = {"num_workers": 2, "persistent_workers": True}
+            self.valid_loader = DataLoader(self.valid_loader.dataset, batch_size=3, **options)
+            self.children: list[int] = []
+
+        def valid(self) -> None:  # type: ignore[override]
+            for _ in self.valid_batches():
+                break
+            list(self.valid_batches())
+            self.children.append(len(multiprocessing.active_children()))
+
+    before = len(multiprocessing.active_children())
+    exp = trained(Persistent, tmp_path / "run", valid_interval=2)
+    assert max(exp.children) - before <= 4
+    assert len(multiprocessing.active_children()) == before
 
 
 def test_results_that_are_no_mapping_are_an_error(tmp_path: Path) -> None:

@@ -86,8 +86,10 @@ class Broken(Tiny):
 """,
     "random states": """
 class Broken(Tiny):
-    def on_train_begin(self):
-        np.random.rand()
+    def resume_or_load(self):
+        super().resume_or_load()
+        if self.iteration:
+            np.random.rand()
 """,
 }
 
