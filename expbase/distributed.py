@@ -13,6 +13,7 @@ one rank is waited for with `wait_for_all`, which polls and has no such limit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -22,7 +23,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any, ParamSpec, TypeVar
 
@@ -154,10 +155,26 @@ def wait_for_all(poll_seconds: float = 0.02) -> None:
         return
     store = core.create_or_get_global_tcp_store()
     key = f"expbase/wait/{next(_counter)}"
-    arrived = store.add(key, 1)
+    with _without_signals():
+        arrived = store.add(key, 1)
     while arrived < world_size():
         time.sleep(poll_seconds)
-        arrived = store.add(key, 0)
+        with _without_signals():
+            arrived = store.add(key, 0)
+
+
+@contextlib.contextmanager
+def _without_signals() -> Iterator[None]:
+    """Has signals wait for the end of the block.
+
+    One that interrupts a question to paddle's store, SIGCHLD of a loader's worker say, makes it
+    fail, and its answer the answer to the next question.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
@@ -260,6 +277,7 @@ class FailureWatch:
         self._thread.start()
 
     def _watch(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for other threads
         while not self._stopped.wait(_WATCH_SECONDS):
             try:
                 failed = self._store.add("expbase/failed", 0)
@@ -273,11 +291,14 @@ class FailureWatch:
     def tell(self, text: str) -> None:
         """Tells the others, and waits a little until they have heard it."""
         self.stop()
-        self._store.set("expbase/failure", f"rank {rank()}: {text}")
-        self._store.add("expbase/failed", 1)
+        with _without_signals():
+            self._store.set("expbase/failure", f"rank {rank()}: {text}")
+            self._store.add("expbase/failed", 1)
         deadline = time.monotonic() + _TELL_SECONDS
         while time.monotonic() < deadline:
-            if self._store.add("expbase/heard", 0) >= world_size() - 1:
+            with _without_signals():
+                heard = self._store.add("expbase/heard", 0)
+            if heard >= world_size() - 1:
                 return
             time.sleep(0.05)
 

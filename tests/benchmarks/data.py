@@ -1,0 +1,90 @@
+"""What driving a loader costs: a batch through expbase, against paddle's DataLoader by itself.
+
+    python tests/benchmarks/data.py
+
+Without workers, over the same small data set, shuffled; medians of interleaved passes. And what
+it costs per sample that random numbers depend on the position alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+
+warnings.simplefilter("ignore")
+
+import numpy as np  # noqa: E402
+from paddle.io import DataLoader, Dataset  # noqa: E402
+
+from expbase import rng  # noqa: E402
+from expbase.data import Share, make_feed  # noqa: E402
+
+BATCHES = 1000
+BATCH_SIZE = 16
+ROUNDS = 7
+
+
+class Small(Dataset):
+    def __init__(self) -> None:
+        self.values = np.random.RandomState(0).randn(BATCHES * BATCH_SIZE, 32).astype("float32")
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.values[index], index % 10
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def by_expbase(data: Dataset, epoch: int) -> float:
+    """Seconds per batch."""
+    loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+    feed = make_feed(loader, "train_loader", Share(seed=0))
+    began = time.perf_counter()
+    for _ in feed.open(epoch):
+        pass
+    return (time.perf_counter() - began) / BATCHES
+
+
+def by_paddle(data: Dataset) -> float:
+    """Seconds per batch."""
+    loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+    began = time.perf_counter()
+    for _ in loader:
+        pass
+    return (time.perf_counter() - began) / BATCHES
+
+
+def sample(data: Dataset, *, keyed: bool) -> float:
+    """Seconds per sample."""
+    count = 20_000
+    began = time.perf_counter()
+    for number in range(count):
+        if keyed:
+            rng.seed_cpu(rng.derive(0, number, 0))
+        data[number % len(data)]
+    return (time.perf_counter() - began) / count
+
+
+def main() -> None:
+    """Prints medians and ratios."""
+    data = Small()
+    ours, paddles, keyed, bare = [], [], [], []
+    for epoch in range(1, ROUNDS + 1):
+        ours.append(by_expbase(data, epoch))
+        paddles.append(by_paddle(data))
+        keyed.append(sample(data, keyed=True))
+        bare.append(sample(data, keyed=False))
+    our, paddles_own = statistics.median(ours), statistics.median(paddles)
+    print(f"a batch of {BATCH_SIZE} through expbase:  {our * 1e6:7.1f} µs")
+    print(f"a batch by paddle's DataLoader: {paddles_own * 1e6:7.1f} µs")
+    print(f"expbase / paddle:                 {our / paddles_own:.2f}")
+    with_key, without = statistics.median(keyed), statistics.median(bare)
+    print(
+        f"a sample with its own random numbers: {with_key * 1e6:.2f} µs, bare {without * 1e6:.2f}"
+    )
+    print(f"difference:                           {(with_key - without) * 1e6:.2f} µs")
+
+
+if __name__ == "__main__":
+    main()
