@@ -28,7 +28,7 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 
-from expbase import ExperimentBase, state  # noqa: E402
+from expbase import ExperimentBase, checkpoint, state  # noqa: E402
 
 WIDTH = 2048
 
@@ -59,7 +59,7 @@ class Subjects:
     def __init__(self, directory: Path, layers: int) -> None:
         Large.layers = layers
         config = Large.default_config()
-        config.training.update(max_iteration=10**6, valid_interval=0, log_interval=0, keep_last=1)
+        config.training.update(max_iteration=10**6, valid_interval=0, log_interval=0, keep_last=0)
         args = argparse.Namespace(output=str(directory / "run"), device="cpu")
         self.exp = Large(config, args)
         self.exp.setup()
@@ -117,6 +117,7 @@ class Subjects:
     def tidy(self) -> None:
         """Between two measurements: nothing is being written, and no file is overwritten."""
         self.exp._checkpointer.wait()
+        checkpoint.prune(self.exp.checkpoint_dir, keep_last=1)  # deleting is not measured
         for path in [*self.directory.glob("plain-*"), *self.directory.glob("paddle-*")]:
             path.unlink()
         os.sync()
