@@ -68,18 +68,24 @@ def stop_once(
         What was wrong, the seconds from the signal to the last rank's line, and those from the
         signal to the launcher's end.
     """
+    before = [len(stops(output, rank)) for rank in (0, 1)]
     with watched.started() as process:
         wait_for(lambda: trains(output, number), "training")
         time.sleep(delay)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        to_line = wait_for(
-            lambda: all(len(stops(output, rank)) == number for rank in (0, 1)), "both lines"
-        )
+
+        def have_said_it() -> bool:
+            return all(len(stops(output, rank)) > before[rank] for rank in (0, 1))
+
+        to_line = wait_for(lambda: have_said_it() or process.poll() is not None, "both lines")
         process.wait(timeout=_LONG_SECONDS)
         to_end = time.monotonic() - began
         gone = watched.seconds_until_gone(_GONE_SECONDS)
     wrong = [f"a process is there {gone:.0f} s later"] if gone > _GONE_SECONDS else []
+    if not have_said_it():
+        end = ledger(output, "end")[-1:]
+        return [*wrong, f"not both ranks said that they stopped; ledger: {end}"], to_line, to_end
     iterations = [stops(output, rank)[-1] for rank in (0, 1)]
     if iterations[0] != iterations[1]:
         wrong.append(f"the ranks stopped at {iterations}")
@@ -115,8 +121,8 @@ def main() -> None:
         ends.append(to_end)
         for text in wrong:
             print(f"stop {number}: {text} ({output})", flush=True)
-        at = stops(output, 0)[-1]
-        print(f"stop {number} at {at}: {to_line:.2f} s to the line, {to_end:.2f} s to the end")
+        at = f"{to_line:.2f} s to both lines, {to_end:.2f} s to the launcher's end"
+        print(f"stop {number}, iteration {stops(output, 0)[-1:]}: {at}", flush=True)
     if right == args.count:
         shutil.rmtree(directory)
     print(f"longest: {max(lines):.2f} s to both lines, {max(ends):.2f} s to the launcher's end")
