@@ -182,7 +182,7 @@ class IndexedFeed(Feed):
         self._dealt = share.world_size > 1 and not isinstance(
             self._sampler, DistributedBatchSampler
         )
-        self._listing: tuple[int, list[Any]] | None = None
+        self._listing: tuple[int, Any] | None = None
         self._fetcher = Fetcher(loader)
         inner = getattr(self._sampler, "sampler", None)
         self._stateful = next(filter(_has_state, (self._sampler, inner)), None)
@@ -261,9 +261,8 @@ class IndexedFeed(Feed):
             return itertools.islice(enumerate(_Isolated(seed, sampler)), start, None)
         if self._listing is None or self._listing[0] != epoch:
             with rng.isolated(seed):
-                self._listing = (epoch, list(sampler))
-        listed = self._listing[1]
-        return zip(itertools.count(start), itertools.islice(listed, start, None), strict=False)
+                self._listing = (epoch, _listed(sampler))
+        return _from(self._listing[1], start)
 
     def _go_to_begin(self, epoch: int) -> None:
         """Has a sampler with a state of its own stand before a pass, again if need be."""
@@ -549,6 +548,30 @@ def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:
         if not all(gather_objects(item is not nothing)):
             return
         yield item
+
+
+class _Cut:
+    """The batches of paddle's BatchSampler, cut from one list: millions of lists cost seconds."""
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        self._indices = list(sampler.sampler)
+        self._size: int = sampler.batch_size * sampler._acc_steps
+        full, rest = divmod(len(self._indices), self._size)
+        self._count: int = full + int(rest > 0 and not sampler.drop_last)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> list[Any]:
+        return self._indices[number * self._size : (number + 1) * self._size]
+
+
+def _listed(sampler: Any) -> Any:
+    return _Cut(sampler) if type(sampler) is BatchSampler else list(sampler)
+
+
+def _from(batches: Any, start: int) -> Iterator[Numbered]:
+    return ((number, batches[number]) for number in range(start, len(batches)))
 
 
 def _set_epoch(sampler: Any, epoch: int) -> None:
