@@ -11,6 +11,7 @@ from expbase._version import __version__ as __version__
 from expbase.cli import default_argument_parser, main
 from expbase.config import Config, ConfigError, get_default_training_config
 from expbase.distributed import rank_zero_only
+from expbase.events import on
 from expbase.experiment import ExperimentBase
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "default_argument_parser",
     "get_default_training_config",
     "main",
+    "on",
     "rank_zero_only",
 ]

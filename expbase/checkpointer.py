@@ -89,7 +89,8 @@ def _restore_own(
 ) -> list[str]:
     # Comes last, and must not spoil the random states that were restored before it.
     with rng.isolated():
-        exp.on_load_checkpoint({n: state.decode(value, arrays) for n, value in values.items()})
+        states = {n: state.decode(value, arrays) for n, value in values.items()}
+        exp._handlers.fire("on_load_checkpoint", states)
     return []
 
 
@@ -145,12 +146,23 @@ def _restore_best(
     return []
 
 
+def _capture_listeners(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    return dict(exp._handlers.counters())
+
+
+def _restore_listeners(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    return exp._handlers.restore(values)
+
+
 # In the order in which they are restored; what objects on the experiment hold is restored before.
 SECTIONS: dict[str, Section] = {
     "counters": Section(_capture_counters, _restore_counters),
     "registered": Section(_capture_registered, _restore_registered),
     "log": Section(_capture_log, _restore_log),
     "best": Section(_capture_best, _restore_best),
+    "listeners": Section(_capture_listeners, _restore_listeners),
     "environment": Section(_capture_environment, _restore_environment),
     "random": Section(_capture_random, _restore_random),
     "own": Section(_capture_own, _restore_own),
@@ -270,23 +282,12 @@ class Checkpointer:
             CheckpointError: It does not fit; nothing was changed.
         """
         exp = self._exp
-        content = self._read(path)
-        saved = json.loads(content.pop(STATE_FILE).tobytes())
-        if saved["format"] != _FORMAT:
-            raise CheckpointError(
-                f"{path}: has format {saved['format']}; expected {_FORMAT}. "
-                "Continue it with the version of expbase that wrote it."
-            )
-        tensors, values = self._own_part(content, saved)
-        found = exp._find_state()
+        world_size, tensors, values = self._read_fitting(path)
         arrays = tensors.pop(_ARRAYS, {})
-        problems = self._check_sections(values)
-        problems += state.check(found, tensors, values.get(_OBJECTS, {}))
-        self._raise_together(path, problems)
         notes = []
-        if saved["world_size"] != exp.world_size:
+        if world_size != exp.world_size:
             notes.append(
-                f"saved by {saved['world_size']} processes and continued by {exp.world_size}: the "
+                f"saved by {world_size} processes and continued by {exp.world_size}: the "
                 "order of the data is the same, the random states are new"
             )
             seed = rng.derive(
@@ -294,11 +295,60 @@ class Checkpointer:
             )
             rng.seed_all(seed)
             values["random"] = rng.capture()
-        state.apply(found, tensors, values[_OBJECTS])
+        state.apply(exp._find_state(), tensors, values[_OBJECTS])
         for name, section in SECTIONS.items():
             notes += section.restore(exp, values[name], arrays)
         self.newest_saved = path
         return notes
+
+    def look_at(self, path: Path) -> dict[str, Any]:
+        """Puts back what stands on the experiment, and not its place in training.
+
+        Returns:
+            The counters of the checkpoint, `iteration` and `epoch` among them.
+
+        Raises:
+            CheckpointError: It does not fit; nothing was changed.
+        """
+        _, tensors, values = self._read_fitting(path)
+        arrays = tensors.pop(_ARRAYS, {})
+        state.apply(self._exp._find_state(), tensors, values[_OBJECTS])
+        for name in ("registered", "own"):
+            SECTIONS[name].restore(self._exp, values[name], arrays)
+        counters: dict[str, Any] = values["counters"]
+        return counters
+
+    def choose(self, which: str) -> Path:
+        """The checkpoint of this run that is meant; nothing is changed.
+
+        Args:
+            which: "best", "last" or the number of an iteration.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        if which == "last":
+            return checkpoint.find(self._directory)
+        iteration = self._best() if which == "best" else int(which) if which.isdigit() else None
+        if iteration is None:
+            raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
+        path = self._directory / checkpoint.name_of(iteration)
+        if not path.exists():
+            there = ", ".join(p.name for p in checkpoint.listed(self._directory)) or "none"
+            raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
+        checkpoint.verify(path)
+        return path
+
+    def _best(self) -> int:
+        newest = checkpoint.find(self._directory)
+        values = json.loads((newest / STATE_FILE).read_bytes())["values"]
+        scores = state.decode(values["best"]["scores"], {})
+        if not scores:
+            raise CheckpointError(
+                f"{self._directory}: no checkpoint is the best one; expected training.monitor to "
+                "name a metric of valid(), and a save at an iteration that is validated."
+            )
+        return int(scores[0][0])
 
     # Capturing
 
@@ -317,7 +367,7 @@ class Checkpointer:
 
     def _capture(self, found: state.Found) -> tuple[state.Tensors, dict[str, Any]]:
         with rng.isolated():  # first, and felt by nothing: what it changes on self is saved
-            self._exp._own_states = dict(self._exp.on_save_checkpoint() or {})
+            self._exp._own_states = dict(self._exp._handlers.fire("on_save_checkpoint") or {})
         tensors, objects = state.capture(found)
         arrays: dict[str, Array] = {}
         values: dict[str, Any] = {_OBJECTS: objects}
@@ -418,6 +468,22 @@ class Checkpointer:
         return write
 
     # Restoring
+
+    def _read_fitting(self, path: Path) -> tuple[int, state.Tensors, dict[str, Any]]:
+        """The number of ranks that saved it, and this rank's tensors and values, which fit."""
+        content = self._read(path)
+        saved = json.loads(content.pop(STATE_FILE).tobytes())
+        if saved["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{path}: has format {saved['format']}; expected {_FORMAT}. "
+                "Continue it with the version of expbase that wrote it."
+            )
+        tensors, values = self._own_part(content, saved)
+        objects = {name: arrays for name, arrays in tensors.items() if name != _ARRAYS}
+        problems = self._check_sections(values)
+        problems += state.check(self._exp._find_state(), objects, values.get(_OBJECTS, {}))
+        self._raise_together(path, problems)
+        return saved["world_size"], tensors, values
 
     def _read(self, path: Path) -> dict[str, Any]:
         """The files of a checkpoint, on every rank; rank 0 reads them and sends them round."""

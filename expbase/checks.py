@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import paddle
@@ -16,6 +16,7 @@ import paddle
 from expbase import state
 from expbase.config import get_default_training_config
 from expbase.data import Feed, IndexedFeed
+from expbase.events import HELPER_EVENTS
 
 
 def check(found: state.Found, feed: Feed) -> None:
@@ -122,8 +123,33 @@ def check_ranks(names: Sequence[Sequence[str]]) -> None:
 def not_acted_on(training: Mapping[str, Any]) -> list[str]:
     """The keys of the contract that a later version will act on, where they are set."""
     defaults = get_default_training_config()
-    later = ("accumulation_steps", "sanity_batches", "overfit_batches", "hang_seconds")
+    later = ("overfit_batches", "hang_seconds")
     return [key for key in later if training[key] != defaults[key]]
+
+
+def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
+    """Checks that an update takes as many batches as the config says, after the first one.
+
+    Args:
+        accumulation_steps: Of the config.
+        used: The helpers that train_batch called.
+
+    Raises:
+        ValueError: It took one.
+    """
+    if accumulation_steps > 1 and "micro_batches" not in used:
+        raise ValueError(
+            f"training.accumulation_steps: {accumulation_steps} given, and train_batch did not "
+            "call self.micro_batches(); expected `for batch in self.micro_batches():` in it."
+        )
+
+
+def unfired(heard: Set[str], used: Set[str]) -> Iterator[tuple[str, str]]:
+    """The events that somebody hears and that did not come, with the helper they come from."""
+    for helper, events in HELPER_EVENTS.items():
+        for event in events:
+            if event in heard and helper not in used:
+                yield event, helper
 
 
 def not_updated(found: state.Found) -> list[str]:

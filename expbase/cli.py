@@ -11,6 +11,7 @@ left to paddle (`paddle.distributed.launch`, or its `spawn` for `--nprocs`).
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.checkpoint import CheckpointError
+from expbase.checkpoint import CheckpointError, name_of
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
+from expbase.output import CONFIG
 from expbase.weights import WeightsError
 
 
@@ -56,6 +58,19 @@ def default_argument_parser() -> argparse.ArgumentParser:
     add("--fresh", action="store_true", help="move what is in the output directory aside first")
     add("--force", action="store_true", help="go on although the config differs from the run's")
     add("--print_config", action="store_true", help="print the resolved config and end")
+    look = parser.add_argument_group(
+        "looking at a run (it may be running; its own config holds, but for --config and --opts)"
+    ).add_mutually_exclusive_group()
+    look.add_argument(
+        "--evaluate",
+        metavar="CHECKPOINT",
+        help="validate best, last or an iteration on self.test_loader, else self.valid_loader",
+    )
+    look.add_argument(
+        "--export",
+        metavar="CHECKPOINT",
+        help="write self.model of best, last or an iteration for inference, into DIR/export",
+    )
     add(
         "--opts",
         action="extend",
@@ -94,6 +109,10 @@ def main(
         if not args.output:
             raise ConfigError("--output: not given; expected the directory of the run.")
         args.output = fill_in(args.output, config)
+        if args.evaluate or args.export:
+            if args.fresh:
+                raise ConfigError("--fresh: given with --evaluate or --export, which only look.")
+            config = load_config(experiment, args, Path(args.output) / CONFIG)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
     if args.nprocs > 1 and distributed.world_size() == 1:
@@ -108,13 +127,22 @@ def main(
             sys.exit(f"{parser.prog}: error: {error}")
 
 
-def load_config(experiment: type[ExperimentBase], args: argparse.Namespace) -> Config:
+def load_config(
+    experiment: type[ExperimentBase], args: argparse.Namespace, of_run: Path | None = None
+) -> Config:
     """The defaults of the class, changed by the file and the options of the command line.
+
+    Args:
+        experiment: The class.
+        args: Parsed.
+        of_run: The config file of a run, which changes the defaults first, if it is there.
 
     Raises:
         ConfigError: One of them does not fit.
     """
     config = fill(experiment.default_config())
+    if of_run is not None and of_run.is_file():
+        config.merge_from_file(str(of_run))
     if args.config:
         config.merge_from_file(args.config)
     for words in (args.opts, args.overrides):
@@ -144,7 +172,25 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
 def _run(experiment: type[ExperimentBase], config: Config, args: argparse.Namespace) -> None:
     exp = experiment(config, args)
     exp.setup()
-    exp.run()
+    if args.evaluate or args.export:
+        with exp.closing():
+            _look(exp, args)
+    else:
+        exp.run()
+
+
+def _look(exp: ExperimentBase, args: argparse.Namespace) -> None:
+    exp.load_checkpoint(args.evaluate or args.export)
+    found: dict[str, Any] = {"iteration": exp.iteration, "epoch": exp.epoch}
+    if args.evaluate:
+        loader = "valid_loader" if exp.test_loader is None else "test_loader"
+        found |= {"loader": loader, **exp.evaluate(exp.test_loader)}
+    else:
+        path = Path(args.output) / "export" / name_of(exp.iteration) / "model"
+        exp.export(path)
+        found |= {"exported": str(path)}
+    if exp.rank == 0:
+        print(json.dumps(found))
 
 
 def _count(text: str) -> int:

@@ -1,20 +1,36 @@
-"""Evaluating without a trace: what the models do inside is not felt by the training after it.
+"""Evaluating and predicting without a trace: training after it does not feel that it was done.
 
-A leaf: which models, and under which seed, is passed in.
+In a phase other than "train" the models are in eval mode, no gradients are kept, and random states
+are the phase's own, derived from (seed, iteration); all is as before afterwards. What an evaluation
+is, the user's `valid` and `predict_batch` say.
 
-    with without_a_trace(layers, seed):
-        results = valid()
+    evaluation = Evaluation(experiment)
+    with evaluation.phase("valid"):
+        for batch in evaluation.batches(loader): ...
+    results = evaluation.predict(loader)
+    with evaluation.undone(): ...                 # changes of the state are taken back, too
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import paddle
 
-from expbase import rng
+from expbase import distributed, rng, state
+from expbase.data import Batches, Feed, IndexedFeed
+from expbase.logs import Meter, line
+from expbase.visualizer import Visualizer
+
+if TYPE_CHECKING:
+    from expbase.experiment import ExperimentBase
+
+_PURPOSES = {"valid": rng.VALID, "sanity": rng.VALID, "predict": rng.PREDICT}
 
 
 @contextlib.contextmanager
@@ -35,3 +51,238 @@ def without_a_trace(layers: Iterable[Any], seed: int) -> Iterator[None]:
     finally:
         for layer, mode in zip(sublayers, modes, strict=True):
             layer.training = mode
+
+
+class Evaluation:
+    """The phases of one experiment that are not training.
+
+    Attributes:
+        meter: Of what is logged meanwhile.
+    """
+
+    def __init__(self, experiment: ExperimentBase) -> None:
+        self.meter = Meter()
+        self._exp = experiment
+        self._loader: Any = None  # that `batches` takes by default; None: the validation loader
+        self._limit: int | None = None  # of the batches of one run over a loader
+        self._feeds: dict[int, Feed] = {}  # kept: persistent workers serve every run
+        self._open: list[Batches] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str, loader: Any = None) -> Iterator[None]:
+        """The phase of that name; within a phase that is not training it changes nothing.
+
+        Args:
+            name: "valid", "sanity" or "predict".
+            loader: What `batches` takes by default instead of the validation loader.
+        """
+        exp, before = self._exp, self._loader
+        self._loader = before if loader is None else loader
+        try:
+            if exp.phase != "train":
+                yield
+                return
+            purpose = _PURPOSES[name]
+            seed = rng.derive(exp.config.training.seed, purpose, exp.iteration, exp.rank)
+            exp.phase, self.meter = name, Meter()
+            layers = state.find(exp._user_attributes()).layers.values()  # excluded ones, too
+            try:
+                with exp._watch.pause(), without_a_trace(layers, seed):
+                    yield
+            finally:
+                exp.phase = "train"
+                while self._open:  # one may have been left early
+                    self._open.pop().close()
+        finally:
+            self._loader = before
+
+    def batches(self, loader: Any = None) -> Iterator[Any]:
+        """This rank's share of a loader's data; of the validation loader by default."""
+        return self._limited(self._run_over(loader, rng.VALID))
+
+    def _limited(self, batches: Iterable[Any]) -> Iterator[Any]:
+        return itertools.islice(batches, self._limit)
+
+    def _run_over(self, loader: Any, purpose: int) -> Batches:
+        loader = self._loader if loader is None else loader
+        batches = self._feed(loader).once(purpose, self._exp.iteration)
+        self._open.append(batches)
+        return batches
+
+    def _feed(self, loader: Any) -> Feed:
+        name = "self.valid_loader" if loader is None else "valid_batches"
+        loader = self._exp.valid_loader if loader is None else loader
+        if id(loader) not in self._feeds:
+            self._feeds[id(loader)] = self._exp._feed_of(loader, name)
+        return self._feeds[id(loader)]
+
+    def agreed(self, results: Mapping[str, Any] | None) -> dict[str, float]:
+        """What valid() gave on rank 0, and what was logged in it, as numbers; on every rank.
+
+        Raises:
+            TypeError: It gave something else.
+        """
+        if results is not None and not isinstance(results, Mapping):
+            raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
+        given = {**self.meter.means(), **(results or {})}
+        numbers = {name: distributed.number(value) for name, value in given.items()}
+        self.wait()
+        return distributed.broadcast_object(numbers)
+
+    def wait(self) -> None:
+        """Waits for the other ranks: their shares may take longer than a collective waits."""
+        if self._exp.phase != "train":
+            distributed.wait_for_all()
+
+    # --- prediction ----------------------------------------------------------------------
+
+    def predict(self, loader: Any) -> list[Any]:
+        """The results of predict_batch, one per sample in the order of the data, on every rank.
+
+        Raises:
+            ValueError: The loader would leave samples out, or predict_batch did.
+        """
+        feed = self._feed(loader)
+        if isinstance(feed, IndexedFeed) and getattr(loader.batch_sampler, "drop_last", False):
+            raise ValueError(
+                "predict: the loader has drop_last=True, so some samples would have no result; "
+                "expected drop_last=False."
+            )
+        ready = isinstance(feed, IndexedFeed) and loader.batch_sampler is None  # made by the data
+        numbered: list[tuple[Any, Any]] = []  # where a sample stands, and its result
+        run = self._run_over(loader, rng.PREDICT)
+        for batch in run:
+            outputs = self._exp.predict_batch(batch)
+            results = split(outputs)
+            if run.indices is None or ready:
+                index = len(numbered) if run.indices is None else run.indices[0]
+                where = [(index, place) for place in range(len(results))]
+            else:
+                where = [(index, 0) for index in run.indices]
+            if len(where) != len(results):
+                raise ValueError(
+                    f"predict_batch: returned {len(results)} results for {len(where)} samples; "
+                    "expected one per sample: the first axis of each array is the batch."
+                )
+            numbered += zip(where, results, strict=True)
+            self._exp._handlers.fire("on_predict_batch_end", outputs)
+        if means := self.meter.means():
+            self._exp.logger.info("%s", line(self._exp.iteration, means))
+        self.wait()
+        of_ranks = distributed.gather_objects(numbered)
+        if not isinstance(feed, IndexedFeed):  # sharded by the user, who knows how
+            return [result for of_rank in of_ranks for _, result in of_rank]
+        by_index = {i: result for of_rank in of_ranks for i, result in of_rank}
+        return [by_index[i] for i in sorted(by_index)]
+
+    # --- sanity check --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def trial(self, num_batches: int) -> Iterator[None]:
+        """The phase "sanity": a few batches, and nothing of it remains but lines of text.
+
+        Args:
+            num_batches: That a run over a loader gives this rank at most.
+        """
+        exp, visualizer = self._exp, self._exp.visualizer
+        self._limit, exp.visualizer = num_batches, Visualizer(None)
+        try:
+            with self.undone(), self.phase("sanity"):
+                yield
+        finally:
+            self._limit, exp.visualizer = None, visualizer
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Takes back afterwards what the block did to the state and to plain attributes."""
+        exp = self._exp
+        found = exp._find_state()
+        live, values = state.capture(found)
+        tensors = {n: {k: a.copy() for k, a in arrays.items()} for n, arrays in live.items()}
+        attributes = exp._user_attributes()
+        contents = {name: _content(value) for name, value in attributes.items()}
+        try:
+            yield
+        finally:
+            for name in exp._user_attributes().keys() - attributes.keys():
+                delattr(exp, name)
+            for name, value in attributes.items():
+                setattr(exp, name, value)
+                _set_content(value, contents[name])
+            state.apply(found, tensors, values)
+
+    def close(self) -> None:
+        """Lets go of the loaders' workers. May be called twice."""
+        with contextlib.ExitStack() as steps:
+            for feed in self._feeds.values():
+                steps.callback(feed.close)
+
+
+def split(outputs: Any) -> list[Any]:
+    """The outputs of a batch, sample by sample; tensors become numpy arrays and numbers.
+
+    Args:
+        outputs: A tensor or array [B, …], a mapping or tuple of such (each sample gets one of
+            the same kind), or a list with one entry for each sample.
+
+    Raises:
+        TypeError: It is something else.
+        ValueError: Its parts have different lengths.
+    """
+    if isinstance(outputs, Mapping):
+        parts = {name: split(part) for name, part in outputs.items()}
+        rows = _together(list(parts.values()))
+        return [dict(zip(parts, row, strict=True)) for row in rows]
+    if isinstance(outputs, tuple):
+        return _together([split(part) for part in outputs])
+    if isinstance(outputs, list):
+        return [_plain(value) for value in outputs]
+    array = outputs.numpy() if isinstance(outputs, paddle.Tensor) else outputs
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise TypeError(
+            f"predict_batch: returned {outputs!r}; expected a tensor or array with the batch as "
+            "its first axis, a mapping or tuple of them, or a list with one entry per sample."
+        )
+    return list(array)
+
+
+def _together(columns: list[list[Any]]) -> list[tuple[Any, ...]]:
+    if len({*map(len, columns)}) > 1:
+        raise ValueError(
+            f"predict_batch: returned parts of {[*map(len, columns)]} results; expected as many "
+            "in each as there are samples."
+        )
+    return list(zip(*columns, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, paddle.Tensor):
+        return value.item() if value.size == 1 else value.numpy()
+    return value
+
+
+def _content(value: Any) -> Any:
+    """A copy of what can be changed in place, of plain data and metrics; None of the rest."""
+    try:
+        if isinstance(value, paddle.metric.Metric):
+            return copy.deepcopy(vars(value))
+        if isinstance(value, (list, dict, set, np.ndarray)):
+            state.encode(value, "", {})  # plain data alone: no layer, no loader
+            return copy.deepcopy(value)
+    except TypeError:
+        pass
+    return None
+
+
+def _set_content(value: Any, content: Any) -> None:
+    if content is None:
+        return
+    if isinstance(value, paddle.metric.Metric):
+        vars(value).update(content)
+    elif isinstance(value, np.ndarray):
+        value[...] = content
+    elif isinstance(value, list):
+        value[:] = content
+    else:
+        value.clear()
+        value.update(content)

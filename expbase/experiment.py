@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,17 @@ from expbase.config import (
     complete,
     get_default_training_config,
 )
-from expbase.data import Batches, Cursor, Feed, Share, make_feed
-from expbase.evaluation import without_a_trace
-from expbase.events import BATCH_EVENTS, Events, heard_events
+from expbase.data import Cursor, Feed, Share, make_feed
+from expbase.evaluation import Evaluation
+from expbase.events import BATCH_EVENTS, Events, Handlers
 from expbase.ledger import Ledger
 from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
 from expbase.output import Output
+from expbase.stepping import Stepper
 from expbase.stopping import Wish, Wishes
 from expbase.visualizer import Visualizer
+from expbase.weights import export_model, read_weights, write_weights
 from expbase.weights import load as load_weights
-from expbase.weights import read_weights, write_weights
 
 
 class NonFiniteError(FloatingPointError):
@@ -65,6 +66,7 @@ class ExperimentBase(Events):
         optimizer: Yours.
         train_loader: Yours: a paddle.io.DataLoader or any iterable of batches.
         valid_loader: Yours, for `valid_batches`.
+        test_loader: Yours, if there is one: `--evaluate` takes it.
         iteration: Updates done; within train_batch the number of the one under way.
         epoch: Passes begun.
         batch_in_epoch: Batches that this rank has read in this pass.
@@ -93,6 +95,7 @@ class ExperimentBase(Events):
         self.optimizer: Any = None
         self.train_loader: Any = None
         self.valid_loader: Any = None
+        self.test_loader: Any = None
         self.iteration = 0
         self.epoch = 0
         self.phase = "train"
@@ -108,7 +111,6 @@ class ExperimentBase(Events):
         self._moved_aside: Path | None = None
         self._metrics_file = MetricsFile(None)
         self._meter = Meter()
-        self._phase_meter = Meter()  # of what is logged while the phase is not "train"
         self._watch = Stopwatch()
         self._checkpointer = Checkpointer(self, self.checkpoint_dir)
         self._resumable: Path | None = None  # this run's own checkpoint, found in setup
@@ -131,12 +133,14 @@ class ExperimentBase(Events):
         self._running = self._closed = self._is_set_up = False
         self._save_wanted = self._at_end_of_iteration = False
         self._pass_ended_within = 0  # the epoch of a pass that ended inside train_batch
-        self._feeds: dict[int, Feed] = {}  # of the loaders that valid_batches was given
-        self._open_batches: list[Batches] = []
         self._failure: BaseException | None = None  # that was logged
         self._has_looked = False  # at what the first update showed
-        self._heard = heard_events(type(self))
-        self._hears_batches = not self._heard.isdisjoint(BATCH_EVENTS)
+        self._handlers = Handlers(self)
+        self._hears_batches = not self._handlers.heard.isdisjoint(BATCH_EVENTS)
+        self._stepper = Stepper(self)
+        self._evaluation = Evaluation(self)
+        self._looks_only = any(getattr(args, name, None) for name in ("evaluate", "export"))
+        self._looked_at = ""  # the checkpoint that load_checkpoint brought back
         self._template_attributes = set(vars(self)) - {"model", "optimizer"}
 
     @classmethod
@@ -212,7 +216,7 @@ class ExperimentBase(Events):
         self.setup_checkpointer()
         rng.seed_all(rng.derive(self.config.training.seed, rng.SETUP))  # the same on all ranks
 
-        self.on_setup_begin()
+        self._fire("on_setup_begin")
         self.setup_dataloader()
         self._cursor = Cursor(self._feed_of(self.train_loader, "self.train_loader"))
         self.setup_model()
@@ -221,7 +225,7 @@ class ExperimentBase(Events):
         self.epoch = 0
         self.check_setup()
         self._is_set_up = True
-        self.on_setup_end()
+        self._fire("on_setup_end")
 
     def prepare(self) -> None:
         """The first thing in setup: downloads, environment. Does nothing here."""
@@ -262,6 +266,8 @@ class ExperimentBase(Events):
         Raises:
             ConfigError: It cannot be used, is in use, or holds a run of another config.
         """
+        if self._looks_only:  # it writes nothing, so it needs no lock
+            return self._output.expect()
         fresh, force = getattr(self.args, "fresh", False), getattr(self.args, "force", False)
         self._moved_aside = distributed.on_rank_zero(
             lambda: self._output.claim(self.config, fresh=fresh, force=force), "output directory"
@@ -272,16 +278,20 @@ class ExperimentBase(Events):
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""
-        if self.rank == 0:
+        if self.rank == 0 and not self._looks_only:
             self._output.dump(self.config)
 
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
-        self.visualizer = Visualizer(self.output_dir if self.rank == 0 else None)
+        writes = self.rank == 0 and not self._looks_only
+        self.visualizer = Visualizer(self.output_dir if writes else None)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl."""
-        self.logger = open_log(self.output_dir / f"worker_{self.rank}.log", echo=self.rank == 0)
+        path = None if self._looks_only else self.output_dir / f"worker_{self.rank}.log"
+        self.logger = open_log(path, echo=self.rank == 0)
+        if self._looks_only:
+            return
         limit = self.config.training.time_limit_seconds
         self._wishes = Wishes(self.output_dir / "STOP" if self.rank == 0 else None, limit)
         if self.rank == 0:
@@ -292,7 +302,8 @@ class ExperimentBase(Events):
 
     def setup_checkpointer(self) -> None:
         """Looks for a checkpoint of this run; that it is continued is the first thing said."""
-        self._resumable = self._checkpointer.newest()
+        if not self._looks_only:
+            self._resumable = self._checkpointer.newest()
         if self._resumable is not None:
             self.logger.info(
                 "CONTINUING the run in %s from %s (--fresh starts over and keeps the old run)",
@@ -374,55 +385,60 @@ class ExperimentBase(Events):
             SystemExit: It was stopped by a signal or a time limit; with the exit code for that.
             BaseException: Whatever training raised, after everything was closed.
         """
-        with self._wishes.heard(self._wake):
-            try:
-                if not self._resumed:
-                    self.resume_or_load()
-                if self._is_last():
-                    self.logger.info(
-                        "FINISHED already: iteration %d, epoch %d. To train on, raise "
-                        "training.max_iteration or max_epoch; --fresh starts over.",
-                        self.iteration,
-                        self.epoch,
-                    )
-                else:
-                    self._train_with_events()
-                    self._say_the_end()
-            except BaseException as error:
-                self._close_after(error)
-                raise
-            self.close()
+        with self._wishes.heard(self._wake), self.closing():
+            if not self._resumed:
+                self.resume_or_load()
+            if self._is_last():
+                self.logger.info(
+                    "FINISHED already: iteration %d, epoch %d. To train on, raise "
+                    "training.max_iteration or max_epoch; --fresh starts over.",
+                    self.iteration,
+                    self.epoch,
+                )
+            else:
+                self._check_sanity()
+                self._train_with_events()
+                self._say_the_end()
         if self._stopped_by.exit_code:
             sys.exit(self._stopped_by.exit_code)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end, by the config or by stop(); not broken off."""
+        over = self._is_last() or self._stopped_by is Wish.CALL
+        return over and not self._running and self._failure is None
 
     def _train_with_events(self) -> None:
         try:
             seed = rng.derive(self.config.training.seed, rng.SETUP, 1, self.rank)
             with rng.isolated(seed):  # it comes once per start: training must not feel it
-                self.on_train_begin()
+                self._fire("on_train_begin")
             self.train()
         except BaseException as error:
+            self._running = False
             self._log_failure(error)
-            self._quietly("on_exception", self.on_exception, error)
-            self._quietly("on_train_end", self.on_train_end)
+            for event, *args in (("on_exception", error), ("on_train_end",)):
+                for name, handler in self._handlers.each(event, *args):
+                    self._quietly(name, handler)
             raise
-        self.on_train_end()
+        self._fire("on_train_end")
 
     def train(self) -> None:
         """The loop: batches until the end, and between them whatever is due."""
         self._agreement = distributed.Agreement(self.iteration)
         self._plan()
         self._watch.start(self.iteration)
-        batch_end = "on_train_batch_end" in self._heard
+        batch_end = "on_train_batch_end" in self._handlers.heard
         cursor = self._cursor
-        self._running = True
+        self._stopped_by = self._agreed_wish()  # stop() may have been called in on_train_begin
+        self._running = not self._stopped_by
         while self._running:
             if cursor.batches.ended:
                 self._begin_pass()
             self.iteration += 1
             self.train_batch()
             if batch_end:
-                self.on_train_batch_end()
+                self._fire("on_train_batch_end")
             if self.iteration >= self._next_due or cursor.batches.ended:
                 self._do_what_is_due()
 
@@ -432,6 +448,8 @@ class ExperimentBase(Events):
         Validation comes before saving and saving last, so that a checkpoint holds everything
         that happened in its iteration.
         """
+        if not self._has_looked:
+            self._look_once()
         training = self.config.training
         ended, last = self._cursor.batches.ended, self._is_last()
         passed = self.epoch if ended else self._pass_ended_within
@@ -453,8 +471,6 @@ class ExperimentBase(Events):
         self._pass_ended_within = 0
         self._checkpointer.raise_failure()
         self._running = not ending
-        if not self._has_looked:
-            self._look_once()
         self._plan()
 
     def _save_at_end_of_iteration(self) -> None:
@@ -473,6 +489,11 @@ class ExperimentBase(Events):
                 "train_batch did not call self.read_batch(): the data it takes is not in the order "
                 "of the seed, and is not continued after a stop."
             )
+        checks.check_accumulation(self.config.training.accumulation_steps, self._stepper.used)
+        for event, helper in checks.unfired(self._handlers.heard, self._stepper.used):
+            self.logger.warning(
+                "%s does not come: train_batch did not call self.%s().", event, helper
+            )
 
     def _goal(self) -> str:
         training = self.config.training
@@ -486,7 +507,8 @@ class ExperimentBase(Events):
         where = f"{newest.name} in {self.args.output}" if newest else "no checkpoint was asked for"
         if self._stopped_by:
             text = self._stop_text or self._stopped_by
-            self.logger.info("[%d] STOPPED by %s; the same command continues", self.iteration, text)
+            hint = "" if self._stopped_by is Wish.CALL else "; the same command continues"
+            self.logger.info("[%d] STOPPED by %s%s", self.iteration, text, hint)
             self._wishes.fulfilled()
         else:
             self.logger.info("[%d] FINISHED: epoch %d, %s", self.iteration, self.epoch, where)
@@ -538,6 +560,38 @@ class ExperimentBase(Events):
             return Wish(self._agreement.greatest(self.iteration, self._wishes.wish))
         return Wish.NONE if self.parallel else self._wishes.wish
 
+    # --- the parts of an update; by hand is legal, too ------------------------------------
+
+    def micro_batches(self) -> Iterator[Any]:
+        """The training.accumulation_steps batches of one update, for a loop in train_batch.
+
+        Among several ranks gradients are averaged with the last one. A pass may end in between;
+        the next one then begins within the update.
+        """
+        return self._stepper.micro_batches()
+
+    def backward(self, loss: Any) -> None:
+        """Adds the gradients of a loss, in micro_batches divided by their number.
+
+        Args:
+            loss: Of one batch, a mean over its samples. It goes through the GradScaler on self,
+                if there is one.
+        """
+        self._stepper.backward(loss)
+
+    def step_optimizers(self, *optimizers: Any) -> None:
+        """Unscales the gradients, steps, clears them. Schedules are yours to step.
+
+        Args:
+            *optimizers: All on self by default.
+        """
+        self._stepper.step(optimizers)
+
+    @property
+    def stepping(self) -> tuple[Any, ...]:
+        """The optimizers that step_optimizers is about; empty outside of it."""
+        return self._stepper.optimizers
+
     # --- data ----------------------------------------------------------------------------
 
     def read_batch(self) -> Any:
@@ -557,10 +611,10 @@ class ExperimentBase(Events):
         return batch
 
     def _read_with_events(self) -> Any:
-        self.on_fetch_data_begin()
+        self._fire("on_fetch_data_begin")
         batch = self._cursor.read()
-        self.on_fetch_data_end()
-        self.on_train_batch_begin(batch, self._cursor.batches.indices)
+        self._fire("on_fetch_data_end")
+        self._fire("on_train_batch_begin", batch, self._cursor.batches.indices)
         return batch
 
     def new_epoch(self) -> None:
@@ -575,13 +629,13 @@ class ExperimentBase(Events):
             self._end_pass()
         self.new_epoch()
         self._pass_is_closed = False
-        self.on_train_epoch_begin()
+        self._fire("on_train_epoch_begin")
 
     def _end_pass(self) -> None:
         if self._pass_is_closed:
             return
         self._pass_is_closed = True
-        self.on_train_epoch_end()
+        self._fire("on_train_epoch_end")
         if _divides(self.config.training.valid_every_epoch, self.epoch):
             self._validate()
 
@@ -595,18 +649,25 @@ class ExperimentBase(Events):
 
     # --- evaluation ----------------------------------------------------------------------
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, loader: Any = None) -> dict[str, float]:
         """Runs valid() in eval mode, without gradients, under random states of its own.
 
+        Args:
+            loader: What valid_batches() gives; None: self.valid_loader.
+
         Returns:
-            What valid() gave on rank 0, as numbers; on every rank.
+            What valid() gave on rank 0, as numbers; on every rank. Within training those of
+            self.valid_loader are logged as `valid/…`; others only go into the text log.
         """
-        with self._in_phase("valid"):
-            self.on_evaluate_begin()
-            self._validated_at = self.iteration
-            results = self._results = self._agreed_results(self.valid())
-            self._write({f"valid/{name}": value for name, value in results.items()})
-            self.on_evaluate_end(results)
+        with self._evaluation.phase("valid", loader):
+            self._fire("on_evaluate_begin")
+            results = self._evaluation.agreed(self.valid())
+            if loader is None and self._running:
+                self._validated_at, self._results = self.iteration, results
+                self._write({f"valid/{name}": value for name, value in results.items()})
+            else:
+                self.logger.info("evaluated: %s", line(self.iteration, results))
+            self._fire("on_evaluate_end", results)
         return results
 
     def _check_monitor(self) -> None:
@@ -621,27 +682,30 @@ class ExperimentBase(Events):
     def _validate(self) -> None:
         if self._validated_at != self.iteration:
             self._validated_at = self.iteration
-            with self._in_phase("valid"):  # here, too: evaluate may be overridden
+            with self._evaluation.phase("valid"):  # here, too: evaluate may be overridden
                 self._results = dict(self.evaluate() or {})
             self._check_monitor()
+
+    def _check_sanity(self) -> None:
+        """Has a broken valid() fail before the first update."""
+        if num_batches := self.config.training.sanity_batches:
+            with self._evaluation.trial(num_batches):
+                self._fire("on_sanity_check_begin")
+                results = self._evaluation.agreed(self.valid())
+                self._fire("on_sanity_check_end", results)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's share of the validation data: each sample exactly once over all ranks.
 
         Args:
-            loader: self.valid_loader by default. Of an IterableDataset or another iterable each
-                rank gets what it gives: sharding is yours.
+            loader: What evaluate was given, or self.valid_loader, by default. Of an
+                IterableDataset or another iterable each rank gets what it gives: sharding is
+                yours.
 
         Returns:
             The batches; on some rank possibly none.
         """
-        name = "self.valid_loader" if loader is None else "valid_batches"
-        loader = self.valid_loader if loader is None else loader
-        if id(loader) not in self._feeds:  # kept: persistent workers serve every validation
-            self._feeds[id(loader)] = self._feed_of(loader, name)
-        batches = self._feeds[id(loader)].once(rng.VALID, self.iteration)
-        self._open_batches.append(batches)
-        return iter(batches)
+        return self._evaluation.batches(loader)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the ranks, by weight. Call it once, after the loop.
@@ -653,43 +717,46 @@ class ExperimentBase(Events):
         Returns:
             The same on every rank; empty if all weights are 0.
         """
-        self._wait_in_evaluation()
+        self._evaluation.wait()
         return distributed.weighted_average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
-        self._wait_in_evaluation()
+        self._evaluation.wait()
         return distributed.gather_objects(value)
 
-    def _wait_in_evaluation(self) -> None:
-        # The ranks' shares may take times that differ by more than a collective waits.
-        if self.phase != "train":
-            distributed.wait_for_all()
+    def predict(self, loader: Any) -> list[Any]:
+        """Runs predict_batch over the data, as valid is run: on every rank its share.
 
-    @contextlib.contextmanager
-    def _in_phase(self, phase: str) -> Iterator[None]:
-        if self.phase != "train":
-            yield
-            return
-        seed = rng.derive(self.config.training.seed, rng.VALID, self.iteration, self.rank)
-        self.phase = phase
-        self._phase_meter = Meter()
-        try:
-            layers = state.find(self._user_attributes()).layers.values()  # excluded ones, too
-            with self._watch.pause(), without_a_trace(layers, seed):
-                yield
-        finally:
-            self.phase = "train"
-            while self._open_batches:  # one may have been left early
-                self._open_batches.pop().close()
+        Args:
+            loader: A paddle.io.DataLoader or an iterable of batches; drop_last must be off.
 
-    def _agreed_results(self, results: Mapping[str, Any] | None) -> dict[str, float]:
-        if results is not None and not isinstance(results, Mapping):
-            raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
-        given = {**self._phase_meter.means(), **(results or {})}
-        numbers = {name: distributed.number(value) for name, value in given.items()}
-        self._wait_in_evaluation()
-        return distributed.broadcast_object(numbers)
+        Returns:
+            One result per sample in the order of the data set, the same on every rank. Of an
+            iterable: in the order in which it comes, rank by rank.
+
+        Raises:
+            ValueError: Some sample would have no result.
+        """
+        with self._evaluation.phase("predict"):
+            self._fire("on_predict_begin")
+            results = self._evaluation.predict(loader)
+            self._fire("on_predict_end", results)
+        return results
+
+    def predict_batch(self, batch: Any) -> Any:
+        """What predict is to give for a batch; yours, if you use it.
+
+        Args:
+            batch: As the loader gives it.
+
+        Returns:
+            A tensor or array [B, …], a mapping or tuple of such, or a list of B results.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.predict_batch: not defined; predict needs it. Expected a "
+            "method that takes a batch and returns its outputs, one per sample."
+        )
 
     # --- logging -------------------------------------------------------------------------
 
@@ -700,7 +767,7 @@ class ExperimentBase(Events):
             mapping: Numbers or one-element tensors by name.
             **scalars: The same as keywords.
         """
-        meter = self._meter if self.phase == "train" else self._phase_meter
+        meter = self._meter if self.phase == "train" else self._evaluation.meter
         meter.add(self.iteration, {**mapping, **scalars} if mapping else scalars)
 
     def _log(self) -> None:
@@ -710,7 +777,7 @@ class ExperimentBase(Events):
         speed = self._watch.speed(self.iteration, samples, self._iterations_left())
         metrics = {f"train/{name}": mean for name, mean in self._meter.means().items()}
         metrics |= self._learning_rates() | {f"speed/{name}": n for name, n in speed.items()}
-        self.on_log(metrics)
+        self._fire("on_log", metrics)
         self._write(metrics)
 
     def _write(self, metrics: Mapping[str, float]) -> None:
@@ -760,8 +827,13 @@ class ExperimentBase(Events):
             self._save_wanted = True
             self._wake()
             return
-        if self._saved_at == self.iteration:
+        if self._saved_at == self.iteration or self.phase == "sanity":
             return
+        if self._looked_at:
+            raise RuntimeError(
+                f"save: what stands on self is {self._looked_at}, brought back to be looked at; "
+                f"as iteration {self.iteration} it would spoil the run."
+            )
         with self._watch.pause():
             self._check_finite()
             validated = self._validated_at == self.iteration
@@ -776,7 +848,7 @@ class ExperimentBase(Events):
         Raises:
             CheckpointError, WeightsError: It is damaged or does not fit.
         """
-        self._resumed = True
+        self._resumed, self._looked_at = True, ""
         path, other = self._resumable, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
             path = distributed.on_rank_zero(lambda: checkpoint.find(Path(other)), "checkpoint_path")
@@ -796,6 +868,62 @@ class ExperimentBase(Events):
             "start", iteration=self.iteration, ranks=self.world_size, resumed=path and path.name
         )
 
+    def load_checkpoint(self, which: str) -> None:
+        """Brings back what has state from a checkpoint of this run, to look at it.
+
+        The models, optimizers and values on self are those of the checkpoint afterwards; the
+        place in training stays, and save() is refused: the run's own checkpoints are not spoiled.
+
+        Args:
+            which: "best", "last" or the number of an iteration.
+
+        Raises:
+            RuntimeError: Training is under way.
+            CheckpointError: There is no such checkpoint.
+        """
+        if self._running:
+            raise RuntimeError(
+                "load_checkpoint: called within training, which would go on with other weights; "
+                "expected it after train(): in on_train_end, say."
+            )
+        self._checkpointer.close()  # the last one may still be under way
+        path = distributed.on_rank_zero(lambda: self._checkpointer.choose(which), "load_checkpoint")
+        assert path is not None
+        counters = self._checkpointer.look_at(path)
+        if self._looks_only:
+            self.iteration, self.epoch = counters["iteration"], counters["epoch"]
+        self._looked_at = path.name
+        self.logger.info("loaded %s (%s)", path.name, which)
+
+    def load_best(self) -> None:
+        """load_checkpoint("best"), for a final test."""
+        self.load_checkpoint("best")
+
+    def export(
+        self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
+    ) -> None:
+        """Writes a model for inference, by paddle.jit.save, on rank 0.
+
+        Args:
+            path: Without a suffix: files of this name with paddle's own suffixes are written.
+            input_spec: A paddle.static.InputSpec for each input of its forward; self.input_spec
+                by default.
+            layer: self.model by default.
+
+        Raises:
+            ValueError: There is no input_spec.
+        """
+        layer = self.unwrap(self.model if layer is None else layer)
+        spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
+        if spec is None:
+            raise ValueError(
+                "export: no input_spec given; expected a list with a paddle.static.InputSpec for "
+                "each input of the model, here or as self.input_spec."
+            )
+        with self._evaluation.phase("predict"):
+            distributed.on_rank_zero(lambda: export_model(Path(path), layer, spec), "export")
+        self.logger.info("exported %s", path)
+
     def save_model(self, path: str | Path, layer: Any = None) -> None:
         """Writes the weights of a model, on rank 0, whole or not at all.
 
@@ -803,7 +931,7 @@ class ExperimentBase(Events):
             path: Ends in `.safetensors`, or in `.pdparams` for paddle.load.
             layer: self.model by default.
         """
-        self.on_save_model()
+        self._fire("on_save_model")
         layer = self.unwrap(self.model if layer is None else layer)
         distributed.on_rank_zero(lambda: write_weights(Path(path), layer), "save_model")
 
@@ -821,7 +949,7 @@ class ExperimentBase(Events):
         Raises:
             WeightsError: It cannot be read or does not fit; nothing was changed.
         """
-        self.on_load_model()
+        self._fire("on_load_model")
         found = distributed.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
         reports = load_weights(found, self._find_state().layers, into, partial=partial)
         for name, report in reports.items():
@@ -853,6 +981,9 @@ class ExperimentBase(Events):
     def _find_state(self) -> state.Found:
         return state.find(self._user_attributes(), [*self._excluded, *self._registered])
 
+    def _fire(self, event: str, *args: Any) -> Any:
+        return self._handlers.fire(event, *args)
+
     def _user_attributes(self) -> dict[str, Any]:
         own = self._template_attributes
         return {name: value for name, value in vars(self).items() if name not in own}
@@ -861,6 +992,16 @@ class ExperimentBase(Events):
 
     def terminal(self) -> None:
         """The last thing of a start, once, also after a failure. Does nothing here."""
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Closes after the block; an error in it is logged first, and nothing hides it."""
+        try:
+            yield
+        except BaseException as error:
+            self._close_after(error)
+            raise
+        self.close()
 
     def close(self) -> None:
         """Ends what setup began. May be called twice."""
@@ -874,8 +1015,7 @@ class ExperimentBase(Events):
                 steps.callback(self._stop_watching)
                 steps.callback(self.visualizer.close)
                 steps.callback(self._cursor.close)
-                for feed in self._feeds.values():
-                    steps.callback(feed.close)
+                steps.callback(self._evaluation.close)
                 steps.callback(self._checkpointer.close)
                 steps.callback(self.terminal)
         except Exception as error:

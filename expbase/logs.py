@@ -45,20 +45,21 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
 
-def open_log(path: Path, *, echo: bool) -> logging.Logger:
+def open_log(path: Path | None, *, echo: bool) -> logging.Logger:
     """A logger of its own, named `expbase`, that appends to a file.
 
     It is not the one of `logging.getLogger`: two experiments in a process must not write into
     each other's file, and paddle's handler at the root must not print every line again.
 
     Args:
-        path: The file; it is made if need be.
+        path: The file; it is made if need be. None: no file.
         echo: Whether lines go to stderr as well, without the tracebacks that python prints there.
     """
     logger = logging.Logger("expbase", logging.INFO)
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
-    logger.addHandler(file)
+    if path is not None:
+        file = logging.FileHandler(path, encoding="utf-8")
+        file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
+        logger.addHandler(file)
     if echo:
         console = logging.StreamHandler(sys.stderr)
         console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))

@@ -66,6 +66,18 @@ class Output:
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise ConfigError(f"args.output: {str(self.path)!r} cannot be written to.")
 
+    def expect(self) -> None:
+        """Checks that the directory of a run is there, to be read.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        if not (self.path / CONFIG).is_file():
+            raise ConfigError(
+                f"args.output: {str(self.path)!r} holds no run; expected the directory of one, "
+                f"with its {CONFIG}."
+            )
+
     def lock(self, rank: int) -> None:
         """Takes the directory for this process, for one rank.
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import io
 import pickle
+import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paddle
 
 from expbase import checkpoint
 from expbase.tensorfile import Array, TensorFileError, describe, parse, serialize
@@ -122,6 +124,21 @@ class Report:
             f"other shape: {n}: {there} there, {here} here" for n, there, here in self.reshaped
         ]
         return "\n  ".join(lines)
+
+
+def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
+    """Writes a layer for inference by paddle.jit.save; each of its files appears whole.
+
+    Args:
+        path: Without a suffix.
+        layer: In eval mode.
+        input_spec: A paddle.static.InputSpec for each input.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=path.parent) as directory:
+        paddle.jit.save(layer, str(Path(directory) / path.name), input_spec=list(input_spec))
+        for file in Path(directory).iterdir():
+            file.replace(path.parent / file.name)
 
 
 def compare(weights: Mapping[str, Array], layer: Any) -> Report:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "expbase").rglob("*.py"))
 EXPORTED = {
     "Config", "ConfigError", "ExperimentBase", "default_argument_parser",
-    "get_default_training_config", "main", "rank_zero_only",
+    "get_default_training_config", "main", "on", "rank_zero_only",
 }  # fmt: skip
 LOOK = """
 import os, signal, sys, threading
