@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+from tiny import Tiny, make, metrics, same_bits, trained
+
+from expbase import ExperimentBase, on
+from expbase.events import EVENTS, Events, Filter
+
+
+class Stepped(Tiny):
+    """Three batches a pass, its updates made by the helpers."""
+
+    size = 12
+    trace: Trace
+
+    def train_batch(self) -> None:
+        for points, labels in self.micro_batches():
+            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
+            self.backward(loss)
+            self.log(loss=loss)
+        self.step_optimizers()
+
+
+class Trace(list[str]):
+    """No plain list, whose content the sanity check would take back."""
+
+
+def _recorded(name: str) -> Callable[..., Any]:
+    def record(self: Any, *args: Any) -> Any:
+        self.trace.append(name)
+        return getattr(super(Traced, self), name)(*args)
+
+    return record
+
+
+class Traced(Stepped):
+    """Notes every event, and what comes between them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.trace = Trace()
+        self.exclude_from_state("trace")
+
+
+for _name in (
+    *EVENTS, "prepare", "setup_dataloader", "setup_model", "startup", "check_setup",
+    "resume_or_load", "valid", "terminal",
+):  # fmt: skip
+    setattr(Traced, _name, _recorded(_name))
+
+
+def trace_of(output: Path, **training: Any) -> list[str]:
+    exp: Any = make(Traced, output, valid_interval=2, save_interval=2, **training)
+    exp.setup()
+    exp.run()
+    return list(exp.trace)
+
+
+SETUP = (
+    "prepare on_setup_begin setup_dataloader setup_model startup check_setup on_setup_end "
+    "resume_or_load"
+)
+READ = "on_fetch_data_begin on_fetch_data_end on_train_batch_begin"
+BACKWARD = "on_before_backward on_after_backward"
+STEP = (
+    "on_before_optimizers_step on_after_optimizers_step on_before_zero_grad on_after_zero_grad "
+    "on_train_batch_end"
+)
+VALIDATE = "on_evaluate_begin valid on_evaluate_end"
+SANITY = "on_sanity_check_begin valid on_sanity_check_end"
+END = "on_train_end terminal"
+
+
+def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path / "run", max_iteration=5, log_interval=3, sanity_batches=1)
+    update = f"{READ} {BACKWARD} {STEP}"
+    expected = f"""
+        {SETUP} {SANITY} on_train_begin
+        on_train_epoch_begin
+        {update}
+        {update} {VALIDATE} on_save_checkpoint
+        {update} on_log on_train_epoch_end
+        on_train_epoch_begin
+        {update} {VALIDATE} on_save_checkpoint
+        {update} on_log {VALIDATE} on_save_checkpoint
+        {END}
+    """
+    assert trace == expected.split()
+
+
+def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
+    tmp_path: Path,
+) -> None:
+    trace = trace_of(
+        tmp_path / "run", max_iteration=3, accumulation_steps=2, log_interval=3, valid_every_epoch=2
+    )
+    expected = f"""
+        {SETUP} on_train_begin
+        on_train_epoch_begin
+        {READ} {BACKWARD} {READ} {BACKWARD} {STEP}
+        {READ} {BACKWARD}
+        on_train_epoch_end
+        on_train_epoch_begin
+        {READ} {BACKWARD} {STEP} {VALIDATE} on_save_checkpoint
+        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log {VALIDATE}
+        on_train_epoch_end on_save_checkpoint
+        {END}
+    """
+    assert trace == expected.split()
+
+
+def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path: Path) -> None:
+    trace_of(tmp_path / "run", max_iteration=2, log_interval=3)
+    trace = trace_of(tmp_path / "run", max_iteration=4, log_interval=3)
+    update = f"{READ} {BACKWARD} {STEP}"
+    expected = f"""
+        {SETUP} on_load_checkpoint on_train_begin
+        {update} on_log on_train_epoch_end
+        on_train_epoch_begin
+        {update} on_log {VALIDATE} on_save_checkpoint
+        {END}
+    """
+    assert trace == expected.split()
+
+
+class Predicting(Traced):
+    def predict_batch(self, batch: Any) -> Any:
+        self.trace.append("predict_batch")
+        return self.model(batch[0])
+
+
+def test_predict_fires_per_batch(tmp_path: Path) -> None:
+    exp: Any = make(Predicting, tmp_path / "run")
+    exp.setup()
+    exp.trace.clear()
+    exp.predict(exp.valid_loader)  # ten samples by three
+    exp.close()
+    per_batch = "predict_batch on_predict_batch_end "
+    assert exp.trace == f"on_predict_begin {per_batch * 4} on_predict_end terminal".split()
+
+
+def test_saving_and_loading_a_model_are_told_before(tmp_path: Path) -> None:
+    class Asking(Stepped):
+        def on_save_model(self) -> None:
+            assert not (tmp_path / "m.safetensors").exists()
+
+        def on_load_model(self) -> None:
+            self.weight = self.unwrap(self.model)[0].weight.numpy()
+
+    exp: Any = make(Asking, tmp_path / "run")
+    exp.setup()
+    exp.save_model(tmp_path / "m.safetensors")
+    saved = exp.model[0].weight.numpy()
+    exp.model[0].weight.set_value(saved + 1)
+    exp.load_model(tmp_path / "m.safetensors")
+    assert (exp.weight == saved + 1).all()
+    assert (exp.model[0].weight.numpy() == saved).all()
+    exp.close()
+
+
+# --- listeners -------------------------------------------------------------------------------
+
+
+class Base(Stepped):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heard: list[Any] = []
+
+    @on("on_train_batch_end")
+    def base_second(self) -> None:
+        self.heard.append("base")
+
+
+class Derived(Base):
+    @on("on_train_batch_end")
+    def first(self) -> None:
+        self.heard.append("first")
+
+    def on_train_batch_end(self) -> None:
+        self.heard.append("method")
+
+    @on("on_train_batch_end", every=2)
+    def a_second(self) -> None:
+        self.heard.append("second")
+
+    @on("on_train_batch_end", once=1)
+    @on("on_log")
+    def on_both(self, metrics: Any = None) -> None:
+        self.heard.append("log" if metrics else "once")
+
+
+def test_the_method_comes_first_then_listeners_base_classes_first_as_defined(
+    tmp_path: Path,
+) -> None:
+    exp: Any = trained(Derived, tmp_path, max_iteration=2, log_interval=2)
+    assert exp.heard == [
+        *("method", "base", "first", "once"),
+        *("method", "base", "first", "second", "log"),
+    ]
+
+
+def test_a_listener_that_a_subclass_overrides_is_called_by_its_mark(tmp_path: Path) -> None:
+    class Overriding(Derived):
+        def base_second(self) -> None:
+            self.heard.append("overridden")
+
+        a_second = None  # type: ignore[assignment]
+
+    exp: Any = trained(Overriding, tmp_path, max_iteration=2, log_interval=0)
+    assert exp.heard == ["method", "overridden", "first", "once", "method", "overridden", "first"]
+
+
+def test_a_listener_reads_what_the_training_step_left_on_self(tmp_path: Path) -> None:
+    class Attending(Stepped):
+        seen: dict[int, Any] = {}  # noqa: RUF012
+
+        def train_batch(self) -> None:
+            ((points, _),) = self.micro_batches()
+            self.attention = paddle.nn.functional.softmax(points @ points.T)
+            self.backward(self.model(points).mean())
+            self.step_optimizers()
+
+        @on("on_train_batch_end", every=2)
+        def look(self) -> None:
+            self.seen[self.iteration] = self.attention.sum(axis=1).numpy()
+
+    exp: Any = trained(Attending, tmp_path, max_iteration=4)
+    assert sorted(exp.seen) == [2, 4]
+    assert all(abs(rows - 1).max() < 1e-6 for rows in exp.seen.values())
+
+
+class Counting(Stepped):
+    """A listener's counters decide about training: noise is drawn at every third update."""
+
+    stop_at = 0
+
+    def on_train_batch_end(self) -> None:
+        if self.iteration == self.stop_at:
+            self.stop()
+
+    @on("on_train_batch_end", every=3)
+    def third(self) -> None:
+        weight = self.unwrap(self.model)[0].weight
+        weight.set_value(weight + paddle.randn(weight.shape) / 100)
+
+    @on("on_train_batch_end", filter_fn=lambda filter_, exp: filter_.num_executed < 2)
+    def twice(self) -> None:
+        self.log(twice=self.iteration)
+
+    @on("on_evaluate_end", once=2)
+    def second(self, results: Any) -> None:
+        assert self.iteration == 6, self.iteration
+        self.unwrap(self.model)[0].bias.set_value(paddle.ones([8]))
+
+
+def test_a_run_continued_in_mid_filter_ends_with_the_same_bits(tmp_path: Path) -> None:
+    trained(Counting, tmp_path / "whole", max_iteration=8, valid_interval=3)
+    for end in (2, 4, 5, 8):
+        stopped = type("Counting", (Counting,), {"stop_at": end})
+        trained(stopped, tmp_path / "parts", max_iteration=8, valid_interval=3)
+    step = "checkpoints/step-00000008"
+    same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)
+    logged = [line["iteration"] for line in metrics(tmp_path / "whole") if "train/twice" in line]
+    assert logged == [1, 2]
+
+
+def test_a_filter_function_sees_how_often_it_was_asked_and_the_experiment(tmp_path: Path) -> None:
+    asked = []
+
+    def rarely(filter_: Filter, exp: Any) -> bool:
+        asked.append((filter_.num_called, filter_.num_executed, exp.iteration))
+        return filter_.num_called % 2 == 1
+
+    class Rare(Stepped):
+        @on("on_train_batch_end", filter_fn=rarely)
+        def act(self) -> None: ...
+
+    trained(Rare, tmp_path, max_iteration=3)
+    assert asked == [(1, 0, 1), (2, 1, 2), (3, 1, 3)]
+
+
+def test_a_listener_that_came_or_went_since_the_checkpoint_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Counting, tmp_path, max_iteration=2)
+    trained(Stepped, tmp_path, max_iteration=4)
+    assert "not exact: the listener third:on_train_batch_end stands on one side only" in (
+        capsys.readouterr().err
+    )
+
+
+# --- mistakes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "text"),
+    [
+        ("on_train_batch_edn", {}, "'on_train_batch_edn' is no event. Did you mean 'on_train_ba"),
+        ("setup_model", {}, "'setup_model' is no event"),
+        ("on_log", {"every": 2, "once": 3}, "every and once given; expected one of them"),
+        ("on_log", {"every": 0}, "every=0 given; expected a whole number from 1 on"),
+        ("on_log", {"once": -1}, "once=-1 given"),
+        ("on_log", {"every": True}, "every=True given"),
+        ("on_log", {"once": 2.0}, "once=2.0 given"),
+        ("on_setup_end", {"once": 1}, "once given; expected none: it comes once per start"),
+    ],
+)
+def test_a_wrong_event_or_filter_is_an_error_when_the_class_is_defined(
+    words: str, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+
+        class _(Tiny):
+            @on(words, **options)
+            def act(self, metrics: Any) -> None: ...
+
+
+def test_what_cannot_be_a_listener_is_an_error_when_the_class_is_defined() -> None:
+    with pytest.raises(TypeError, match="filter_fn=3 given; expected a function"):
+        on("on_log", filter_fn=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a plain method"):
+        on("on_log")(staticmethod(print))
+    with pytest.raises(TypeError, match=r"_\.act: takes \(self\) -> 'None'; expected \(self, metr"):
+
+        class _(Tiny):
+            @on("on_log")
+            def act(self) -> None: ...
+
+    with pytest.raises(TypeError, match="is an event itself"):
+
+        class _(Tiny):  # type: ignore[no-redef]
+            @on("on_train_end")
+            def on_train_begin(self) -> None: ...
+
+
+def test_a_misspelt_event_method_is_an_error_when_the_class_is_defined() -> None:
+    with pytest.raises(TypeError, match=r"_ends: is no event, .* mean 'on_train_epoch_end'"):
+
+        class _(Tiny):
+            def on_train_epoch_ends(self) -> None: ...
+
+
+def test_two_mixins_do_not_hide_each_others_listeners() -> None:
+    class One(ExperimentBase):
+        @on("on_train_end")
+        def report(self) -> None: ...
+
+    class Other(ExperimentBase):
+        @on("on_train_begin")
+        def report(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Both: the listener Other\.report would be hidden by One"):
+
+        class Both(One, Other): ...
+
+
+def test_what_a_listener_returns_is_not_lost_in_silence(tmp_path: Path) -> None:
+    class Returning(Stepped):
+        @on("on_save_checkpoint")
+        def keep(self) -> dict[str, int]:
+            return {"a": 1}
+
+    with pytest.raises(TypeError, match=r"Returning\.keep: a listener returned {'a': 1}"):
+        trained(Returning, tmp_path)
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+class Failing(Stepped):
+    """Everything fails, and everything is called."""
+
+    called: list[str] = []  # noqa: RUF012
+
+    def train_batch(self) -> None:
+        raise ArithmeticError("the original")
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.called.append(str(exception))
+        raise ValueError("in on_exception")
+
+    @on("on_exception")
+    def tell(self, exception: BaseException) -> None:
+        self.called.append(f"tell {exception}")
+        raise ValueError("in tell")
+
+    @on("on_train_end")
+    def end(self) -> None:
+        self.called.append("end")
+        raise ValueError("in end")
+
+    def on_train_end(self) -> None:
+        self.called.append("on_train_end")
+        assert not self.finished
+
+    def terminal(self) -> None:
+        self.called.append("terminal")
+
+
+def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(ArithmeticError, match="the original"):
+        trained(Failing, tmp_path)
+    assert Failing.called == [
+        "the original",
+        "tell the original",
+        "on_train_end",
+        "end",
+        "terminal",
+    ]
+    log = (tmp_path / "worker_0.log").read_text()
+    for text in ("in on_exception, after the failure", "in tell, after", "in end, after"):
+        assert text in log
+
+
+def test_every_event_is_documented() -> None:
+    assert all(getattr(Events, name).__doc__ for name in EVENTS)
