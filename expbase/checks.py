@@ -127,6 +127,17 @@ def not_acted_on(training: Mapping[str, Any]) -> list[str]:
     return [key for key in later if training[key] != defaults[key]]
 
 
+def unsaved_validations(training: Mapping[str, Any]) -> Iterator[str]:
+    """That the best validation may be one that no checkpoint stands beside, in words."""
+    valid, save = training["valid_interval"], training["save_interval"]
+    if training["monitor"] and training["keep_best"] and valid and save and valid % save:
+        yield (
+            f"training.monitor: only every {math.lcm(valid, save) // valid}th validation is saved "
+            f"(valid_interval {valid}, save_interval {save}), so the best one may not be; "
+            "expected valid_interval to be a multiple of save_interval."
+        )
+
+
 def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
     """Checks that an update takes as many batches as the config says, after the first one.
 

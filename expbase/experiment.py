@@ -327,7 +327,11 @@ class ExperimentBase(Events):
             found, self._cursor.feed, self.config.training.accumulation_steps
         ):
             self.logger.info("%s", text)
+        if self._looks_only:
+            return
         self.logger.info("%s in %s", self._goal(), self.args.output)
+        for text in checks.unsaved_validations(self.config.training):
+            self.logger.warning("%s", text)
         for key in checks.not_acted_on(self.config.training):
             self.logger.warning("training.%s: this version does not act on it yet.", key)
         for name in checks.not_updated(state.find(self._user_attributes())):

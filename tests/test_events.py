@@ -420,3 +420,23 @@ def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Pa
 
 def test_every_event_is_documented() -> None:
     assert all(getattr(Events, name).__doc__ for name in EVENTS)
+
+
+DOCS = (Path(__file__).parents[1] / "docs" / "events.md").read_text(encoding="utf-8")
+
+
+def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| .*\|$", DOCS, re.MULTILINE)
+    assert len(rows) == 15 + 27
+    assert all(hasattr(ExperimentBase, here) or here == "on" for _, here in rows)
+    assert all(event in DOCS for event in EVENTS)
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
+    scope: dict[str, Any] = {}
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    exec(code, scope)  # the documentation's own
+    trained(type("Documented", (scope["Experiment"], Stepped), {}), tmp_path, valid_interval=1)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "pass 1 is over" in log
+    assert log.count("{'accuracy'") == 3

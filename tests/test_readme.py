@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -40,14 +41,44 @@ def test_digits_reaches_what_the_readme_promises(tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    accuracy, saved, end = (line.split(" ", 1)[1] for line in result.stderr.splitlines()[-3:])
-    assert re.match(r"\[600\] epoch=14 valid/accuracy=0\.9[789]", accuracy)
-    assert saved == "[600] saved step-00000600"
-    assert end.startswith("[600] FINISHED: epoch 14, step-00000600 in ")
+    lines = [line.split(" ", 1)[1] for line in result.stderr.splitlines()[-5:]]
+    assert re.match(r"\[600\] epoch=18 valid/accuracy=0\.9[789]", lines[0])
+    assert lines[1] == "[600] saved step-00000600"
+    assert re.fullmatch(r"loaded step-00000[1-6]00 \(best\)", lines[2])
+    assert re.match(r"evaluated: \[600\] accuracy=0\.9[6789]", lines[3])
+    assert lines[4].startswith("[600] FINISHED: epoch 18, step-00000600 in ")
+    assert len((tmp_path / "run" / "test.jsonl").read_text().splitlines()) == 360
 
 
-def test_digits_is_at_most_sixty_lines() -> None:
-    assert len((ROOT / "experiments/digits/train.py").read_text().splitlines()) <= 60
+def test_a_metric_is_replaced_in_five_lines_and_right_over_ranks(tmp_path: Path) -> None:
+    script = ROOT / "experiments/digits/macro_f1.py"
+    body = script.read_text().split("class MacroF1")[1].split("\n\n")[0].splitlines()
+    assert len(body) <= 5
+    words = ["--device", "cpu", "training.max_iteration=40", "training.valid_interval=40"]
+    printed = []
+    for nprocs in ("1", "2"):
+        run = ["--output", str(tmp_path / "run"), "--nprocs", nprocs]
+        if nprocs == "1":
+            assert run_script(script, *run, *words).returncode == 0
+        result = run_script(script, *run, "--evaluate", "last")
+        assert result.returncode == 0, result.stderr
+        printed.append(json.loads(result.stdout.splitlines()[-1]))
+    assert printed[0] == printed[1]
+    assert 0.2 < printed[0]["macro_f1"] < 1
+
+
+def test_the_accumulation_of_the_readme_trains(tmp_path: Path) -> None:
+    line, accumulating = blocks("python")[0], blocks("python")[1]
+    script = tmp_path / "train.py"
+    script.write_text(
+        line.split("if __name__")[0] + accumulating + "\nif __name__ == '__main__':\n"
+        "    main(Accumulating)\n"
+    )
+    words = ["training.accumulation_steps=2", "training.max_iteration=200"]
+    result = run_script(script, "--output", str(tmp_path / "run"), *words)
+    assert result.returncode == 0, result.stderr
+    assert "samples_per_update=40" in result.stderr
+    assert float(re.findall(r"valid/error=(\S+)", result.stderr)[-1]) < 0.5
 
 
 def test_the_table_of_keys_holds_the_defaults() -> None:
