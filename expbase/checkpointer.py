@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,45 +311,20 @@ class Checkpointer:
         Raises:
             CheckpointError: It does not fit; nothing was changed.
         """
-        _, tensors, values = self._read_fitting(path)
+        world_size, tensors, values = self._read_fitting(path)
+        if world_size != self._exp.world_size:
+            self._exp.logger.info(
+                "saved by %d processes and looked at by %d: what differed between the ranks, like "
+                "the statistics of batch norm, is rank 0's",
+                world_size,
+                self._exp.world_size,
+            )
         arrays = tensors.pop(_ARRAYS, {})
         state.apply(self._exp._find_state(), tensors, values[_OBJECTS])
         for name in ("registered", "own"):
             SECTIONS[name].restore(self._exp, values[name], arrays)
         counters: dict[str, Any] = values["counters"]
         return counters
-
-    def choose(self, which: str) -> Path:
-        """The checkpoint of this run that is meant; nothing is changed.
-
-        Args:
-            which: "best", "last" or the number of an iteration.
-
-        Raises:
-            CheckpointError: There is none.
-        """
-        if which == "last":
-            return checkpoint.find(self._directory)
-        iteration = self._best() if which == "best" else int(which) if which.isdigit() else None
-        if iteration is None:
-            raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
-        path = self._directory / checkpoint.name_of(iteration)
-        if not path.exists():
-            there = ", ".join(p.name for p in checkpoint.listed(self._directory)) or "none"
-            raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
-        checkpoint.verify(path)
-        return path
-
-    def _best(self) -> int:
-        newest = checkpoint.find(self._directory)
-        values = json.loads((newest / STATE_FILE).read_bytes())["values"]
-        scores = state.decode(values["best"]["scores"], {})
-        if not scores:
-            raise CheckpointError(
-                f"{self._directory}: no checkpoint is the best one; expected training.monitor to "
-                "name a metric of valid(), and a save at an iteration that is validated."
-            )
-        return int(scores[0][0])
 
     # Capturing
 
@@ -557,3 +533,40 @@ def _broadcast_bytes(data: Any, size: int) -> Any:
         if data is None:
             received[start:end] = chunk.numpy()
     return received
+
+
+def choose(run: Path, which: str) -> Path:
+    """The checkpoint of a run that is meant; nothing there is changed.
+
+    Args:
+        run: The output directory, or a checkpoint itself.
+        which: "best", "last" or the number of an iteration; not looked at for a checkpoint.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if which == "last" or (run / checkpoint.MANIFEST).exists():
+        return checkpoint.find(run)
+    iteration = (
+        _best(run) if which == "best" else int(which) if re.fullmatch("[0-9]+", which) else None
+    )
+    if iteration is None:
+        raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
+    path = run / checkpoint.FOLDER / checkpoint.name_of(iteration)
+    if not path.exists():
+        there = ", ".join(p.name for p in checkpoint.listed(path.parent)) or "none"
+        raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
+    checkpoint.verify(path)
+    return path
+
+
+def _best(run: Path) -> int:
+    newest = checkpoint.find(run)
+    values = json.loads((newest / STATE_FILE).read_bytes())["values"]
+    scores = state.decode(values["best"]["scores"], {})
+    if not scores:
+        raise CheckpointError(
+            f"{run}: no checkpoint is the best one; expected training.monitor to name a metric of "
+            "valid(), and a save at an iteration that is validated."
+        )
+    return int(scores[0][0])

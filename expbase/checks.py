@@ -127,15 +127,16 @@ def not_acted_on(training: Mapping[str, Any]) -> list[str]:
     return [key for key in later if training[key] != defaults[key]]
 
 
-def unsaved_validations(training: Mapping[str, Any]) -> Iterator[str]:
-    """That the best validation may be one that no checkpoint stands beside, in words."""
+def unsaved_validations(training: Mapping[str, Any]) -> str:
+    """That the best validation may be one without a checkpoint, in words; empty if it has one."""
     valid, save = training["valid_interval"], training["save_interval"]
-    if training["monitor"] and training["keep_best"] and valid and save and valid % save:
-        yield (
-            f"training.monitor: only every {math.lcm(valid, save) // valid}th validation is saved "
-            f"(valid_interval {valid}, save_interval {save}), so the best one may not be; "
-            "expected valid_interval to be a multiple of save_interval."
-        )
+    if not (training["monitor"] and training["keep_best"] and valid and save and valid % save):
+        return ""
+    return (
+        f"training.monitor: validations come every {valid} iterations and checkpoints every "
+        f"{save}, so the best one may have no checkpoint. With training.save_interval at "
+        f"{math.gcd(valid, save)} each has one."
+    )
 
 
 def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:

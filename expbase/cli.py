@@ -11,10 +11,11 @@ left to paddle (`paddle.distributed.launch`, or its `spawn` for `--nprocs`).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from expbase import distributed
 from expbase.checkpoint import CheckpointError, name_of
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
+from expbase.logs import json_value
 from expbase.output import CONFIG
 from expbase.weights import WeightsError
 
@@ -109,22 +111,21 @@ def main(
         if not args.output:
             raise ConfigError("--output: not given; expected the directory of the run.")
         args.output = fill_in(args.output, config)
-        if args.evaluate or args.export:
-            if args.fresh:
-                raise ConfigError("--fresh: given with --evaluate or --export, which only look.")
+        if args.evaluate is not None or args.export is not None:
+            for option in ("fresh", "force", "checkpoint_path", "init_model_path"):
+                if getattr(args, option):
+                    raise ConfigError(
+                        f"--{option}: given with --evaluate or --export, which only look at a run."
+                    )
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
     if args.nprocs > 1 and distributed.world_size() == 1:
-        code = distributed.spawn(_run, (experiment, config, args), args.nprocs, args.device)
-        if code:
+        words = (experiment, config, args, parser.prog)
+        if code := distributed.spawn(_run, words, args.nprocs, args.device):
             sys.exit(code)
     else:
-        try:
-            _run(experiment, config, args)
-        except (ConfigError, CheckpointError, WeightsError) as error:
-            # a person's slip, told in a line; the log has the traceback
-            sys.exit(f"{parser.prog}: error: {error}")
+        _run(experiment, config, args, parser.prog)
 
 
 def load_config(
@@ -169,10 +170,30 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
     return str(Path(re.sub(r"\{([^{}]*)\}", value, output)))
 
 
-def _run(experiment: type[ExperimentBase], config: Config, args: argparse.Namespace) -> None:
+def _run(
+    experiment: type[ExperimentBase], config: Config, args: argparse.Namespace, prog: str
+) -> None:
+    with plainly(prog):
+        _train_or_look(experiment, config, args)
+
+
+@contextlib.contextmanager
+def plainly(prog: str) -> Iterator[None]:
+    """Has a person's slip end in a line, on one rank; the log has the traceback."""
+    try:
+        yield
+    except (ConfigError, CheckpointError, WeightsError) as error:
+        sys.exit(f"{prog}: error: {error}" if distributed.rank() == 0 else 1)
+    except distributed.RankZeroError:
+        sys.exit(1)  # it has said it
+
+
+def _train_or_look(
+    experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
+) -> None:
     exp = experiment(config, args)
     exp.setup()
-    if args.evaluate or args.export:
+    if args.evaluate is not None or args.export is not None:
         with exp.closing():
             _look(exp, args)
     else:
@@ -180,11 +201,12 @@ def _run(experiment: type[ExperimentBase], config: Config, args: argparse.Namesp
 
 
 def _look(exp: ExperimentBase, args: argparse.Namespace) -> None:
-    exp.load_checkpoint(args.evaluate or args.export)
+    exp.load_checkpoint(args.export if args.evaluate is None else args.evaluate)
     found: dict[str, Any] = {"iteration": exp.iteration, "epoch": exp.epoch}
-    if args.evaluate:
+    if args.evaluate is not None:
         loader = "valid_loader" if exp.test_loader is None else "test_loader"
-        found |= {"loader": loader, **exp.evaluate(exp.test_loader)}
+        results = exp.evaluate(exp.test_loader)
+        found = {n: json_value(value) for n, value in results.items()} | found | {"loader": loader}
     else:
         path = Path(args.output) / "export" / name_of(exp.iteration) / "model"
         exp.export(path)

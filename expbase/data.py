@@ -360,8 +360,14 @@ class StreamFeed(Feed):
         seed = rng.derive(self.share.seed, purpose, number, self.share.rank)
 
         def read(batches: Batches) -> Iterator[Any]:
-            for batch, batches.ended in with_last(self._source(seed)):
-                yield batch
+            # It may be the training loader, whose place must not move.
+            before = copy.deepcopy(self.loader.state_dict()) if self._is_stateful else None
+            try:
+                for batch, batches.ended in with_last(self._source(seed)):
+                    yield batch
+            finally:
+                if self._is_stateful:
+                    _set_state(self.loader, before)
 
         return Batches(read, 0)
 

@@ -46,6 +46,10 @@ _TELL_SECONDS = 3.0  # that a failing rank gives the others to hear of it
 _GRACE_SECONDS = 10.0  # that the other processes get to end when one has failed
 
 
+class RankZeroError(RuntimeError):
+    """What was done on rank 0 alone failed there; the other ranks hear of it by this."""
+
+
 def rank() -> int:
     """The number of this process, 0 to world_size() - 1. Right before init_parallel, too."""
     return int(dist.get_rank())
@@ -126,7 +130,7 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
         Its value, on every rank.
 
     Raises:
-        RuntimeError: On the other ranks, with the error of rank 0, which goes its own way there.
+        RankZeroError: On the other ranks, with the error of rank 0, which goes its own way there.
     """
     if not dist.is_initialized():
         return function()
@@ -141,7 +145,7 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     if error is not None:
         raise error
     if text is not None:
-        raise RuntimeError(f"{doing}: rank 0 failed: {text}")
+        raise RankZeroError(f"{doing}: rank 0 failed: {text}")
     return value
 
 

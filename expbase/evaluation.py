@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ def without_a_trace(layers: Iterable[Any], seed: int) -> Iterator[None]:
         layers: Whose mode is set; each sublayer gets back the one that it had.
         seed: Of the random states inside.
     """
+    layers = list(layers)
     sublayers = [s for layer in layers for s in layer.sublayers(include_self=True)]
+    bare = [p for layer in layers for p in layer.parameters() if p.grad_ is None]
     modes = [layer.training for layer in sublayers]
     try:
         with rng.isolated(seed), paddle.no_grad():
@@ -51,6 +54,9 @@ def without_a_trace(layers: Iterable[Any], seed: int) -> Iterator[None]:
     finally:
         for layer, mode in zip(sublayers, modes, strict=True):
             layer.training = mode
+        for parameter in bare:  # a saliency map, say, leaves gradients, which training would feel
+            if parameter.grad_ is not None:
+                parameter.clear_gradient(False)
 
 
 class Evaluation:
@@ -69,32 +75,41 @@ class Evaluation:
         self._open: list[Batches] = []
 
     @contextlib.contextmanager
-    def phase(self, name: str, loader: Any = None) -> Iterator[None]:
+    def phase(self, name: str, loader: Any = None, layers: Iterable[Any] = ()) -> Iterator[None]:
         """The phase of that name; within a phase that is not training it changes nothing.
 
         Args:
             name: "valid", "sanity" or "predict".
             loader: What `batches` takes by default instead of the validation loader.
+            layers: That do not stand on the experiment.
         """
-        exp, before = self._exp, self._loader
+        exp, before, meter = self._exp, self._loader, self.meter
         self._loader = before if loader is None else loader
         try:
             if exp.phase != "train":
+                self.meter = Meter() if name == "predict" else meter
                 yield
                 return
             purpose = _PURPOSES[name]
             seed = rng.derive(exp.config.training.seed, purpose, exp.iteration, exp.rank)
             exp.phase, self.meter = name, Meter()
-            layers = state.find(exp._user_attributes()).layers.values()  # excluded ones, too
+            own = state.find(exp._user_attributes()).layers.values()  # excluded ones, too
             try:
-                with exp._watch.pause(), without_a_trace(layers, seed):
+                with exp._watch.pause(), without_a_trace([*own, *layers], seed):
                     yield
             finally:
                 exp.phase = "train"
                 while self._open:  # one may have been left early
                     self._open.pop().close()
+                self._let_go()
         finally:
-            self._loader = before
+            self._loader, self.meter = before, meter
+
+    def _let_go(self) -> None:
+        """Closes the feeds of loaders that were made for one run alone."""
+        standing = {id(value) for value in vars(self._exp).values()}
+        for key in [key for key in self._feeds if key not in standing]:
+            self._feeds.pop(key).close()
 
     def batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's share of a loader's data; of the validation loader by default."""
@@ -142,8 +157,11 @@ class Evaluation:
         Raises:
             ValueError: The loader would leave samples out, or predict_batch did.
         """
+        if loader is None:
+            raise ValueError("predict: no loader given; expected one, self.test_loader say.")
         feed = self._feed(loader)
-        if isinstance(feed, IndexedFeed) and getattr(loader.batch_sampler, "drop_last", False):
+        sampler = getattr(loader, "batch_sampler", None)
+        if getattr(loader, "drop_last", False) or getattr(sampler, "drop_last", False):
             raise ValueError(
                 "predict: the loader has drop_last=True, so some samples would have no result; "
                 "expected drop_last=False."
@@ -151,7 +169,7 @@ class Evaluation:
         ready = isinstance(feed, IndexedFeed) and loader.batch_sampler is None  # made by the data
         numbered: list[tuple[Any, Any]] = []  # where a sample stands, and its result
         run = self._run_over(loader, rng.PREDICT)
-        for batch in run:
+        for batch in self._limited(run):
             outputs = self._exp.predict_batch(batch)
             results = split(outputs)
             if run.indices is None or ready:
@@ -185,12 +203,15 @@ class Evaluation:
             num_batches: That a run over a loader gives this rank at most.
         """
         exp, visualizer = self._exp, self._exp.visualizer
-        self._limit, exp.visualizer = num_batches, Visualizer(None)
-        try:
-            with self.undone(), self.phase("sanity"):
-                yield
-        finally:
-            self._limit, exp.visualizer = None, visualizer
+        with tempfile.TemporaryDirectory() as elsewhere:
+            exp.visualizer = Visualizer(elsewhere if exp.rank == 0 else None)
+            self._limit = num_batches
+            try:
+                with self.undone(), self.phase("sanity"):
+                    yield
+            finally:
+                exp.visualizer.close()
+                self._limit, exp.visualizer = None, visualizer
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
@@ -201,6 +222,9 @@ class Evaluation:
         tensors = {n: {k: a.copy() for k, a in arrays.items()} for n, arrays in live.items()}
         attributes = exp._user_attributes()
         contents = {name: _content(value) for name, value in attributes.items()}
+        arrays: dict[str, Any] = {}
+        registered = {n: state.encode(getattr(exp, n), n, arrays) for n in exp._registered}
+        arrays = {name: array.copy() for name, array in arrays.items()}
         try:
             yield
         finally:
@@ -209,6 +233,8 @@ class Evaluation:
             for name, value in attributes.items():
                 setattr(exp, name, value)
                 _set_content(value, contents[name])
+            for name, value in registered.items():
+                setattr(exp, name, state.decode(value, arrays))
             state.apply(found, tensors, values)
 
     def close(self) -> None:
@@ -237,7 +263,7 @@ def split(outputs: Any) -> list[Any]:
         return _together([split(part) for part in outputs])
     if isinstance(outputs, list):
         return [_plain(value) for value in outputs]
-    array = outputs.numpy() if isinstance(outputs, paddle.Tensor) else outputs
+    array = _numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
     if not isinstance(array, np.ndarray) or array.ndim == 0:
         raise TypeError(
             f"predict_batch: returned {outputs!r}; expected a tensor or array with the batch as "
@@ -257,8 +283,13 @@ def _together(columns: list[list[Any]]) -> list[tuple[Any, ...]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, paddle.Tensor):
-        return value.item() if value.size == 1 else value.numpy()
+        return _numpy(value).item() if value.size == 1 else _numpy(value)
     return value
+
+
+def _numpy(tensor: Any) -> Any:
+    # numpy has no bfloat16: it would give the bits
+    return (tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor).numpy()
 
 
 def _content(value: Any) -> Any:
@@ -266,7 +297,9 @@ def _content(value: Any) -> Any:
     try:
         if isinstance(value, paddle.metric.Metric):
             return copy.deepcopy(vars(value))
-        if isinstance(value, (list, dict, set, np.ndarray)):
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            return None
+        if isinstance(value, (list, dict, set, np.ndarray)) and not isinstance(value, np.memmap):
             state.encode(value, "", {})  # plain data alone: no layer, no loader
             return copy.deepcopy(value)
     except TypeError:

@@ -316,9 +316,7 @@ class Handlers:
                 self._listeners.setdefault(mark.event, []).append((method, filter_))
                 if mark != Mark(mark.event):
                     self._counted[_free(f"{method}:{mark.event}", self._counted)] = filter_
-        cls = type(experiment)
-        overridden = {n for n in EVENTS if getattr(cls, n) is not getattr(Events, n)}
-        self.heard = frozenset(overridden | set(self._listeners))
+        self.heard = frozenset(event for event in EVENTS if self.hearers(event))
 
     def fire(self, event: str, *args: Any) -> Any:
         """Has everybody hear the event.
@@ -338,6 +336,11 @@ class Handlers:
         for method, filter_ in self._listeners.get(event, ()):
             if filter_.passes(self._exp):
                 yield method, lambda method=method: self._call(method, args)  # type: ignore[misc]
+
+    def hearers(self, event: str) -> list[str]:
+        """The names of the methods that hear an event."""
+        own = getattr(type(self._exp), event) is not getattr(Events, event)
+        return [event] * own + [method for method, _ in self._listeners.get(event, ())]
 
     def _call(self, method: str, args: tuple[Any, ...]) -> None:
         returned = getattr(self._exp, method)(*args)

@@ -25,7 +25,7 @@ from typing import Any
 import paddle
 
 from expbase import checkpoint, checks, distributed, rng, state
-from expbase.checkpointer import Checkpointer
+from expbase.checkpointer import Checkpointer, choose
 from expbase.config import (
     Config,
     ConfigError,
@@ -125,6 +125,7 @@ class ExperimentBase(Events):
         self._agreement = distributed.Agreement(0)
         self._stopped_by = Wish.NONE
         self._stop_text = ""
+        self._all_stop = False
         self._failure_watch: distributed.FailureWatch | None = None
         self._ledger = Ledger(None)
         self._own_states: dict[str, Any] = {}  # what on_save_checkpoint returned last
@@ -139,8 +140,11 @@ class ExperimentBase(Events):
         self._hears_batches = not self._handlers.heard.isdisjoint(BATCH_EVENTS)
         self._stepper = Stepper(self)
         self._evaluation = Evaluation(self)
-        self._looks_only = any(getattr(args, name, None) for name in ("evaluate", "export"))
+        self._looks_only = any(
+            getattr(args, name, None) is not None for name in ("evaluate", "export")
+        )
         self._looked_at = ""  # the checkpoint that load_checkpoint brought back
+        self._trained = False
         self._template_attributes = set(vars(self)) - {"model", "optimizer"}
 
     @classmethod
@@ -329,8 +333,7 @@ class ExperimentBase(Events):
             self.logger.info("%s", text)
         if self._looks_only:
             return
-        self.logger.info("%s in %s", self._goal(), self.args.output)
-        for text in checks.unsaved_validations(self.config.training):
+        if self.rank == 0 and (text := checks.unsaved_validations(self.config.training)):
             self.logger.warning("%s", text)
         for key in checks.not_acted_on(self.config.training):
             self.logger.warning("training.%s: this version does not act on it yet.", key)
@@ -400,6 +403,7 @@ class ExperimentBase(Events):
                     self.epoch,
                 )
             else:
+                self.logger.info("%s in %s", self._goal(), self.args.output)
                 self._check_sanity()
                 self._train_with_events()
                 self._say_the_end()
@@ -418,8 +422,9 @@ class ExperimentBase(Events):
             with rng.isolated(seed):  # it comes once per start: training must not feel it
                 self._fire("on_train_begin")
             self.train()
+            self._trained = True
         except BaseException as error:
-            self._running = False
+            self._running, self._trained = False, True
             self._log_failure(error)
             for event, *args in (("on_exception", error), ("on_train_end",)):
                 for name, handler in self._handlers.each(event, *args):
@@ -463,6 +468,8 @@ class ExperimentBase(Events):
             self._validate()
         if ended:
             self._end_pass()
+        if passed and _divides(training.valid_every_epoch, passed):
+            self._validate()
         self._stopped_by = self._agreed_wish()
         ending = last or bool(self._stopped_by)
         if (
@@ -493,10 +500,14 @@ class ExperimentBase(Events):
                 "train_batch did not call self.read_batch(): the data it takes is not in the order "
                 "of the seed, and is not continued after a stop."
             )
+        self._stepper.check_complete()
         checks.check_accumulation(self.config.training.accumulation_steps, self._stepper.used)
         for event, helper in checks.unfired(self._handlers.heard, self._stepper.used):
             self.logger.warning(
-                "%s does not come: train_batch did not call self.%s().", event, helper
+                "%s does not come (%s): train_batch did not call self.%s().",
+                event,
+                ", ".join(self._handlers.hearers(event)),
+                helper,
             )
 
     def _goal(self) -> str:
@@ -509,6 +520,7 @@ class ExperimentBase(Events):
         self._checkpointer.close()  # its last line comes before ours
         newest = self._checkpointer.newest_saved
         where = f"{newest.name} in {self.args.output}" if newest else "no checkpoint was asked for"
+        where = where if self.rank == 0 else "rank 0 has the checkpoints"
         if self._stopped_by:
             text = self._stop_text or self._stopped_by
             hint = "" if self._stopped_by is Wish.CALL else "; the same command continues"
@@ -544,13 +556,18 @@ class ExperimentBase(Events):
             return False
         return self._cursor.batches.ended or self.epoch > training.max_epoch
 
-    def stop(self, reason: str = "stop() was called") -> None:
-        """Ends training after the iteration under way, on all ranks, with a checkpoint.
+    def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
+        """Ends training after the iteration under way, with a checkpoint.
 
         Args:
             reason: For the log.
+            on_all_ranks: That all ranks call it in this iteration, so that it is the last one.
+                Else they ask each other, about twice a second, and end at a later one together.
         """
+        if self.phase == "sanity":
+            return
         self._stop_text = reason
+        self._all_stop = self._all_stop or on_all_ranks
         self._wishes.add(Wish.CALL)
         self._wake()
 
@@ -559,6 +576,8 @@ class ExperimentBase(Events):
 
     def _agreed_wish(self) -> Wish:
         """The wish to stop that all ranks act on here; NONE: go on."""
+        if self._all_stop:
+            return Wish.CALL
         if self.iteration >= self._agreement.next_iteration:
             self._wishes.look()
             return Wish(self._agreement.greatest(self.iteration, self._wishes.wish))
@@ -640,8 +659,6 @@ class ExperimentBase(Events):
             return
         self._pass_is_closed = True
         self._fire("on_train_epoch_end")
-        if _divides(self.config.training.valid_every_epoch, self.epoch):
-            self._validate()
 
     def _feed_of(self, loader: Any, name: str) -> Feed:
         if loader is None:
@@ -666,7 +683,7 @@ class ExperimentBase(Events):
         with self._evaluation.phase("valid", loader):
             self._fire("on_evaluate_begin")
             results = self._evaluation.agreed(self.valid())
-            if loader is None and self._running:
+            if loader is None and self._running and self._validated_at != self.iteration:
                 self._validated_at, self._results = self.iteration, results
                 self._write({f"valid/{name}": value for name, value in results.items()})
             else:
@@ -674,10 +691,10 @@ class ExperimentBase(Events):
             self._fire("on_evaluate_end", results)
         return results
 
-    def _check_monitor(self) -> None:
+    def _check_monitor(self, results: Mapping[str, float]) -> None:
         monitor = self.config.training.monitor
-        if monitor and monitor.removeprefix("valid/") not in self._results:
-            given = ", ".join(self._results) or "nothing"
+        if monitor and monitor.removeprefix("valid/") not in results:
+            given = ", ".join(results) or "nothing"
             raise ConfigError(
                 f"training.monitor: {monitor!r} given; expected one of the metrics that valid() "
                 f"returned: {given}."
@@ -685,10 +702,10 @@ class ExperimentBase(Events):
 
     def _validate(self) -> None:
         if self._validated_at != self.iteration:
-            self._validated_at = self.iteration
             with self._evaluation.phase("valid"):  # here, too: evaluate may be overridden
                 self._results = dict(self.evaluate() or {})
-            self._check_monitor()
+            self._validated_at = self.iteration
+            self._check_monitor(self._results)
 
     def _check_sanity(self) -> None:
         """Has a broken valid() fail before the first update."""
@@ -697,6 +714,8 @@ class ExperimentBase(Events):
                 self._fire("on_sanity_check_begin")
                 results = self._evaluation.agreed(self.valid())
                 self._fire("on_sanity_check_end", results)
+            self._check_monitor(results)
+            self.logger.info("sanity check passed: %s", line(self.iteration, results))
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's share of the validation data: each sample exactly once over all ranks.
@@ -728,6 +747,15 @@ class ExperimentBase(Events):
         """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
         self._evaluation.wait()
         return distributed.gather_objects(value)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode, no gradients and random states of its own for what you do in between.
+
+        Training does not feel the block: for samples that a listener draws, say.
+        """
+        with self._evaluation.phase("predict"):
+            yield
 
     def predict(self, loader: Any) -> list[Any]:
         """Runs predict_batch over the data, as valid is run: on every rank its share.
@@ -831,7 +859,7 @@ class ExperimentBase(Events):
             self._save_wanted = True
             self._wake()
             return
-        if self._saved_at == self.iteration or self.phase == "sanity":
+        if self._saved_at == self.iteration or self.phase == "sanity" or self._looks_only:
             return
         if self._looked_at:
             raise RuntimeError(
@@ -840,7 +868,11 @@ class ExperimentBase(Events):
             )
         with self._watch.pause():
             self._check_finite()
+            self._stepper.check_complete()
+            self._stepper.finish()
             validated = self._validated_at == self.iteration
+            if validated:
+                self._check_monitor(self._results)
             regular = self._falls_on(self.config.training.save_interval) or self._is_last()
             # A stop at another iteration must not choose another best checkpoint.
             self._checkpointer.save(self._results if validated and regular else {})
@@ -852,10 +884,15 @@ class ExperimentBase(Events):
         Raises:
             CheckpointError, WeightsError: It is damaged or does not fit.
         """
-        self._resumed, self._looked_at = True, ""
         path, other = self._resumable, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
             path = distributed.on_rank_zero(lambda: checkpoint.find(Path(other)), "checkpoint_path")
+        if path is None and self._looked_at:
+            raise RuntimeError(
+                f"resume_or_load: {self._looked_at} was brought back to be looked at, and training "
+                "would go on from its weights. To start from weights give args.init_model_path."
+            )
+        self._resumed, self._looked_at = True, ""
         if path is not None:
             self._resume(path)
         elif model_path := getattr(self.args, "init_model_path", None):
@@ -872,29 +909,31 @@ class ExperimentBase(Events):
             "start", iteration=self.iteration, ranks=self.world_size, resumed=path and path.name
         )
 
-    def load_checkpoint(self, which: str) -> None:
-        """Brings back what has state from a checkpoint of this run, to look at it.
+    def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
+        """Brings back what has state from a checkpoint, to look at it.
 
         The models, optimizers and values on self are those of the checkpoint afterwards; the
         place in training stays, and save() is refused: the run's own checkpoints are not spoiled.
 
         Args:
             which: "best", "last" or the number of an iteration.
+            run: Another run's output directory, or a checkpoint itself; this run by default.
 
         Raises:
             RuntimeError: Training is under way.
             CheckpointError: There is no such checkpoint.
         """
-        if self._running:
+        if self._resumed and not self._trained:
             raise RuntimeError(
-                "load_checkpoint: called within training, which would go on with other weights; "
-                "expected it after train(): in on_train_end, say."
+                "load_checkpoint: called before the end of training, which would go on with other "
+                "weights; expected it after train(): in on_train_end, say."
             )
         self._checkpointer.close()  # the last one may still be under way
-        path = distributed.on_rank_zero(lambda: self._checkpointer.choose(which), "load_checkpoint")
+        directory = self.output_dir if run is None else Path(run)
+        path = distributed.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
         assert path is not None
         counters = self._checkpointer.look_at(path)
-        if self._looks_only:
+        if not self._resumed:  # there is no other place in training
             self.iteration, self.epoch = counters["iteration"], counters["epoch"]
         self._looked_at = path.name
         self.logger.info("loaded %s (%s)", path.name, which)
@@ -915,16 +954,16 @@ class ExperimentBase(Events):
             layer: self.model by default.
 
         Raises:
-            ValueError: There is no input_spec.
+            ConfigError: There is no input_spec.
         """
         layer = self.unwrap(self.model if layer is None else layer)
         spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
         if spec is None:
-            raise ValueError(
+            raise ConfigError(
                 "export: no input_spec given; expected a list with a paddle.static.InputSpec for "
                 "each input of the model, here or as self.input_spec."
             )
-        with self._evaluation.phase("predict"):
+        with self._evaluation.phase("predict", layers=[layer]):
             distributed.on_rank_zero(lambda: export_model(Path(path), layer, spec), "export")
         self.logger.info("exported %s", path)
 

@@ -60,6 +60,7 @@ class Fetcher:
         """Ends persistent workers. May be called twice."""
         if self._worker_loader is not None and self._worker_loader._iterator is not None:
             self._worker_loader._iterator._try_shutdown_all(1)
+            self._worker_loader._iterator = None  # a later run over the data starts new ones
 
     def _here(self, items: Iterator[Numbered], base: int) -> Iterator[tuple[Any, list[Any], bool]]:
         # Synchronous, in this thread: paddle's own thread reads ahead, draws from the states

@@ -125,12 +125,13 @@ class MetricsFile:
         if self._path is None:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
-        record |= {key: _json_value(metrics[key]) for key in sorted(metrics)}
+        record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """A number as JSON has it; one that is not finite as a text ("nan", "inf")."""
     value = value.item() if hasattr(value, "item") else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

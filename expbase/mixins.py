@@ -27,7 +27,7 @@ from expbase.experiment import ExperimentBase
 class EarlyStopping(ExperimentBase):
     """Ends training when a metric of valid() has not become better for a while.
 
-    The decision is the same on all ranks, and it stays: a run that was stopped early does not
+    All ranks stop at the same iteration, and it stays so: a run that was stopped early does not
     train on when it is started again. `early_stopping.patience: 0` switches it off.
     """
 
@@ -46,48 +46,49 @@ class EarlyStopping(ExperimentBase):
 
     def check_setup(self) -> None:
         own, training = self.config.early_stopping, self.config.training
-        self._metric = (own.metric or training.monitor).removeprefix("valid/")
-        mode = own.mode or training.monitor_mode
-        if own.patience and (not self._metric or mode not in ("max", "min")):
+        metric, mode = own.metric or training.monitor, own.mode or training.monitor_mode
+        if own.patience and (not metric or mode not in ("max", "min")):
             raise ConfigError(
-                f"early_stopping: metric {self._metric!r} and mode {mode!r} given; expected the "
-                "name of a metric of valid(), here or as training.monitor, and max or min."
+                f"early_stopping: metric {metric!r} and mode {mode!r} given; expected the name of "
+                "a metric of valid(), here or as training.monitor, and max or min."
             )
-        self._sign = 1 if mode == "max" else -1
-        self.best_value: float | None = None
-        self.failures = self.judged_at = 0  # validations since the best one; the last one
-        self.register_stateful("best_value", "failures", "judged_at")
+        self._watched, self._sign = metric.removeprefix("valid/"), 1 if mode == "max" else -1
+        # The best value, the validations since, and the iteration of the last one.
+        self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
+        self.register_stateful("early_stopping")
         super().check_setup()
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         results = super().evaluate(loader)
-        if loader is None and self.iteration > self.judged_at:
-            self.judged_at = self.iteration
-            self._judge(results)
+        new = self.iteration > self.early_stopping["iteration"]
+        if self.config.early_stopping.patience and loader is None and new:
+            if self._watched not in results:
+                raise ConfigError(
+                    f"early_stopping.metric: {self._watched!r} given; expected one of the metrics "
+                    f"that valid() returned: {', '.join(results) or 'nothing'}."
+                )
+            self._judge(results[self._watched])
             self.stop_when_exhausted()
         return results
 
-    def _judge(self, results: dict[str, float]) -> None:
-        if self.config.early_stopping.patience and self._metric not in results:
-            raise ConfigError(
-                f"early_stopping.metric: {self._metric!r} given; expected one of the metrics that "
-                f"valid() returned: {', '.join(results) or 'nothing'}."
-            )
-        value, best = results.get(self._metric, math.nan), self.best_value
-        least = self.config.early_stopping.min_delta
-        better = best is None or (value - best) * self._sign > least
+    def _judge(self, value: float) -> None:
+        state, least = self.early_stopping, self.config.early_stopping.min_delta
+        better = state["best"] is None or (value - state["best"]) * self._sign > least
         if better and not math.isnan(value):
-            self.best_value, self.failures = value, 0
+            state |= {"best": value, "failures": 0, "iteration": self.iteration}
         else:
-            self.failures += 1
+            state |= {"failures": state["failures"] + 1, "iteration": self.iteration}
 
     @on("on_train_begin")  # it may have been before this start
     def stop_when_exhausted(self) -> None:
         """Stops if the metric did not become better for too long."""
-        if 0 < self.config.early_stopping.patience <= self.failures:
+        best, failures = self.early_stopping["best"], self.early_stopping["failures"]
+        if 0 < self.config.early_stopping.patience <= failures:
+            reached = "never a number" if best is None else f"{best:.6g} at best"
             self.stop(
-                f"early stopping: {self._metric} was {self.best_value} at best, and not better in "
-                f"the last {self.failures} validations"
+                f"early stopping: {self._watched} was {reached}, and not better in the last "
+                f"{failures} validations (early_stopping.patience=0 and --force train on)",
+                on_all_ranks=True,
             )
 
 
@@ -96,18 +97,30 @@ class _Averages:
 
     def __init__(self, layer: Any) -> None:
         self._weights = {n: p for n, p in layer.named_parameters() if not p.stop_gradient}
-        self._averages = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        self.updates = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts from the weights of now; in float32 at least, or small changes are lost."""
+        self._averages = {
+            name: weight.detach().astype(_wide(weight.dtype)).clone()
+            for name, weight in self._weights.items()
+        }
 
     def update(self, decay: float) -> None:
+        self.updates += 1
         with paddle.no_grad():
-            for name, weight in self._weights.items():
-                average = self._averages[name]
+            for name, average in self._averages.items():
+                weight = self._weights[name].detach().astype(average.dtype)
                 average.scale_(decay)
-                average.add_(weight.detach() * (1 - decay))
+                average.add_(weight * (1 - decay))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Has the layer hold the averages; it gets its weights back, bit for bit."""
+        if not self.updates:  # the weights may have been loaded since
+            yield
+            return
         weights = {name: weight.detach().clone() for name, weight in self._weights.items()}
         try:
             self._set(self._averages)
@@ -117,17 +130,22 @@ class _Averages:
 
     def _set(self, values: Mapping[str, Any]) -> None:
         for name, weight in self._weights.items():
-            weight.set_value(values[name])
+            weight.set_value(values[name].astype(weight.dtype))
 
     def state_dict(self) -> dict[str, Any]:
-        return self._averages
+        return {"updates": self.updates, "averages": self._averages}
 
-    def set_state_dict(self, averages: Mapping[str, Any]) -> None:
-        if averages.keys() != self._averages.keys():
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["averages"].keys() != self._averages.keys():
             raise ValueError(
-                f"averages: {sorted(averages)} given; expected {sorted(self._averages)}."
+                f"averages: of {sorted(state['averages'])} in the checkpoint; expected those of "
+                f"{sorted(self._averages)}."
             )
-        self._averages = dict(averages)
+        self.updates, self._averages = state["updates"], dict(state["averages"])
+
+
+def _wide(dtype: Any) -> Any:
+    return "float32" if dtype in (paddle.float16, paddle.bfloat16) else dtype
 
 
 class ExponentialMovingAverage(ExperimentBase):
@@ -147,26 +165,41 @@ class ExponentialMovingAverage(ExperimentBase):
     def check_setup(self) -> None:
         if not 0 <= self.config.ema.decay < 1:
             raise ConfigError(f"ema.decay: {self.config.ema.decay!r} given; expected 0 to 1.")
-        self.averages = _Averages(self.unwrap(self.model))
+        if self.model is None:
+            raise ValueError(
+                "ExponentialMovingAverage: expected the layer to average as self.model."
+            )
+        self.weight_averages = _Averages(self.unwrap(self.model))
         super().check_setup()
+
+    @on("on_train_begin")
+    def begin_averages(self) -> None:
+        """Starts from the weights that training starts from."""
+        if not self.weight_averages.updates:
+            self.weight_averages.begin()
 
     @on("on_train_batch_end")
     def update_averages(self) -> None:
         """Takes the new weights into the average."""
-        self.averages.update(self.config.ema.decay)
+        self.weight_averages.update(self.config.ema.decay)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
-        with self.averages.applied():
+        with self.weight_averages.applied():
             return super().evaluate(loader)
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self.weight_averages.applied(), super().evaluating():
+            yield
+
     def predict(self, loader: Any) -> list[Any]:
-        with self.averages.applied():
+        with self.weight_averages.applied():
             return super().predict(loader)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
     ) -> None:
-        with self.averages.applied():
+        with self.weight_averages.applied():
             super().export(path, input_spec, layer)
 
 
@@ -183,6 +216,12 @@ class GradientClipping(ExperimentBase):
         config.clipping = Config({"max_norm": 1.0})  # of all gradients together; 0: only logged
         return config
 
+    def check_setup(self) -> None:
+        max_norm = self.config.clipping.max_norm
+        if not 0 <= max_norm < math.inf:
+            raise ConfigError(f"clipping.max_norm: {max_norm!r} given; expected 0 or more.")
+        super().check_setup()
+
     @on("on_before_optimizers_step")
     def clip_gradients_of_step(self) -> None:
         """Clips what is about to step."""
@@ -190,6 +229,7 @@ class GradientClipping(ExperimentBase):
 
     def clip_gradients(self, *optimizers: Any) -> None:
         """Clips the gradients of the optimizers' parameters, and logs their norm."""
+        self._stepper.used.add("step_optimizers")  # by hand: nobody misses its events
         parameters = {id(p): p for o in optimizers for p in state.parameters_of(o)}
         gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
@@ -207,4 +247,6 @@ class GradientClipping(ExperimentBase):
                 factor = max_norm / norm.clip(min=max_norm)  # at most 1; asks no device
                 for gradient in gradients:
                     gradient.multiply_(factor.astype(gradient.dtype))
-        self.log(grad_norm=norm)
+        # With a scaler an overflow is normal: its step is left out.
+        if self._stepper.scaler() is None or bool(paddle.isfinite(norm)):
+            self.log(grad_norm=norm)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import paddle
+from paddle.amp.grad_scaler import OptimizerState
 
 from expbase import state
 
@@ -37,6 +38,7 @@ class Stepper:
         self._exp = experiment
         self._count = 1  # of the micro-batches of the loop under way
         self._given = 0  # of them; 0 outside of the loop
+        self._overflows: list[Any] = []  # of the steps that the scaler has not heard of
 
     def micro_batches(self) -> Iterator[Any]:
         """The batches of one update.
@@ -45,7 +47,7 @@ class Stepper:
             RuntimeError: The loop before was left early, in the update under way or the last one.
         """
         self.used.add("micro_batches")
-        self._check_complete()
+        self.check_complete()
         count = self._exp.config.training.accumulation_steps
         parallel = parallel_layers(self._exp._user_attributes().values())
         self._count, self._given = count, 0
@@ -63,12 +65,13 @@ class Stepper:
         """Adds the gradients of the loss, within micro_batches divided by their number."""
         exp = self._exp
         self.used.add("backward")
+        self.finish()
         heard = exp._handlers.heard
         if "on_before_backward" in heard:
             exp._handlers.fire("on_before_backward", loss)
         if self._count > 1:
             loss = loss / self._count
-        scaler = self._scaler()
+        scaler = self.scaler()
         (loss if scaler is None else scaler.scale(loss)).backward()
         if "on_after_backward" in heard:
             exp._handlers.fire("on_after_backward")
@@ -78,44 +81,66 @@ class Stepper:
 
         Args:
             optimizers: All that stand on the experiment by default.
+
+        Raises:
+            RuntimeError: The loop over the micro-batches was left early.
+            TypeError: Something else is given.
         """
         exp = self._exp
         self.used.add("step_optimizers")
-        self._check_complete()
-        if not optimizers:
-            optimizers = tuple(state.find(exp._user_attributes()).optimizers.values())
-        self.optimizers = tuple(optimizers)
-        scaler = self._scaler()
-        if scaler is not None:
-            _unscale(scaler, optimizers)
-        self._fire("on_before_optimizers_step")
+        self.check_complete()
+        self._count, self._given = 1, 0
         for optimizer in optimizers:
+            if not hasattr(optimizer, "clear_grad"):
+                raise TypeError(
+                    f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
+                )
+        standing = state.find(exp._user_attributes()).optimizers.values()
+        self.optimizers = tuple(optimizers or standing)
+        scaler = self.scaler()
+        if scaler is not None:
+            _unscale(scaler, self.optimizers)
+        self._fire("on_before_optimizers_step")
+        for optimizer in self.optimizers:
             if scaler is None:
                 optimizer.step()
             else:
-                scaler.step(optimizer)
-        if scaler is not None:
-            scaler.update()
+                _step(scaler, optimizer)
+                self._overflows.append(scaler._cache_found_inf if scaler.is_enable() else False)
         self._fire("on_after_optimizers_step")
         self._fire("on_before_zero_grad")
-        for optimizer in optimizers:
+        for optimizer in self.optimizers:
             optimizer.clear_grad()
         self._fire("on_after_zero_grad")
+        if {*map(id, standing)} <= {*map(id, self.optimizers)}:
+            self.finish()
         self.optimizers = ()
 
-    def _fire(self, event: str) -> None:
-        if event in self._exp._handlers.heard:
-            self._exp._handlers.fire(event)
+    def finish(self) -> None:
+        """Has the scaler take note of the steps since its last update.
 
-    def _check_complete(self) -> None:
-        if 0 < self._given < self._count:  # the loop was left, or step called within it
+        Not with a step of some optimizers: gradients of the same losses may wait for the others,
+        and must be unscaled by what they were scaled by.
+        """
+        overflows, self._overflows = self._overflows, []
+        scaler = self.scaler() if overflows else None
+        if scaler is not None and scaler.is_enable():
+            _update(scaler, any(map(bool, overflows)))
+
+    def check_complete(self) -> None:
+        """Checks that the loop over the micro-batches was not left early.
+
+        Raises:
+            RuntimeError: It was.
+        """
+        if 0 < self._given < self._count:
             raise RuntimeError(
                 f"micro_batches: the update was made after {self._given} of {self._count} "
                 "batches; expected it after the whole loop, and no break in the loop: the ranks "
                 "average their gradients with the last one."
             )
 
-    def _scaler(self) -> Any:
+    def scaler(self) -> Any:
         """The GradScaler that stands on the experiment, if one does.
 
         Raises:
@@ -133,6 +158,10 @@ class Stepper:
             )
         return next(iter(scalers.values()), None)
 
+    def _fire(self, event: str) -> None:
+        if event in self._exp._handlers.heard:
+            self._exp._handlers.fire(event)
+
 
 def parallel_layers(values: Any) -> list[Any]:
     """Every paddle.DataParallel among the values, also in lists and dicts, once."""
@@ -147,12 +176,13 @@ def parallel_layers(values: Any) -> list[Any]:
     return list(found.values())
 
 
-def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
-    """Unscales the gradients of all optimizers; one that is not finite has none of them step.
+# Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone
+# whether its gradients were finite, and with a fixed scale it forgets with each step whose
+# gradients were unscaled.
 
-    Paddle's scaler remembers of the last optimizer alone whether its gradients were finite, so
-    with several it would step the others on infinite ones, and not lower the scale.
-    """
+
+def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
+    """Unscales the gradients of all; one that is not finite has none of them step."""
     found: list[Any] = []
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
@@ -160,3 +190,19 @@ def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
             found.append(scaler._found_inf.reshape([]))
     if len(found) > 1:
         scaler._found_inf = paddle.stack(found).any().reshape([1])
+
+
+def _step(scaler: Any, optimizer: Any) -> None:
+    if scaler.is_enable():
+        scaler._optimizer_states[id(optimizer)]["state"] = OptimizerState.UNSCALED
+    scaler.step(optimizer)
+
+
+def _update(scaler: Any, overflowed: bool) -> None:
+    scaler._cache_found_inf = overflowed
+    # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
+    scaler._scale = scaler._scale.reshape([])
+    try:
+        scaler.update()
+    finally:
+        scaler._scale = scaler._scale.reshape([1])

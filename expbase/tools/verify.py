@@ -58,7 +58,13 @@ def add_parser(tools: Any) -> None:
     add("script", type=Path, help="your train.py")
     add("--config", help="its config file")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
-    add("--iterations", type=int, default=40, metavar="N", help="of each run (default: 40)")
+    add(
+        "--iterations",
+        type=int,
+        default=40,
+        metavar="N",
+        help="of each run, training.max_iteration for it (default: 40)",
+    )
     add("--kills", type=int, default=6, metavar="K", help="how often to kill (default: 6)")
     add("--nprocs", type=int, default=1, metavar="P", help="processes of each run (default: 1)")
     add("--device", default="cpu", help="default: cpu")

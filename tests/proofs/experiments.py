@@ -1,0 +1,88 @@
+"""Proves that each experiment reaches what its config file says, and continues to the same bits.
+
+Each is run whole, as a user would run it; the figures and the seconds are printed. Then
+`python -m expbase verify` kills and compares it.
+
+    python tests/proofs/experiments.py [--only charlm]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compare import logged
+
+ROOT = Path(__file__).parents[2]
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an experiment should reach in its last validation, in so many seconds."""
+
+    reached: Callable[[Figures], bool]
+    text: str
+    seconds: float
+
+
+CLAIMS = {
+    "digits": Claim(lambda f: f["accuracy"] >= 0.97, "accuracy at least 0.97", 60),
+    "charlm": Claim(
+        lambda f: f["bits_per_character"] <= min(2.75, f["trigram_bits_per_character"]),
+        "at most 2.75 bits per character, and below the trigram model",
+        60,
+    ),
+    "gan": Claim(lambda f: f["modes"] == 8, "every mode found", 60),
+}
+
+
+def run(name: str, folder: Path) -> bool:
+    """Runs one experiment whole; tells whether it reached its claim."""
+    output = folder / name
+    experiment = ROOT / "experiments" / name
+    words = ["--config", str(experiment / "config.yaml"), "--output", str(output)]
+    began = time.monotonic()
+    command = [sys.executable, str(experiment / "train.py"), *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    seconds = time.monotonic() - began
+    lines = [line for line in logged(output) if any(key.startswith("valid/") for key in line)]
+    figures = {k.removeprefix("valid/"): v for k, v in lines[-1].items()}
+    claim = CLAIMS[name]
+    good = claim.reached(figures) and seconds < claim.seconds
+    shown = json.dumps({k: v for k, v in lines[-1].items() if k.startswith("valid/")})
+    print(f"{name}: {shown} in {seconds:.0f} s ({claim.text}, under {claim.seconds:g} s): {good}")
+    return good
+
+
+def verify(name: str, folder: Path) -> bool:
+    """Kills and compares one experiment."""
+    experiment = ROOT / "experiments" / name
+    command = [sys.executable, "-m", "expbase", "verify", str(experiment / "train.py")]
+    command += ["--config", str(experiment / "config.yaml")]
+    command += ["--output", str(folder / f"{name}-verified")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    print(f"{name}: {(result.stdout.strip() or result.stderr.strip()).splitlines()[-1]}")
+    return result.returncode == 0
+
+
+def main() -> None:
+    """Runs the proof; the exit code says whether it holds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=sorted(CLAIMS))
+    names = [name] if (name := parser.parse_args().only) else sorted(CLAIMS)
+    with tempfile.TemporaryDirectory() as folder:
+        held = [f(name, Path(folder)) for name in names for f in (run, verify)]
+    print(f"{sum(held)} of {len(held)} hold")
+    sys.exit(sum(held) < len(held))
+
+
+if __name__ == "__main__":
+    main()

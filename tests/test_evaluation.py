@@ -1,0 +1,898 @@
+"""Evaluating, predicting, exporting, the sanity check: done at any time, and felt by nothing."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedBatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequenceSampler,
+)
+from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
+
+from expbase import main, on
+from expbase.background import Background
+from expbase.checkpoint import CheckpointError
+from expbase.stopping import Wishes
+from expbase.weights import read_weights
+
+BEST = 4  # the iteration that Graded.valid finds best
+
+
+class Graded(Tiny):
+    """A validation with a number of many digits, one that counts, and a best iteration."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.other = DataLoader(Points(7), batch_size=2, shuffle=True)
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.input_spec = [paddle.static.InputSpec([None, 4], "float32")]
+
+    def valid(self) -> dict[str, float]:
+        losses, total = 0.0, 0
+        for points, labels in self.valid_batches():
+            losses += float(F.cross_entropy(self.model(points), labels, reduction="sum"))
+            total += len(labels)
+        sizes, own = self.gather(total), {"rank": self.rank}
+        means = self.average({"loss": losses / max(total, 1)}, weight=total)
+        return {**means, "samples": sum(sizes), "score": -abs(self.iteration - BEST), **own}
+
+    def predict_batch(self, batch: Any) -> Any:
+        return self.model(batch[0])
+
+
+# What the runs of Graded below have in common: each checkpoint is validated and kept.
+SETTINGS = {
+    "seed": 5, "max_iteration": 6, "valid_interval": 2, "save_interval": 2, "log_interval": 1,
+    "keep_last": 0, "monitor": "score",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run; nothing here may change it."""
+    output = tmp_path_factory.mktemp("graded") / "run"
+    trained(Graded, output, **SETTINGS)
+    return output
+
+
+def steps(output: Path) -> list[str]:
+    return sorted(path.name for path in (output / "checkpoints").glob("step-*"))
+
+
+def same_run(one: Path, other: Path) -> None:
+    """Asserts the same checkpoints, to the bit, and the same curves but for times."""
+    assert steps(one) == steps(other) != []
+    for step in steps(one):
+        same_bits(one / "checkpoints" / step, other / "checkpoints" / step)
+
+    def facts(line: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in line.items() if k != "time" and not k.startswith("speed/")}
+
+    assert [*map(facts, metrics(one))] == [*map(facts, metrics(other))]
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file and directory, when it was changed and what it holds."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in [directory, *directory.rglob("*")]
+    }
+
+
+# --- the sanity check --------------------------------------------------------------------------
+
+
+def test_a_valid_that_fails_does_so_before_the_first_update(tmp_path: Path) -> None:
+    class Broken(Graded):
+        def valid(self) -> dict[str, float]:
+            return {"ratio": 1 / (0 * len([*self.valid_batches()]))}
+
+        def on_train_begin(self) -> None:
+            raise AssertionError("training began")
+
+    exp = make(Broken, tmp_path / "run", sanity_batches=1)
+    exp.setup()
+    weights = exp.model[0].weight.numpy().copy()
+    with pytest.raises(ZeroDivisionError):
+        exp.run()
+    assert (exp.iteration, exp.epoch, exp.phase, exp.finished) == (0, 0, "train", False)
+    assert np.array_equal(exp.model[0].weight.numpy(), weights)
+    assert steps(tmp_path / "run") == []
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert "ended by ZeroDivisionError" in (tmp_path / "run/worker_0.log").read_text()
+
+
+class Stateful(Graded):
+    """State and plain values of every kind; training shows them."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.count, self.seen, self.marks = 0, [0], np.zeros(3)
+        self.table, self.names = {"a": [1]}, {"x"}
+        self.draws = np.random.default_rng(3)
+        self.metric = paddle.metric.Accuracy()
+        self.register_stateful("count", "seen", "marks")
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.seen.append(self.iteration)
+        self.marks[0] += self.draws.random()
+        values = [self.count, *self.seen, *self.marks, *self.table["a"], len(self.names)]
+        self.log(values=float(sum(values)), drawn=random.random() + np.random.rand())
+        self.log(metric=float(self.metric.accumulate()))
+
+
+class Wrong(Stateful):
+    """Its valid() does in the sanity check what it should not."""
+
+    def valid(self) -> dict[str, float]:
+        if self.phase == "sanity":
+            self.do_wrong()
+        return super().valid()
+
+    def do_wrong(self) -> None:
+        random.random(), np.random.rand(), paddle.rand([2]), self.draws.random()
+        for parameter in self.model.parameters():
+            parameter.set_value(paddle.full_like(parameter, 0.5))
+        self.model.train()
+        with paddle.enable_grad():
+            self.model(paddle.ones([4, 4]))  # the running statistics, too
+        for tensors in self.optimizer._accumulators.values():
+            for tensor in tensors.values():
+                tensor.set_value(tensor + 1)
+        self.optimizer._learning_rate.step()
+        self.count += 1
+        self.seen.append(100)
+        self.seen = [*self.seen, 200]
+        self.marks += 1
+        self.table["a"].append(3)
+        self.names |= {"y"}
+        self.metric.update(self.metric.compute(paddle.ones([1, 2]), paddle.zeros([1, 1], "int64")))
+        self.log(wrong=1.0)
+        self.visualizer.add_scalar("valid/wrong", 1.0, self.iteration)
+        self.added, self.head = 1, paddle.nn.Linear(4, 2)
+        self.save()
+        self.predict(self.valid_loader)
+        self.model = self.head if self.iteration else self.model
+
+
+def test_nothing_that_valid_does_in_the_sanity_check_remains_at_any_start(tmp_path: Path) -> None:
+    for iterations in (3, 8):  # the second start is resumed, and has accumulators
+        options = {**SETTINGS, "max_iteration": iterations}
+        trained(Stateful, tmp_path / "without", **options)
+        exp = trained(Wrong, tmp_path / "with", sanity_batches=2, **options)
+        assert not hasattr(exp, "added")
+        assert all(layer.training for layer in exp.model.sublayers(include_self=True))
+        same_run(tmp_path / "without", tmp_path / "with")
+    assert b"wrong" not in (tmp_path / "with/vdlrecords.run.log").read_bytes()
+
+
+def test_the_sanity_check_comes_before_training_at_each_start_with_at_most_k_batches(
+    tmp_path: Path,
+) -> None:
+    happened: list[Any] = []
+
+    class Traced(Graded):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            options = {"num_workers": 1, "persistent_workers": True}  # left early, then used again
+            self.valid_loader = DataLoader(Points(10), batch_size=3, **options)
+
+        def valid(self) -> dict[str, float]:
+            sizes = [[len(labels) for _, labels in self.valid_batches()] for _ in range(2)]
+            happened.append((self.phase, *sizes))
+            return {"score": self.iteration}
+
+        def on_sanity_check_begin(self) -> None:
+            happened.append("begin")
+
+        def on_sanity_check_end(self, results: Any) -> None:
+            happened.append(results)
+
+        def on_train_begin(self) -> None:
+            happened.append("train")
+
+    whole = [3, 3, 3, 1]
+    for k, sanity, end in ((2, [3, 3], 2), (9, whole, 4)):
+        trained(Traced, tmp_path / "run", **{**SETTINGS, "max_iteration": end}, sanity_batches=k)
+        begin = {"score": end - 2}
+        checked = ["begin", ("sanity", sanity, sanity), begin, "train", ("valid", whole, whole)]
+        assert happened == checked
+        happened.clear()
+    trained(Traced, tmp_path / "run", **{**SETTINGS, "max_iteration": 4}, sanity_batches=2)
+    assert happened == []  # finished already
+
+
+# --- validation by passes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"valid_interval": 0, "valid_every_epoch": 2, "max_iteration": 45}, [20, 40, 45]),
+        ({"valid_interval": 15, "valid_every_epoch": 1, "max_iteration": 30}, [10, 15, 20, 30]),
+        ({"valid_interval": 0, "valid_every_epoch": 1, "max_iteration": 10}, [10]),
+    ],
+)
+def test_an_iteration_that_is_due_by_passes_and_by_interval_is_validated_once(
+    tmp_path: Path, options: dict[str, int], expected: list[int]
+) -> None:
+    validated: list[int] = []
+
+    class Counting(Tiny):
+        def valid(self) -> dict[str, float]:
+            validated.append(self.iteration)
+            return super().valid()
+
+    trained(Counting, tmp_path / "run", **options, save_interval=0, log_interval=0)
+    assert validated == expected
+    assert [line["iteration"] for line in metrics(tmp_path / "run")] == expected
+
+
+# --- at any time, without a trace --------------------------------------------------------------
+
+
+class Evaluating(Graded):
+    """Evaluates other data after each update, and between a validation and its save."""
+
+    @on("on_train_batch_end")
+    @on("on_train_epoch_end")
+    def look(self) -> None:
+        self.found = self.evaluate(self.other)
+        assert self.found.keys() == {"loss", "samples", "score", "rank"}
+        assert self.found["samples"] == 7
+
+
+class Predicting(Graded):
+    """Predicts, by a model that draws, the data that are trained on, too."""
+
+    def predict_batch(self, batch: Any) -> Any:
+        random.random(), np.random.rand(), paddle.rand([2])
+        self.log(anything=1.0)
+        assert not any(layer.training for layer in self.model.sublayers(include_self=True))
+        output = self.model(batch[0])
+        assert (self.phase, output.stop_gradient) == ("predict", True)
+        return output
+
+    @on("on_train_batch_end")
+    def look(self) -> None:
+        assert len(self.predict(self.valid_loader)) == 10
+        assert len(self.predict(self.train_loader)) == 40
+
+
+class Exporting(Graded):
+    @on("on_train_batch_end")
+    def look(self) -> None:
+        if self.iteration in (1, 5):
+            self.export(self.output_dir / "exported/model")
+
+
+@pytest.mark.parametrize("experiment", [Evaluating, Predicting, Exporting])
+def test_what_is_looked_at_during_training_does_not_change_it(
+    tmp_path: Path, experiment: type[Graded]
+) -> None:
+    options = {**SETTINGS, "max_iteration": 10, "valid_interval": 5, "save_interval": 5}
+    options |= {"monitor": "samples", "monitor_mode": "min"}  # the other data have fewer
+    trained(Graded, tmp_path / "plain", **options)
+    looked = make(experiment, tmp_path / "looked", **options)
+    looked.setup()
+    looked.look()  # from outside, too
+    looked.run()
+    same_run(tmp_path / "plain", tmp_path / "looked")
+    assert curve(tmp_path / "looked", "valid/samples") == {5: 10, 10: 10}
+    assert all(layer.training for layer in looked.model.sublayers(include_self=True))
+
+
+def test_evaluate_after_the_run_gives_the_numbers_of_then_and_logs_no_curve(tmp_path: Path) -> None:
+    exp = trained(Evaluating, tmp_path / "run", **{**SETTINGS, "max_iteration": 10})
+    before = snapshot(tmp_path / "run")
+    assert exp.evaluate(exp.other) == exp.found
+    own = exp.evaluate()
+    assert own == {name: curve(tmp_path / "run", f"valid/{name}")[10] for name in own}
+    assert own["loss"] != exp.found["loss"]
+    assert snapshot(tmp_path / "run") == before
+
+
+# --- prediction --------------------------------------------------------------------------------
+
+
+class Numbers(Dataset):
+    """Sample i is i."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray]:
+        return (np.full(4, index, "float32"),)
+
+    def __len__(self) -> int:
+        return 11
+
+
+class Chunks(Dataset):
+    """The same numbers in batches that are ready."""
+
+    chunks = ((0, 1, 2), (3,), (4, 5, 6, 7, 8), (9, 10))
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray]:
+        return (np.stack([np.full(4, n, "float32") for n in self.chunks[index]]),)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[np.ndarray]]:
+        return (Numbers()[index] for index in range(11))
+
+
+def shuffled(**options: Any) -> DataLoader:
+    return DataLoader(Numbers(), batch_size=4, shuffle=True, **options)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "in order": lambda: DataLoader(Numbers(), batch_size=4),
+    "shuffled": shuffled,
+    "shuffled by a worker": lambda: shuffled(num_workers=1),
+    "random sampler": lambda: DataLoader(
+        Numbers(), batch_sampler=BatchSampler(sampler=RandomSampler(Numbers()), batch_size=5)
+    ),
+    "distributed sampler": lambda: DataLoader(
+        Numbers(), batch_sampler=DistributedBatchSampler(Numbers(), 4, shuffle=True)
+    ),
+    "ready batches": lambda: DataLoader(Chunks(), batch_size=None),
+    "stream": lambda: DataLoader(Stream(), batch_size=3),
+    "list": lambda: [Chunks()[index] for index in range(4)],
+    "generator": lambda: (Chunks()[index] for index in range(4)),
+}
+SHUFFLED = ("shuffled", "shuffled by a worker", "random sampler")
+
+
+class Oracle(Graded):
+    """What predict_batch gives is a function of the numbers; it can be exchanged."""
+
+    gives: Any = staticmethod(lambda numbers: numbers)
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.order: list[float] = []
+        self.events: list[str] = []
+
+    def predict_batch(self, batch: Any) -> Any:
+        self.order += np.asarray(batch[0])[:, 0].tolist()
+        return self.gives(paddle.to_tensor(np.asarray(batch[0])[:, 0]))
+
+    def on_predict_begin(self) -> None:
+        self.events.append("begin")
+
+    def on_predict_batch_end(self, outputs: Any) -> None:
+        self.events.append("batch")
+
+    def on_predict_end(self, results: Any) -> None:
+        self.events.append(f"end {len(results)}")
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
+    exp = make(Oracle, tmp_path_factory.mktemp("oracle") / "run")
+    exp.setup()
+    with exp.closing():
+        yield exp
+
+
+@pytest.fixture
+def asked(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Oracle]:
+    """The oracle with another function."""
+
+    def ask(gives: Any) -> Oracle:
+        monkeypatch.setattr(Oracle, "gives", staticmethod(gives))
+        return oracle
+
+    return ask
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_predict_gives_one_result_per_sample_in_the_order_of_the_data(
+    oracle: Oracle, kind: str
+) -> None:
+    oracle.order, oracle.events = [], []
+    assert oracle.predict(LOADERS[kind]()) == list(range(11))
+    assert sorted(oracle.order) == list(range(11))
+    assert (oracle.order == list(range(11))) == (kind not in SHUFFLED)
+    num_batches = 4 if "batches" in kind or kind in ("list", "generator", "stream") else 3
+    assert oracle.events == ["begin", *["batch"] * num_batches, "end 11"]
+
+
+def test_predict_tells_the_samples_of_every_kind_of_output_apart(
+    asked: Callable[[Any], Oracle],
+) -> None:
+    def first_and_last(gives: Any) -> tuple[Any, Any]:
+        results = asked(gives).predict(shuffled())
+        assert len(results) == 11
+        return results[0], results[10]
+
+    assert first_and_last(lambda n: n.numpy()) == (0, 10)
+    assert first_and_last(lambda n: (n, n.numpy() * 2)) == ((0, 0), (10, 20))
+    assert first_and_last(lambda n: [f"no. {int(i)}" for i in n]) == ("no. 0", "no. 10")
+    numbers = first_and_last(lambda n: [i + 1 for i in n])
+    assert (numbers, type(numbers[0])) == ((1, 11), float)
+    nested = first_and_last(lambda n: {"n": n, "more": (n, {"text": [str(int(i)) for i in n]})})
+    assert nested[1] == {"n": 10, "more": (10, {"text": "10"})}
+    rows = first_and_last(lambda n: n.unsqueeze(1) * paddle.ones([1, 3]))
+    assert [type(row) for row in rows] == [np.ndarray] * 2
+    assert rows[1].tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("gives", "error", "text"),
+    [
+        (lambda n: n[:1], ValueError, "returned 1 results for 4 samples; expected one per sample"),
+        (lambda n: [1, 2], ValueError, "returned 2 results for 4 samples"),
+        (lambda n: {}, ValueError, "returned 0 results for 4 samples"),
+        (lambda n: (n, n[:2]), ValueError, r"returned parts of \[4, 2\] results"),
+        (lambda n: n.mean(), TypeError, r"returned Tensor\(shape=\[\]"),
+        (lambda n: None, TypeError, "returned None; expected"),
+    ],
+)
+def test_outputs_that_are_not_one_per_sample_are_refused(
+    asked: Callable[[Any], Oracle], gives: Any, error: type[Exception], text: str
+) -> None:
+    exp = asked(gives)
+    with pytest.raises(error, match=f"predict_batch: {text}"):
+        exp.predict(LOADERS["in order"]())
+    assert exp.phase == "train"
+    assert exp.model.training
+
+
+def test_a_loader_that_leaves_samples_out_is_refused(oracle: Oracle) -> None:
+    with pytest.raises(ValueError, match=r"drop_last=True.*expected drop_last=False"):
+        oracle.predict(DataLoader(Numbers(), batch_size=4, drop_last=True))
+    sampler = BatchSampler(sampler=SequenceSampler(Numbers()), batch_size=4, drop_last=True)
+    with pytest.raises(ValueError, match=r"drop_last=True.*expected drop_last=False"):
+        oracle.predict(DataLoader(Numbers(), batch_sampler=sampler))
+
+
+def test_predict_without_predict_batch_says_what_is_missing(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    with exp.closing(), pytest.raises(NotImplementedError, match=r"Tiny\.predict_batch: not def"):
+        exp.predict(exp.valid_loader)
+
+
+# --- --evaluate --------------------------------------------------------------------------------
+
+
+def answer(capsys: pytest.CaptureFixture[str], experiment: type[Tiny], *words: str) -> Any:
+    """What a command line printed: one JSON object and no other word."""
+    capsys.readouterr()
+    main(experiment, argv=["--device", "cpu", *words])
+    return json.loads(capsys.readouterr().out)
+
+
+class Drawing(Graded):
+    """Writes files of its own, by what the template offers for that."""
+
+    def valid(self) -> dict[str, float]:
+        self.visualizer.add_scalar("own", 1.0, self.iteration)
+        self.logger.info("drawn")
+        return super().valid()
+
+
+@pytest.mark.parametrize(("which", "iteration"), [("best", BEST), ("last", 6), ("2", 2)])
+def test_evaluate_gives_what_was_logged_then_of_a_run_in_use_and_changes_no_file(
+    graded: Path, capsys: pytest.CaptureFixture[str], which: str, iteration: int
+) -> None:
+    holder = make(Graded, graded, **SETTINGS)
+    holder.setup()
+    with holder.closing():
+        with pytest.raises(SystemExit, match="is in use"):
+            main(Graded, argv=["--output", str(graded), "training.seed=5"])
+        before = snapshot(graded)
+        given = answer(capsys, Drawing, "--output", str(graded), "--evaluate", which)
+        assert snapshot(graded) == before
+    names = ("loss", "samples", "score", "rank")
+    logged = {name: curve(graded, f"valid/{name}")[iteration] for name in names}
+    assert given == {"iteration": iteration, "epoch": 1, "loader": "valid_loader", **logged}
+
+
+def test_evaluate_takes_the_runs_own_config_but_for_what_the_command_line_says(
+    graded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--output", str(graded), "--evaluate", "last")
+    logged = curve(graded, "valid/loss")[6]
+    (tmp_path / "c.yaml").write_text("training: {seed: 6}\n")
+    config = ("--config", str(tmp_path / "c.yaml"))
+    assert answer(capsys, Graded, *words)["loss"] == logged  # the validation draws: by seed 5
+    other = answer(capsys, Graded, *words, "training.seed=6")["loss"]
+    assert other != logged
+    assert answer(capsys, Graded, *words, *config)["loss"] == other
+    assert answer(capsys, Graded, *words, *config, "training.seed=5")["loss"] == logged
+
+
+def test_evaluate_takes_the_test_data_if_there_are_any(
+    graded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Tested(Graded):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.test_loader = DataLoader(Points(6), batch_size=4)
+
+    given = answer(capsys, Tested, "--output", str(graded), "--evaluate", "best")
+    assert (given["loader"], given["samples"], given["iteration"]) == ("test_loader", 6, BEST)
+
+
+@pytest.fixture(scope="module")
+def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a best checkpoint, and in `empty` one without any."""
+    output = tmp_path_factory.mktemp("unmonitored") / "run"
+    trained(Graded, output, **{**SETTINGS, "monitor": "", "max_iteration": 2})
+    trained(Graded, output.with_name("empty"), max_iteration=1, save_interval=0)
+    return output
+
+
+@pytest.mark.parametrize("option", ["--evaluate", "--export"])
+@pytest.mark.parametrize(
+    ("run", "which", "text"),
+    [
+        ("run", "7", r"step-00000007: does not exist \(7\); there are: step-00000002\."),
+        ("run", "best", r"no checkpoint is the best one; expected training\.monitor"),
+        ("run", "bset", "'bset' given; expected best, last or an iteration"),
+        ("run", "-1", "'-1' given; expected best, last or an iteration"),
+        ("empty", "last", "no intact checkpoint there"),
+        ("nowhere", "last", "nowhere' holds no run; expected the directory of one"),
+        ("run/checkpoints", "last", "holds no run; expected the directory of one"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_answered_by_one_line_and_changes_nothing(
+    unmonitored: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    run: str,
+    which: str,
+    text: str,
+) -> None:
+    before = snapshot(unmonitored.parent)
+    with pytest.raises(SystemExit, match=text) as caught:
+        main(Graded, argv=["--output", str(unmonitored.parent / run), f"{option}={which}"])
+    assert isinstance(caught.value.code, str)  # python prints it and ends with 1
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    assert snapshot(unmonitored.parent) == before
+
+
+def test_a_fresh_start_is_not_something_that_looks(graded: Path) -> None:
+    before = snapshot(graded.parent)
+    for option in ("--evaluate", "--export"):
+        with pytest.raises(SystemExit, match="--fresh: given with --evaluate or --export"):
+            main(Graded, argv=["--output", str(graded), option, "last", "--fresh"])
+    assert snapshot(graded.parent) == before
+
+
+# --- --export ----------------------------------------------------------------------------------
+
+
+def test_an_exported_model_gives_the_outputs_of_its_checkpoint_in_eval_mode(
+    graded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(graded, tmp_path / "run")
+    given = answer(capsys, Graded, "--output", str(run), "--export", "best")
+    assert given["iteration"] == BEST
+    assert (run / f"export/step-0000000{BEST}/model") == Path(given["exported"])
+    loaded = paddle.jit.load(given["exported"])
+    exp = make(Graded, tmp_path / "other")
+    exp.setup()
+    with exp.closing():
+        outputs = {}
+        for iteration in (BEST, 6):
+            exp.load_model(run / f"checkpoints/step-0000000{iteration}")
+            exp.model.eval()
+            for size in (1, 5):
+                points = paddle.to_tensor(Points(5).points[:size])
+                outputs[iteration, size] = exp.model(points).numpy(), loaded(points).numpy()
+    for size in (1, 5):
+        assert np.allclose(*outputs[BEST, size], atol=1e-6)
+        assert not np.allclose(*outputs[6, size], atol=1e-6)
+
+
+def test_export_without_an_input_spec_says_what_it_needs(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    with exp.closing(), pytest.raises(ValueError, match=r"no input_spec given.*self\.input_spec"):
+        exp.export(tmp_path / "exported/model")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_any_layer_can_be_exported_at_any_time_and_that_is_done_in_eval_mode(
+    tmp_path: Path,
+) -> None:
+    class Offset(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offset = self.create_parameter([4], is_bias=True)  # zeros
+
+        def forward(self, points: Any) -> Any:
+            return points + self.offset + (100.0 if self.training else 1.0)
+
+    class Two(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.offset = Offset()
+
+    exp = make(Two, tmp_path / "run")
+    exp.setup()
+    with exp.closing():
+        path = tmp_path / "exported/offset"
+        exp.export(path, [paddle.static.InputSpec([None, 4])], exp.offset)
+        assert exp.offset.training
+    assert paddle.jit.load(str(path))(paddle.zeros([3, 4])).numpy().tolist() == [[1.0] * 4] * 3
+    names = {file.name.partition(".")[0] for file in path.parent.iterdir()}
+    assert names == {"offset"}  # nothing half written is left
+
+
+# --- load_best and finished --------------------------------------------------------------------
+
+
+class Testing(Graded):
+    """Tests its best weights at the end."""
+
+    __test__ = False  # pytest takes the name for its own
+
+    def on_train_end(self) -> None:
+        self.load_best()
+        self.best_weights = {n: t.numpy().copy() for n, t in self.model.state_dict().items()}
+        self.tested = self.evaluate(self.other)
+        self.save()
+
+
+def test_the_best_checkpoint_can_be_tested_at_the_end_and_the_run_goes_on_from_the_last(
+    graded: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(graded, tmp_path / "plain")
+    exp = trained(Testing, tmp_path / "tested", **SETTINGS)
+    best = read_weights(graded / f"checkpoints/step-0000000{BEST}")["model"]
+    last = read_weights(graded / "checkpoints/step-00000006")["model"]
+    assert exp.best_weights.keys() == best.keys()
+    for name, array in best.items():
+        assert array.data.tobytes() == exp.best_weights[name].tobytes(), name
+    assert any(best[name].data.tobytes() != last[name].data.tobytes() for name in best)
+    assert (exp.tested["samples"], exp.iteration, exp.finished) == (7, 6, True)
+    same_run(tmp_path / "plain", tmp_path / "tested")
+    for name in ("plain", "tested"):  # a longer one goes on from the last, not from the best
+        trained(Graded, tmp_path / name, **{**SETTINGS, "max_iteration": 9})
+    assert steps(tmp_path / "tested")[-1] == "step-00000009"
+    same_run(tmp_path / "plain", tmp_path / "tested")
+
+
+def test_load_best_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rising(Testing):
+        def valid(self) -> dict[str, float]:
+            return {"score": self.iteration, "samples": 7}
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.now = self.model[0].weight.numpy().copy()
+
+    asked = threading.Event()
+    start, wait = Background.start, Background.wait
+
+    def begin(self: Background, job: Callable[[], object]) -> None:
+        asked.clear()
+        start(self, lambda: asked.wait(10) and job())  # a disk that is as slow as may be
+
+    def end(self: Background) -> None:
+        asked.set()
+        wait(self)
+
+    monkeypatch.setattr(Background, "start", begin)
+    monkeypatch.setattr(Background, "wait", end)
+    exp = trained(Rising, tmp_path / "run", **SETTINGS)
+    assert np.array_equal(exp.best_weights["0.weight"], exp.now)
+
+
+def test_what_was_brought_back_to_be_looked_at_is_not_saved(graded: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(graded, tmp_path / "run")
+    exp = make(Graded, run, **{**SETTINGS, "max_iteration": 8})
+    exp.setup()
+    before = steps(run)
+    exp.load_best()
+    with pytest.raises(RuntimeError, match=r"save: what stands on self is step-00000004, brought"):
+        exp.save()
+    assert steps(run) == before
+    with pytest.raises(CheckpointError, match=r"step-00000003: does not exist"):
+        exp.load_checkpoint("3")
+    exp.run()  # brings the whole state back
+    trained(Graded, tmp_path / "whole", **{**SETTINGS, "max_iteration": 8})
+    same_bits(*(folder / "checkpoints/step-00000008" for folder in (run, tmp_path / "whole")))
+
+
+def test_load_best_within_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    class Hasty(Graded):
+        refused: list[int] = []  # noqa: RUF012
+
+        @on("on_train_batch_end")
+        @on("on_evaluate_end")
+        def hurry(self, *results: Any) -> None:
+            with pytest.raises(RuntimeError, match="load_checkpoint: called before the end"):
+                self.load_best()
+            self.refused.append(self.iteration)
+
+    trained(Hasty, tmp_path / "hasty", **SETTINGS)
+    trained(Graded, tmp_path / "plain", **SETTINGS)
+    assert Hasty.refused == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+    same_run(tmp_path / "plain", tmp_path / "hasty")
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "finished"),
+    [
+        ("the end", None, True),
+        ("stop()", None, True),
+        ("an error", OSError, False),
+        ("SIGTERM", SystemExit, False),
+        ("the time limit", SystemExit, False),
+    ],
+)
+def test_finished_tells_the_end_from_an_interruption(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    error: type[BaseException] | None,
+    finished: bool,
+) -> None:
+    said: list[bool] = []
+
+    class Ending(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            said.append(self.finished)
+            if self.iteration == 2 and reason == "stop()":
+                self.stop()
+            if self.iteration == 2 and reason == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def valid(self) -> dict[str, float]:
+            if reason == "an error":  # in the last iteration
+                raise OSError
+            return super().valid()
+
+        def on_train_end(self) -> None:
+            said.append(self.finished)
+
+    hasty = functools.partial(Wishes, clock=itertools.count().__next__)  # a second at every look
+    monkeypatch.setattr("expbase.experiment.Wishes", hasty)
+    limit = 1 if reason == "the time limit" else 0
+    exp = make(
+        Ending, tmp_path / "run", max_iteration=3, valid_interval=3, time_limit_seconds=limit
+    )
+    exp.setup()
+    assert not exp.finished
+    if error is None:
+        exp.run()
+    else:
+        with pytest.raises(error):
+            exp.run()
+    assert said == [False] * (len(said) - 1) + [finished]
+    assert exp.finished is finished
+
+
+# --- on two ranks ------------------------------------------------------------------------------
+
+TWO = """
+import contextlib, io, json, sys
+from pathlib import Path
+import numpy as np
+from test_evaluation import LOADERS, SETTINGS, Everything, Graded, Oracle
+from tiny import make, trained
+from expbase import main
+
+if __name__ == "__main__":
+    folder, graded = Path(sys.argv[1]), sys.argv[2]
+    facts = {}
+
+    def printed(*words):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            main(Graded, argv=["--device", "cpu", *words])
+        return out.getvalue()
+
+    facts["evaluated"] = printed("--output", graded, "--evaluate", "best")
+    exp = make(Graded, Path(graded), {"evaluate": "last"}, seed=5)
+    exp.setup()
+    with exp.closing():
+        exp.load_checkpoint("last")
+        facts["predicted"] = [np.stack(exp.predict(loader)).tolist()
+                              for loader in (exp.valid_loader, exp.other)]
+    oracle = make(Oracle, folder / "oracle")
+    oracle.setup()
+    with oracle.closing():
+        kinds = ("in order", "shuffled", "distributed sampler", "ready batches")
+        facts["orders"] = [np.stack(oracle.predict(LOADERS[kind]())).tolist() for kind in kinds]
+        facts["stream"] = np.stack(oracle.predict([LOADERS["list"]()[oracle.rank]])).tolist()
+    trained(Graded, folder / "plain", **SETTINGS)
+    everything = trained(Everything, folder / "everything", sanity_batches=1, **SETTINGS)
+    facts["found"], facts["best"] = everything.found, everything.best
+    facts["of_two"] = printed("--output", str(folder / "plain"), "--evaluate", "4")
+    (folder / f"facts_{everything.rank}.json").write_text(json.dumps(facts))
+"""
+
+
+class Everything(Graded):
+    """All of it in one run; in the sanity check one rank does wrong."""
+
+    found: dict[str, float] = {}  # noqa: RUF012
+
+    def valid(self) -> dict[str, float]:
+        if self.phase == "sanity" and self.rank == 1:
+            random.random(), np.random.rand(), paddle.rand([2])
+            for tensor in self.model.state_dict().values():
+                tensor.set_value(tensor + 1)
+        return super().valid()
+
+    @on("on_evaluate_end")
+    def look(self, results: Any) -> None:
+        if self.iteration == BEST and not self.found:
+            self.found = {"begun": 0.0}  # the next line comes back to here
+            self.found = self.evaluate(self.other)
+            self.predict(self.train_loader)
+            self.export(self.output_dir / "exported/model")
+
+    def on_train_end(self) -> None:
+        self.load_best()
+        self.best = self.unwrap(self.model)[0].weight.numpy().tolist()
+
+
+def test_two_ranks_look_together_and_see_what_one_process_sees(
+    graded: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TWO)
+    result = run_script(script, str(tmp_path), str(graded), launch=2)
+    assert result.returncode == 0, result.stderr + result.stdout
+    one, two = (json.loads((tmp_path / f"facts_{rank}.json").read_text()) for rank in range(2))
+
+    # --evaluate: rank 0 alone prints, and what one process has logged but for the order of a sum
+    given = json.loads(one["evaluated"])
+    assert (given["iteration"], given["samples"]) == (BEST, 10)
+    assert math.isclose(given["loss"], curve(graded, "valid/loss")[BEST], rel_tol=1e-6)
+    assert two["evaluated"] == ""
+    assert json.loads(one["of_two"])["loss"] == curve(tmp_path / "plain", "valid/loss")[4]
+
+    # predict: the whole list on both ranks, with the bits of one process
+    exp = make(Graded, graded, {"evaluate": "last"}, seed=5)
+    exp.setup()
+    with exp.closing():
+        exp.load_checkpoint("last")
+        alone = [np.stack(exp.predict(it)).tolist() for it in (exp.valid_loader, exp.other)]
+    assert one["predicted"] == two["predicted"] == alone
+    assert one["orders"] == two["orders"] == [list(range(11))] * 4
+    assert one["stream"] == two["stream"] == [0, 1, 2, 3]  # rank by rank
+
+    # training does not feel any of it, on no rank
+    same_run(tmp_path / "plain", tmp_path / "everything")
+    assert one["found"] == two["found"]
+    assert (one["found"]["samples"], one["found"]["rank"]) == (7, 0)
+    assert one["best"] == two["best"]
+    best = read_weights(tmp_path / f"plain/checkpoints/step-0000000{BEST}")["model"]["0.weight"]
+    assert best.data.tobytes() == np.array(one["best"], "float32").tobytes()
