@@ -88,9 +88,17 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         """
         self._merge(_parse_options(words), "options")
 
-    def merge_from_other_cfg(self, other: Mapping[str, Any]) -> None:
-        """Changes the values that another tree names."""
-        self._merge(other, "config")
+    def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
+        """Changes the values that another tree names.
+
+        Args:
+            other: The tree.
+            source: Where it stands, for messages.
+
+        Raises:
+            ConfigError: It does not fit the defaults.
+        """
+        self._merge(other, source)
 
     def _merge(self, changes: Mapping[str, Any], source: str) -> None:
         merged = _merged(self, changes, source, known=sorted(flatten(self)))

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import TESTS, metrics, run_script, same_bits
+
+from expbase import ConfigError, runner, stages
+from expbase.__main__ import main
+
+TRAIN = """
+import paddle
+from tiny import Tiny
+from expbase import Config
+from shape import SIZE
+
+class Experiment(Tiny):
+    size = SIZE
+
+    @classmethod
+    def default_config(cls):
+        config = super().default_config()
+        config.training.update({"max_iteration": 4, "valid_interval": 2, "save_interval": 2})
+        config.data = Config({"path": "", "more": [""]})
+        return config
+"""
+STAGES = {
+    "instance": "class Instance:\n    def instance(self, context):\n"
+    "        context['trail'] = ['instance']\n",
+    "network": "from tiny import Tiny\n"
+    "class Network:\n    def build_network(self, context):\n"
+    "        context['trail'].append('network')\n        super().setup_model()\n"
+    "        assert context['model'] is self.model\n",
+    "startup": "class Startup:\n    def startup(self, context):\n"
+    "        context['trail'].append('startup')\n"
+    "        for parameter in context['model'].parameters():\n"
+    "            parameter.set_value(parameter * 0)\n",
+    "runner": "class Runner:\n    def run(self, context):\n"
+    "        context['trail'].append('runner')\n        super().train()\n",
+    "terminal": "class Terminal:\n    def terminal(self, context):\n"
+    "        print('terminal after', *context['trail'])\n",
+}
+YAML = """
+experiment: "{workspace}/train.py:Experiment"
+runner:
+- name: first
+  class: single_train
+  device: cpu
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A folder with an experiment and the five stages."""
+    return make_workspace(tmp_path)
+
+
+def make_workspace(folder: Path, size: int = 40) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "shape.py").write_text(f"SIZE = {size}\n")
+    for name, text in STAGES.items():
+        (folder / f"my_{name}.py").write_text(text)
+    (folder / "c.yaml").write_text(YAML)
+    return folder
+
+
+def describe(workspace: Path, text: str) -> list[runner.Run]:
+    (workspace / "c.yaml").write_text(text)
+    return runner.read(workspace / "c.yaml")
+
+
+def stage_lines(*names: str) -> str:
+    return "".join(f'  {name}_class_path: "{{workspace}}/my_{name}.py"\n' for name in names)
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+def test_runners_run_one_after_the_other_each_in_its_folder(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+experiment: train.py:Experiment
+mode: [first, warm, look]
+config:
+  training: {log_interval: 1}
+runner:
+- {name: look, class: infer, init_model_path: "{output}/first", checkpoints: all}
+- {name: first, class: train, epochs: 1, save_checkpoint_interval: 1, save_interval: 4}
+- {name: warm, class: train, max_iteration: 2, init_model_path: runs/first, print_interval: 2,
+   config: {training: {seed: 5}}}
+"""
+    (workspace / "c.yaml").write_text(text)
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["runner"], line["iteration"]) for line in printed] == [
+        ("look", 4), ("look", 8), ("look", 10),
+    ]  # fmt: skip
+    lines = (workspace / "runs/look/results.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == printed
+    logged = metrics(workspace / "runs/first")
+    assert printed[-1]["accuracy"] == next(
+        line["valid/accuracy"] for line in reversed(logged) if "valid/accuracy" in line
+    )
+    assert "loaded model from" in (workspace / "runs/warm/worker_0.log").read_text()
+    config = (workspace / "runs/warm/config.yaml").read_text()
+    assert "seed: 5" in config
+    assert "log_interval: 2" in config
+    # The same command continues: everything is finished.
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    assert (workspace / "runs/first/worker_0.log").read_text().count("FINISHED already") == 1
+
+
+def test_a_run_from_yaml_is_the_run_of_the_script(workspace: Path) -> None:
+    (workspace / "train.py").write_text(
+        TRAIN + "\nif __name__ == '__main__':\n    from expbase import main\n    main(Experiment)\n"
+    )
+    result = run_script(workspace / "train.py", "--output", str(workspace / "by_script"))
+    assert result.returncode == 0, result.stderr
+    assert main(["run", str(workspace / "c.yaml"), "--output", str(workspace / "by_yaml")]) == 0
+    step = "checkpoints/step-00000004"
+    same_bits(workspace / "by_script" / step, workspace / "by_yaml" / "first" / step)
+
+
+def test_placeholders_are_filled_in_strings_lists_and_mappings(workspace: Path) -> None:
+    (run,) = describe(
+        workspace,
+        YAML + 'config:\n  data: {path: "{workspace}/a", more: ["{output}/b", "{{text}}"]}\n'
+        'workspace: .\noutput: "{workspace}/out"\n',
+    )
+    assert run.config.data.path == f"{workspace}/a"
+    assert run.config.data.more == [f"{workspace}/out/b", "{text}"]
+    assert run.args.output == f"{workspace}/out/first"
+
+
+def test_options_change_every_run_and_the_output_may_be_given(workspace: Path) -> None:
+    (run,) = runner.read(workspace / "c.yaml", options=["training.seed=7"], output="elsewhere")
+    assert run.config.training.seed == 7
+    assert run.args.output == str(Path("elsewhere/first").absolute())
+
+
+def test_it_works_under_the_launcher_and_with_nprocs(workspace: Path) -> None:
+    text = (
+        YAML
+        + stage_lines("startup", "instance")
+        + ("- {name: look, class: infer, init_model_path: runs/first}\n")
+    )
+    (workspace / "c.yaml").write_text(text)
+    script = workspace / "go.py"
+    script.write_text(
+        "import sys\nfrom expbase.__main__ import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    result = run_script(script, "run", "c.yaml", launch=2)
+    assert result.returncode == 0, result.stdout + result.stderr
+    result = run_script(script, "run", "c.yaml", "--nprocs", "2", "--output", "by_nprocs")
+    assert result.returncode == 0, result.stderr
+    found = [
+        [json.loads(x) for x in (workspace / f / "look/results.jsonl").read_text().splitlines()]
+        for f in ("runs", "by_nprocs")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    step = "first/checkpoints/step-00000004"
+    same_bits(workspace / "runs" / step, workspace / "by_nprocs" / step)
+
+
+def test_a_run_that_was_stopped_ends_the_others(workspace: Path) -> None:
+    text = YAML + "- {name: second, class: train}\n"
+    (workspace / "c.yaml").write_text(text)
+    (workspace / "runs/first").mkdir(parents=True)
+    (workspace / "runs/first/STOP").touch()
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    assert not (workspace / "runs/second").exists()
+
+
+# --- stages ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_alone_replaces_its_step_and_is_seen_once(
+    workspace: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = {"instance", stage} - ({"instance"} if stage == "instance" else set())
+    (workspace / "c.yaml").write_text(YAML + stage_lines(*sorted(needed)))
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    log = (workspace / "runs/first/worker_0.log").read_text()
+    for name in needed:
+        assert log.count(f"stage {name}: ") == 1, log
+    assert "[4] FINISHED" in log
+    assert ("terminal after instance\n" in capsys.readouterr().out) == (stage == "terminal")
+
+
+def test_all_stages_together_come_in_order_and_a_resume_overrides_the_startup(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = YAML + stage_lines(*STAGES)
+    (workspace / "c.yaml").write_text(text)
+    for end in ("2", "4"):
+        assert (
+            main(["run", str(workspace / "c.yaml"), "--opts", "training.max_iteration", end]) == 0
+        )
+    assert main(["run", str(workspace / "c.yaml"), "--output", str(workspace / "whole")]) == 0
+    line = "terminal after instance network startup runner"
+    assert capsys.readouterr().out.splitlines() == [line] * 3
+    log = (workspace / "runs/first/worker_0.log").read_text()
+    assert re.findall(r"stage (\w+):", log) == [*STAGES, *STAGES]
+    step = "first/checkpoints/step-00000004"
+    same_bits(workspace / "runs" / step, workspace / "whole" / step)
+
+
+def test_terminal_comes_after_a_failure_too(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workspace / "my_runner.py").write_text(
+        "class Runner:\n    def run(self):\n        raise ArithmeticError('the original')\n"
+    )
+    (workspace / "c.yaml").write_text(YAML + stage_lines("instance", "runner", "terminal"))
+    with pytest.raises(ArithmeticError, match="the original"):
+        main(["run", str(workspace / "c.yaml")])
+    assert capsys.readouterr().out == "terminal after instance\n"
+
+
+def test_an_init_of_the_seeds_shape_is_not_called_and_that_is_said(workspace: Path) -> None:
+    (workspace / "my_startup.py").write_text(
+        "class Startup:\n    def __init__(self, context):\n        raise SystemError\n"
+        "    def startup(self, context):\n        context['status'] = 'train_pass'\n"
+    )
+    (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    log = (workspace / "runs/first/worker_0.log").read_text()
+    assert log.count("startup: Startup.__init__ is not called") == 1
+
+
+def test_the_walk_of_tdm_fill_from_a_file_save_and_warm_start_later(workspace: Path) -> None:
+    np.save(workspace / "table.npy", np.full([4, 8], 0.5, "float32"))
+    (workspace / "tdm_startup.py").write_text(
+        "import numpy as np\n"
+        "class Startup:\n"
+        "    def startup(self, context):\n"
+        "        self._fill(context)\n"
+        "    def _fill(self, context):\n"
+        "        table = np.load(context['config'].data.path)\n"
+        "        context['model'][0].weight.set_value(table)\n"
+        "        context['status'] = 'train_pass'\n"
+    )
+    runs = describe(
+        workspace,
+        """
+experiment: "{workspace}/train.py:Experiment"
+config: {data: {path: "{workspace}/table.npy"}}
+runner:
+- {name: runner1, class: single_train, max_iteration: 2, device: cpu,
+   startup_class_path: "{workspace}/tdm_startup.py"}
+- {name: later, class: single_train, max_iteration: 1, device: cpu,
+   init_model_path: "{output}/runner1"}
+""",
+    )
+    filled: list[Any] = []
+    for run in runs:
+        base: Any = run.experiment
+
+        class Looking(base):
+            def on_train_begin(self) -> None:
+                filled.append(self.model[0].weight.numpy())
+
+        run.experiment = Looking
+    runner.execute(runs)
+    assert (filled[0] == 0.5).all()
+    assert not (filled[1] == 0.5).any()
+    assert abs(filled[1] - 0.5).max() < 0.1
+
+
+def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(tmp_path: Path) -> None:
+    sizes = []
+    for size in (12, 20):
+        folder = make_workspace(tmp_path / str(size), size)
+        sizes.append(runner.read(folder / "c.yaml")[0].experiment.size)  # type: ignore[attr-defined]
+    assert sizes == [12, 20]
+    assert "shape" not in sys.modules
+
+
+# --- mistakes --------------------------------------------------------------------------------
+
+RUNNER = "\nrunner:\n- {name: a, class: train"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("runner: []", "experiment: None given; expected"),
+        ("experiment: train.py:Experiment", "runner: expected a list of `- name: …` sections"),
+        (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
+        (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
+        (YAML + "  epohcs: 2", "runner[0]: unknown key 'epohcs'. Did you mean 'epochs'?"),
+        (YAML.replace("single_train", "cluster_train"), "runner[0].class: 'cluster_train' given"),
+        (YAML.replace("train.py", "trian.py"), "experiment: {w}/trian.py does not exist"),
+        (YAML.replace(":Experiment", ":Exp"), "train.py has no class 'Exp'; it has"),
+        (YAML.replace(":Experiment", ""), "names no class; expected"),
+        (YAML + "  startup_class_path: no.py", "runner[0].startup_class_path: {w}/no.py does not"),
+        (YAML + "  startup_class_path: my_terminal.py", "has no class 'Startup'; it has Terminal"),
+        (
+            YAML + "  startup_class_path: my_terminal.py:Terminal",
+            "Terminal has no method 'startup'",
+        ),
+        (YAML + "config: {data: {path: '{home}/a'}}", "config.data.path: {home} in '{home}/a' is"),
+        (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
+        (YAML + "  epochs: many", "runner[0]: training.max_epoch: 'many' given"),
+        (YAML + "  checkpoints: all", "runner[0].checkpoints: given to a train runner"),
+        (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' is there twice"),
+        (YAML.replace("name: first", "name: a/b"), "name: 'a/b' given; expected a name for a"),
+        (
+            YAML.replace("{workspace}/train.py", "no.such"),
+            "experiment: there is no module 'no.such'",
+        ),
+        (
+            YAML.replace("{workspace}/train.py:Experiment", "json:JSONDecoder"),
+            "is no ExperimentBase",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_key(
+    workspace: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        describe(workspace, text)
+    assert message.replace("{w}", str(workspace)) in str(caught.value)
+
+
+def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> None:
+    (workspace / "my_startup.py").write_text("class Startup:\n    def startup(self) return\n")
+    with pytest.raises(ConfigError) as caught:
+        describe(workspace, YAML + stage_lines("startup"))
+    text = str(caught.value)
+    assert "runner[0].startup_class_path" in text
+    assert 'my_startup.py", line 2' in text
+    assert "SyntaxError" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("    def close(self): ...\n", "Startup.close would hide the experiment's method"),
+        ("    def helper(self): ...\n", "Instance.helper and Startup.helper (startup_class_path)"),
+    ],
+)
+def test_a_stage_that_hides_something_is_refused(workspace: Path, body: str, message: str) -> None:
+    (workspace / "my_startup.py").write_text(STAGES["startup"] + body)
+    (workspace / "my_instance.py").write_text(STAGES["instance"] + "    def helper(self): ...\n")
+    with pytest.raises(ConfigError) as caught:
+        describe(workspace, YAML + stage_lines("startup", "instance"))
+    assert message in str(caught.value)
+
+
+def test_a_context_is_the_experiment_by_name(tmp_path: Path) -> None:
+    class Exp:
+        model = 1
+
+        def __init__(self) -> None:
+            self.config = {"a": 1}
+            self._hidden = 2
+
+    context = stages.Context(Exp())  # type: ignore[arg-type]
+    context["status"] = "train_pass"
+    assert dict(context) == {"config": {"a": 1}, "status": "train_pass"}
+    with pytest.raises(KeyError, match=r"context\['_hidden'\]: not set; there are config, status"):
+        context["_hidden"]
+    del context["status"]
+    assert "status" not in context
+
+
+def test_the_tool_says_a_mistake_in_a_line_and_answers_1(workspace: Path) -> None:
+    def tool(*words: str) -> Callable[..., Any]:
+        command = [sys.executable, "-W", "ignore", "-m", "expbase", "run", *words]
+        return lambda: subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=workspace, timeout=60,
+            env={"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+
+    result = tool("no.yaml")()
+    assert result.returncode == 1
+    assert result.stderr.startswith("python -m expbase run: error: no.yaml: cannot be read")
+    assert "Traceback" not in result.stderr
