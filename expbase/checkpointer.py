@@ -136,6 +136,41 @@ def _restore_log(
     return []
 
 
+def _capture_gradients(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
+    # A gradient of zeros is not none: momentum moves the weights of the one, not of the other.
+    zeros = []
+    for name, parameter in _parameters(exp):
+        gradient = parameter.grad_
+        if gradient is None or gradient.is_selected_rows():
+            continue
+        array = Array.of(gradient)
+        if array.data.any():
+            arrays[f"gradients.{name}"] = array
+        else:
+            zeros.append(name)
+    return {"zeros": zeros}
+
+
+def _restore_gradients(
+    exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
+) -> list[str]:
+    zeros = set(values["zeros"])
+    for name, parameter in _parameters(exp):
+        array = arrays.get(f"gradients.{name}")
+        if array is None and name not in zeros:
+            parameter.clear_gradient(False)
+            continue
+        parameter.grad = paddle.zeros_like(parameter)
+        if array is not None:
+            array.copy_to(parameter.grad_)
+    return []
+
+
+def _parameters(exp: ExperimentBase) -> list[tuple[str, Any]]:
+    layers = exp._find_state().layers
+    return [(f"{n}.{k}", p) for n, layer in layers.items() for k, p in layer.named_parameters()]
+
+
 def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
     return {"scores": state.encode(exp._checkpointer.scores, "best", arrays)}
 
@@ -161,6 +196,7 @@ def _restore_listeners(
 SECTIONS: dict[str, Section] = {
     "counters": Section(_capture_counters, _restore_counters),
     "registered": Section(_capture_registered, _restore_registered),
+    "gradients": Section(_capture_gradients, _restore_gradients),
     "log": Section(_capture_log, _restore_log),
     "best": Section(_capture_best, _restore_best),
     "listeners": Section(_capture_listeners, _restore_listeners),

@@ -233,8 +233,15 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: In the first batch, something is not as it was declared.
         """
         layer = self.heads[head]
+        new = (head, phase) not in self._checked
+        self._checked.add((head, phase))
         with _in_phase(layer, phase):
+            if new:
+                reader_specs = [*self.backbone.inputs_attr, *layer.inputs_attrs.get("reader", ())]
+                _check_real("reader", reader_specs, batch)
             of_backbone = self.backbone({s.name: batch[s.name] for s in self.backbone.inputs_attr})
+            if new:
+                _check_real("backbone", self.backbone.outputs_attr, of_backbone)
             given = {"reader": batch, "backbone": of_backbone}
             outputs = layer(
                 {
@@ -242,11 +249,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
                     for component, specs in layer.inputs_attrs.items()
                 }
             )
-            if (head, phase) not in self._checked:
-                self._checked.add((head, phase))
-                reader_specs = [*self.backbone.inputs_attr, *layer.inputs_attrs.get("reader", ())]
-                _check_real("reader", reader_specs, batch)
-                _check_real("backbone", self.backbone.outputs_attr, of_backbone)
+            if new:
                 _check_real(f"head {head}", layer.outputs_attr, outputs)
         return dict(outputs)
 
@@ -294,18 +297,37 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
     def __init__(self, model: Composed, head: str) -> None:
         super().__init__()
-        self.model, self._head = model, head
-        with _in_phase(model.heads[head], "predict"):
-            own = model.heads[head].inputs_attrs.get("reader", ())
-            self._outputs = [spec.name for spec in model.heads[head].outputs_attr]
+        self.backbone, self.head = model.backbone, model.heads[head]
+        with _in_phase(self.head, "predict"):
+            self._taken = {
+                c: [s.name for s in specs] for c, specs in self.head.inputs_attrs.items()
+            }
+            self._given = [spec.name for spec in self.head.outputs_attr]
+            own = self.head.inputs_attrs.get("reader", ())
         specs = {spec.name: spec for spec in (*model.backbone.inputs_attr, *own)}
+        self._of_backbone = [spec.name for spec in model.backbone.inputs_attr]
         self.input_spec = list(specs.values())
-        model._checked.add((head, "predict"))  # there is no real batch in a trace
+        if len(self.input_spec) > 6:
+            raise ValueError(
+                f"for_export: head {head} takes {len(self.input_spec)} inputs; expected at most 6."
+            )
 
-    def forward(self, *tensors: Any) -> list[Any]:
-        batch = {spec.name: t for spec, t in zip(self.input_spec, tensors, strict=True)}
-        outputs = self.model(batch, self._head, "predict")
-        return [outputs[name] for name in self._outputs]
+    def forward(
+        self, a: Any, b: Any = None, c: Any = None, d: Any = None, e: Any = None, f: Any = None
+    ) -> list[Any]:  # jit.save takes no *tensors, and no context manager
+        tensors = (a, b, c, d, e, f)
+        batch = {spec.name: tensors[i] for i, spec in enumerate(self.input_spec)}
+        given = {
+            "reader": batch,
+            "backbone": self.backbone({name: batch[name] for name in self._of_backbone}),
+        }
+        before = self.head.phase
+        self.head.phase = "predict"
+        outputs = self.head(
+            {part: {name: given[part][name] for name in self._taken[part]} for part in self._taken}
+        )
+        self.head.phase = before
+        return [outputs[name] for name in self._given]
 
 
 @contextlib.contextmanager

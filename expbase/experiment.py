@@ -89,7 +89,8 @@ class ExperimentBase(Events):
         checks.check_class(type(self), ExperimentBase, _YOURS)
         if getattr(args, "output", None) in (None, ""):
             raise ConfigError("args.output: not given; expected the directory of the run.")
-        self.config = complete(config)
+        # What mixins add is there, however the config was made.
+        self.config = complete({**type(self).default_config(), **config})
         self.args = args
         self.model: Any = None
         self.optimizer: Any = None

@@ -110,7 +110,7 @@ class Stepper:
         self._fire("on_after_optimizers_step")
         self._fire("on_before_zero_grad")
         for optimizer in self.optimizers:
-            optimizer.clear_grad()
+            optimizer.clear_grad(set_to_zero=False)  # zeros would move what momentum moves
         self._fire("on_after_zero_grad")
         if {*map(id, standing)} <= {*map(id, self.optimizers)}:
             self.finish()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import Tiny, make, trained
+from tiny import Tiny, make, same_bits, trained
 
 from expbase import checkpoint
 from expbase.checkpoint import CheckpointError
@@ -149,3 +149,30 @@ def test_no_absolute_path_stands_in_a_checkpoint(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run", max_iteration=2)
     for file in (tmp_path / "run/checkpoints/step-00000002").iterdir():
         assert str(tmp_path).encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["zeros", "pending"])
+def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
+    class TwoHeads(Tiny):
+        """Each update uses one of two heads; zeros left in the other one move it on."""
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.heads = [paddle.nn.Linear(2, 2) for _ in range(2)]
+            layers = [self.model, *self.heads]
+            self.optimizer = paddle.optimizer.Adam(
+                0.01, parameters=[p for layer in layers for p in layer.parameters()]
+            )
+
+        def train_batch(self) -> None:
+            points, _ = self.read_batch()
+            self.heads[self.iteration % 3 == 0](self.model(points)).square().mean().backward()
+            if how == "zeros" or self.iteration % 4 == 0:  # else they wait over the checkpoint
+                self.optimizer.step()
+                self.optimizer.clear_grad()
+
+    trained(TwoHeads, tmp_path / "whole", max_iteration=8)
+    for end in (3, 5, 8):
+        trained(TwoHeads, tmp_path / "parts", max_iteration=end)
+    step = "checkpoints/step-00000008"
+    same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)

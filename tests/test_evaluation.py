@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ import random
 import shutil
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,22 +127,38 @@ def test_a_valid_that_fails_does_so_before_the_first_update(tmp_path: Path) -> N
     assert "ended by ZeroDivisionError" in (tmp_path / "run/worker_0.log").read_text()
 
 
+class Mapped(np.memmap):
+    """Data in a file; a copy would read all of them."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("copied")
+
+
 class Stateful(Graded):
     """State and plain values of every kind; training shows them."""
 
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        (self.output_dir / "tokens.bin").write_bytes(bytes(8))
+        self.tokens = Mapped(self.output_dir / "tokens.bin")
+        self.fixed = np.zeros(3)
+        self.fixed.flags.writeable = False
+
     def setup_model(self) -> None:
         super().setup_model()
+        self.total = paddle.zeros([1])
         self.count, self.seen, self.marks = 0, [0], np.zeros(3)
         self.table, self.names = {"a": [1]}, {"x"}
         self.draws = np.random.default_rng(3)
         self.metric = paddle.metric.Accuracy()
-        self.register_stateful("count", "seen", "marks")
+        self.register_stateful("count", "seen", "marks", "total")
 
     def train_batch(self) -> None:
         super().train_batch()
         self.seen.append(self.iteration)
         self.marks[0] += self.draws.random()
         values = [self.count, *self.seen, *self.marks, *self.table["a"], len(self.names)]
+        values += [self.total.item()]
         self.log(values=float(sum(values)), drawn=random.random() + np.random.rand())
         self.log(metric=float(self.metric.accumulate()))
 
@@ -168,13 +186,16 @@ class Wrong(Stateful):
         self.seen.append(100)
         self.seen = [*self.seen, 200]
         self.marks += 1
+        self.total.add_(paddle.ones([1]))
         self.table["a"].append(3)
         self.names |= {"y"}
         self.metric.update(self.metric.compute(paddle.ones([1, 2]), paddle.zeros([1, 1], "int64")))
         self.log(wrong=1.0)
         self.visualizer.add_scalar("valid/wrong", 1.0, self.iteration)
+        self.visualizer.writer.add_text("wrong", "wrong", self.iteration)
         self.added, self.head = 1, paddle.nn.Linear(4, 2)
         self.save()
+        self.stop()
         self.predict(self.valid_loader)
         self.model = self.head if self.iteration else self.model
 
@@ -226,6 +247,26 @@ def test_the_sanity_check_comes_before_training_at_each_start_with_at_most_k_bat
     assert happened == []  # finished already
 
 
+def test_predict_in_valid_keeps_to_the_batches_and_out_of_the_log_of_it(tmp_path: Path) -> None:
+    phases: list[str] = []
+
+    class Asking(Graded):
+        def predict_batch(self, batch: Any) -> Any:
+            phases.append(self.phase)
+            self.log(inner=1.0)
+            return super().predict_batch(batch)
+
+        def valid(self) -> dict[str, float]:
+            self.log(outer=1.0)
+            self.predict(self.valid_loader)
+            return super().valid()
+
+    trained(Asking, tmp_path / "run", max_iteration=1, sanity_batches=1)
+    assert phases == ["sanity", *["valid"] * 4]
+    assert curve(tmp_path / "run", "valid/outer") == {1: 1.0}
+    assert curve(tmp_path / "run", "valid/inner") == {}
+
+
 # --- validation by passes ----------------------------------------------------------------------
 
 
@@ -250,6 +291,25 @@ def test_an_iteration_that_is_due_by_passes_and_by_interval_is_validated_once(
     trained(Counting, tmp_path / "run", **options, save_interval=0, log_interval=0)
     assert validated == expected
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == expected
+
+
+def test_a_pass_that_ends_within_an_update_is_validated_after_it(
+    graded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Accumulating(Graded):
+        def train_batch(self) -> None:
+            for points, labels in self.micro_batches():
+                self.backward(F.cross_entropy(self.model(points), labels))
+            self.step_optimizers()
+
+    # A pass has ten batches, so update 4 takes batch 10 of the first and two of the second.
+    options = {"valid_interval": 0, "valid_every_epoch": 1, "accumulation_steps": 3}
+    options |= {"max_iteration": 5, "save_interval": 4, "log_interval": 0}
+    trained(Accumulating, tmp_path / "run", **{**SETTINGS, **options})
+    logged = curve(tmp_path / "run", "valid/loss")
+    assert [*logged] == [4, 5]
+    given = answer(capsys, Accumulating, "--output", str(tmp_path / "run"), "--evaluate", "4")
+    assert given["loss"] == logged[4]
 
 
 # --- at any time, without a trace --------------------------------------------------------------
@@ -304,6 +364,72 @@ def test_what_is_looked_at_during_training_does_not_change_it(
     same_run(tmp_path / "plain", tmp_path / "looked")
     assert curve(tmp_path / "looked", "valid/samples") == {5: 10, 10: 10}
     assert all(layer.training for layer in looked.model.sublayers(include_self=True))
+
+
+class Leaving(Graded):
+    """Its validation may leave gradients; its training has some, zeros or none at that time."""
+
+    leaves = False
+    has = "zeros"
+
+    def train_batch(self) -> None:
+        points, labels = self.read_batch()
+        F.cross_entropy(self.model(points), labels).backward()
+        if self.has != "some" or self.iteration % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.clear_grad(set_to_zero=self.has != "none")
+
+    def valid(self) -> dict[str, float]:
+        if self.leaves:
+            with paddle.enable_grad():
+                for points, labels in self.valid_batches():
+                    F.cross_entropy(self.model(points), labels).backward()
+        return super().valid()
+
+
+@pytest.mark.parametrize("has", ["zeros", "none", "some"])
+def test_gradients_that_a_validation_leaves_are_not_felt_by_training(
+    tmp_path: Path, has: str
+) -> None:
+    for leaves in (False, True):
+        experiment = type("Leaving", (Leaving,), {"has": has, "leaves": leaves})
+        options = {**SETTINGS, "valid_interval": 1, "sanity_batches": int(leaves)}
+        trained(experiment, tmp_path / str(leaves), **options)
+    same_run(tmp_path / "False", tmp_path / "True")
+
+
+def test_evaluate_by_hand_in_a_validated_iteration_adds_no_second_line(tmp_path: Path) -> None:
+    class Again(Graded):
+        def on_train_epoch_end(self) -> None:
+            assert self.evaluate()["loss"] == self._results["loss"]
+
+    trained(Again, tmp_path / "run", **{**SETTINGS, "max_iteration": 10, "valid_interval": 10})
+    lines = [line["iteration"] for line in metrics(tmp_path / "run") if "valid/loss" in line]
+    assert lines == [10]
+
+
+def test_a_wrong_monitor_fails_in_an_evaluation_by_hand_too(tmp_path: Path) -> None:
+    class ByHand(Tiny):
+        def on_train_batch_end(self) -> None:
+            self.evaluate()
+
+    with pytest.raises(ValueError, match=r"training\.monitor: 'acuracy' given; .*: accuracy\."):
+        trained(ByHand, tmp_path / "run", monitor="acuracy", valid_interval=0)
+
+
+def test_persistent_workers_serve_after_the_run_too(tmp_path: Path) -> None:
+    class Working(Graded):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            options = {"num_workers": 1, "persistent_workers": True}
+            self.valid_loader = DataLoader(Points(10), batch_size=3, **options)
+
+    exp = trained(Working, tmp_path / "run", **{**SETTINGS, "max_iteration": 2})
+    try:
+        assert exp.evaluate()["loss"] == curve(tmp_path / "run", "valid/loss")[2]
+        assert len(exp.predict(exp.valid_loader)) == 10
+    finally:
+        exp._evaluation.close()
 
 
 def test_evaluate_after_the_run_gives_the_numbers_of_then_and_logs_no_curve(tmp_path: Path) -> None:
@@ -434,6 +560,7 @@ def test_predict_tells_the_samples_of_every_kind_of_output_apart(
     assert first_and_last(lambda n: n.numpy()) == (0, 10)
     assert first_and_last(lambda n: (n, n.numpy() * 2)) == ((0, 0), (10, 20))
     assert first_and_last(lambda n: [f"no. {int(i)}" for i in n]) == ("no. 0", "no. 10")
+    assert first_and_last(lambda n: n.astype("bfloat16")) == (0, 10)
     numbers = first_and_last(lambda n: [i + 1 for i in n])
     assert (numbers, type(numbers[0])) == ((1, 11), float)
     nested = first_and_last(lambda n: {"n": n, "more": (n, {"text": [str(int(i)) for i in n]})})
@@ -470,6 +597,60 @@ def test_a_loader_that_leaves_samples_out_is_refused(oracle: Oracle) -> None:
     sampler = BatchSampler(sampler=SequenceSampler(Numbers()), batch_size=4, drop_last=True)
     with pytest.raises(ValueError, match=r"drop_last=True.*expected drop_last=False"):
         oracle.predict(DataLoader(Numbers(), batch_sampler=sampler))
+    with pytest.raises(ValueError, match=r"drop_last=True.*expected drop_last=False"):
+        oracle.predict(DataLoader(Stream(), batch_size=4, drop_last=True))
+
+
+def test_predict_without_a_loader_says_so(oracle: Oracle) -> None:
+    with pytest.raises(ValueError, match="predict: no loader given; expected one, self.test_load"):
+        oracle.predict(oracle.test_loader)
+
+
+def test_a_loader_that_was_made_for_one_prediction_is_let_go(oracle: Oracle) -> None:
+    loader = DataLoader(Numbers(), batch_size=4)
+    gone = weakref.ref(loader)
+    oracle.predict(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+class Remembering:
+    """A loader that knows its place, which is saved and restored."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def set_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < 30:
+            self.place += 1
+            random = np.random.RandomState(self.place)
+            points, labels = random.randn(4, 4).astype("float32"), random.randint(0, 2, 4)
+            yield paddle.to_tensor(points), paddle.to_tensor(labels)
+        self.place = 0
+
+
+def test_predict_over_a_training_loader_that_has_a_place_does_not_move_it(tmp_path: Path) -> None:
+    class Plain(Graded):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = Remembering()
+
+    class Asking(Plain):
+        @on("on_train_batch_end", filter_fn=lambda _, exp: exp.iteration == 2)
+        def ask(self) -> None:
+            assert self.predict(self.train_loader)
+
+    for experiment in (Plain, Asking):
+        trained(experiment, tmp_path / experiment.__name__, **SETTINGS)
+    lines = [curve(tmp_path / name, "train/loss") for name in ("Plain", "Asking")]
+    assert lines[0] == lines[1]
 
 
 def test_predict_without_predict_batch_says_what_is_missing(tmp_path: Path) -> None:
@@ -496,6 +677,9 @@ class Drawing(Graded):
         self.visualizer.add_scalar("own", 1.0, self.iteration)
         self.logger.info("drawn")
         return super().valid()
+
+    def on_evaluate_end(self, results: Any) -> None:
+        self.save()
 
 
 @pytest.mark.parametrize(("which", "iteration"), [("best", BEST), ("last", 6), ("2", 2)])
@@ -541,6 +725,18 @@ def test_evaluate_takes_the_test_data_if_there_are_any(
     assert (given["loader"], given["samples"], given["iteration"]) == ("test_loader", 6, BEST)
 
 
+def test_a_number_that_json_does_not_have_is_null_or_text(
+    graded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Infinite(Graded):
+        def valid(self) -> dict[str, float]:
+            return {"nan": math.nan, "infinite": -math.inf}
+
+    main(Infinite, argv=["--output", str(graded), "--evaluate", "last"])
+    given = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (given["nan"], given["infinite"]) == ("nan", "-inf")
+
+
 @pytest.fixture(scope="module")
 def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a best checkpoint, and in `empty` one without any."""
@@ -558,6 +754,7 @@ def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("run", "best", r"no checkpoint is the best one; expected training\.monitor"),
         ("run", "bset", "'bset' given; expected best, last or an iteration"),
         ("run", "-1", "'-1' given; expected best, last or an iteration"),
+        ("run", "", "'' given; expected best, last or an iteration"),  # an unset variable
         ("empty", "last", "no intact checkpoint there"),
         ("nowhere", "last", "nowhere' holds no run; expected the directory of one"),
         ("run/checkpoints", "last", "holds no run; expected the directory of one"),
@@ -615,7 +812,15 @@ def test_an_exported_model_gives_the_outputs_of_its_checkpoint_in_eval_mode(
         assert not np.allclose(*outputs[6, size], atol=1e-6)
 
 
-def test_export_without_an_input_spec_says_what_it_needs(tmp_path: Path) -> None:
+def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path: Path) -> None:
+    class Without(Graded):
+        def setup_model(self) -> None:
+            super().setup_model()
+            del self.input_spec
+
+    with pytest.raises(SystemExit, match=r"error: export: no input_spec given"):  # and one line
+        main(Without, argv=["--output", str(graded), "--export", "last"])
+    assert not (graded / "export").exists()
     exp = make(Tiny, tmp_path / "run")
     exp.setup()
     with exp.closing(), pytest.raises(ValueError, match=r"no input_spec given.*self\.input_spec"):
@@ -642,12 +847,14 @@ def test_any_layer_can_be_exported_at_any_time_and_that_is_done_in_eval_mode(
     exp = make(Two, tmp_path / "run")
     exp.setup()
     with exp.closing():
-        path = tmp_path / "exported/offset"
-        exp.export(path, [paddle.static.InputSpec([None, 4])], exp.offset)
-        assert exp.offset.training
-    assert paddle.jit.load(str(path))(paddle.zeros([3, 4])).numpy().tolist() == [[1.0] * 4] * 3
-    names = {file.name.partition(".")[0] for file in path.parent.iterdir()}
-    assert names == {"offset"}  # nothing half written is left
+        for number, layer in enumerate((exp.offset, Offset())):  # one does not stand on self
+            path = tmp_path / f"exported_{number}/offset"
+            exp.export(path, [paddle.static.InputSpec([None, 4])], layer)
+            assert layer.training
+            outputs = paddle.jit.load(str(path))(paddle.zeros([3, 4]))
+            assert outputs.numpy().tolist() == [[1.0] * 4] * 3
+            names = {file.name.partition(".")[0] for file in path.parent.iterdir()}
+            assert names == {"offset"}  # nothing half written is left
 
 
 # --- load_best and finished --------------------------------------------------------------------
@@ -739,9 +946,18 @@ def test_load_best_within_training_is_refused_and_changes_nothing(tmp_path: Path
                 self.load_best()
             self.refused.append(self.iteration)
 
+        def on_train_begin(self) -> None:
+            self.hurry()
+
     trained(Hasty, tmp_path / "hasty", **SETTINGS)
     trained(Graded, tmp_path / "plain", **SETTINGS)
-    assert Hasty.refused == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+    assert Hasty.refused == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
+    exp = make(Hasty, tmp_path / "hasty", **{**SETTINGS, "max_iteration": 8})
+    exp.setup()
+    exp.resume_or_load()
+    exp.hurry()  # run() would train on from the best weights
+    exp.run()
+    trained(Graded, tmp_path / "plain", **{**SETTINGS, "max_iteration": 8})
     same_run(tmp_path / "plain", tmp_path / "hasty")
 
 

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle.io import DataLoader
+from paddle.static import InputSpec
+from tiny import make, run_script, same_bits, trained
+
+from expbase.components import Backbone, Composed, Head, MultiHead, Reader, Task
+
+POINT = InputSpec([-1, 4], "float32", "point")
+LABEL = InputSpec([-1], "int64", "label")
+FEATURE = InputSpec([None, 8], "float32", "feature")
+LOSS = InputSpec([], "float32", "loss")
+SCORE = InputSpec([-1, 2], "float32", "score")
+
+
+class Points(Reader):
+    """Points in the plane, and on which side of it they lie."""
+
+    outputs_attr = (POINT, LABEL, InputSpec([-1], "float32", "weight"))
+
+    def __init__(self, phase: str = "train", size: int = 24, seed: int = 0) -> None:
+        super().__init__(phase)
+        self.points = np.random.RandomState(seed).randn(size, 4).astype("float32")
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def sample(self, index: int) -> dict[str, Any]:
+        point = self.points[index]
+        return {"point": point, "label": int(point.sum() > 0), "weight": np.float32(1)}
+
+    def get_epoch_outputs(self) -> dict[str, Any]:
+        return {"size": len(self)}
+
+
+class Net(Backbone):
+    inputs_attr = (POINT,)
+    outputs_attr = (FEATURE,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = paddle.nn.Linear(4, 8)
+
+    def forward(self, inputs: Any) -> dict[str, Any]:
+        return {"feature": F.relu(self.linear(inputs["point"]))}
+
+
+class Classify(Head):
+    epoch_inputs_attrs: ClassVar[Any] = {"reader": ["size"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = paddle.nn.Linear(8, 2)
+
+    @property
+    def inputs_attrs(self) -> Any:  # type: ignore[override]
+        trains = self.phase == "train"
+        return {"backbone": [FEATURE], **({"reader": [LABEL]} if trains else {})}
+
+    @property
+    def outputs_attr(self) -> Any:  # type: ignore[override]
+        return [LOSS] if self.phase == "train" else [SCORE]
+
+    def forward(self, inputs: Any) -> dict[str, Any]:
+        score = self.linear(inputs["backbone"]["feature"])
+        if self.phase == "predict":
+            return {"score": score}
+        return {"loss": F.cross_entropy(score, inputs["reader"]["label"])}
+
+    def epoch_postprocess(self, post_inputs: Any = None, output_dir: Any = None) -> None:
+        self.last_inputs = post_inputs
+        super().epoch_postprocess(post_inputs, output_dir)
+
+
+def composed(**heads: Head) -> Composed:
+    return Composed(Net(), heads or {"one": Classify(), "other": Classify()})
+
+
+# --- readers ---------------------------------------------------------------------------------
+
+
+def test_a_reader_yields_only_what_somebody_registered_for() -> None:
+    reader = Points()
+    assert reader[0] == {}
+    reader.register_with(composed())
+    assert sorted(reader[0]) == ["label", "point"]
+    reader.require_attr("weight")
+    assert sorted(reader[0]) == ["label", "point", "weight"]
+    assert reader.num_examples == 24
+
+
+def test_a_clone_is_independent_of_its_original() -> None:
+    reader = Points()
+    reader.register_with(composed())
+    clone = reader.clone("predict")
+    assert clone[0] == {}
+    clone.register_with(composed())
+    assert (sorted(clone[0]), sorted(reader[0])) == (["point"], ["label", "point"])
+    assert (clone.phase, reader.phase) == ("predict", "train")
+    with pytest.raises(ValueError, match="phase: 'valid' given; expected train or predict"):
+        reader.clone("valid")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((POINT,), "head one (Classify): takes 'label', int64 [-1], from reader Points, which gi"),
+        (
+            (InputSpec([-1, 4], "float64", "point"), LABEL),
+            "backbone Net: takes 'point' as float32 [-1, 4]; reader Points gives it as float64 "
+            "[-1, 4]: another type.",
+        ),
+        ((InputSpec([-1, 5], "float32", "point"), LABEL), "[-1, 5]: another size."),
+        ((InputSpec([4], "float32", "point"), LABEL), "[4]: another number of dimensions."),
+    ],
+)
+def test_a_reader_that_does_not_fit_is_refused_by_name(given: Any, message: str) -> None:
+    reader = type("Points", (Points,), {"outputs_attr": given})()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        reader.register_with(composed())
+
+
+def test_what_varies_on_one_side_fits() -> None:
+    reader: Any = type(
+        "Wide", (Points,), {"outputs_attr": (InputSpec([32, -1], "float32", "point"), LABEL)}
+    )()
+    reader.register_with(composed())
+
+
+def test_a_training_head_must_give_a_loss_and_a_predicting_one_need_not() -> None:
+    class Lossless(Classify):
+        outputs_attr: ClassVar[Any] = [SCORE]
+
+    with pytest.raises(ValueError, match=r"head a \(Lossless\): gives score; expected a 'loss'"):
+        Points().register_with(composed(a=Lossless()))
+    Points("predict").register_with(composed(a=Lossless()))
+
+
+def test_a_head_takes_from_a_reader_or_a_backbone() -> None:
+    class Lost(Classify):
+        inputs_attrs: ClassVar[Any] = {"beckbone": [FEATURE]}
+
+    with pytest.raises(ValueError, match="takes from 'beckbone'; expected reader or backbone"):
+        Points().register_with(composed(a=Lost()))
+
+
+def test_the_first_real_batch_is_checked_on_all_sides() -> None:
+    good = {"point": paddle.ones([3, 4]), "label": paddle.ones([3], "int64")}
+
+    class Lying(Net):
+        outputs_attr = (InputSpec([-1, 9], "float32", "feature"),)
+
+    with pytest.raises(ValueError, match=r"reader: declares 'point' as float32 \[-1, 4\]; in the"):
+        composed()({**good, "point": paddle.ones([3, 4, 1])[:, :, 0].astype("float64")}, "one")
+    with pytest.raises(ValueError, match=r"backbone: declares 'feature' .*\[3, 8\]: another size"):
+        Composed(Lying(), {"a": Classify()})(good, "a")
+    assert composed()(good, "one")["loss"].shape == []
+
+
+# --- heads -----------------------------------------------------------------------------------
+
+
+def test_results_are_kept_copied_and_forgotten(tmp_path: Path) -> None:
+    head = Classify()
+    outputs = {"a": np.arange(2), "b": np.array([[0.5], [1.5]], "float32")}
+    assert head.batch_postprocess(outputs) == head.get_results()
+    head.get_results().clear()
+    head.epoch_postprocess(output_dir=tmp_path / "new")
+    lines = (tmp_path / "new/classify.train.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"a": 0, "b": [0.5]}, {"a": 1, "b": [1.5]}]
+    head.reset()
+    assert head.get_results() == []
+
+
+def test_without_a_directory_results_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    head = Classify()
+    head.batch_postprocess({"a": np.arange(2)})
+    head.epoch_postprocess()
+    assert capsys.readouterr().out == '{"a": 0}\n{"a": 1}\n'
+
+
+def test_outputs_of_different_lengths_are_kept_together_with_a_warning() -> None:
+    head = Classify()
+    with pytest.warns(UserWarning, match="head classify: outputs of different lengths"):
+        assert head.batch_postprocess({"a": np.arange(2), "b": np.arange(3)}) is None
+    assert len(head.get_results()) == 1
+
+
+# --- training several heads ------------------------------------------------------------------
+
+
+class Several(MultiHead):
+    """Two heads on one backbone, two readers."""
+
+    ratios: ClassVar[Any] = {"one": 3.0, "other": 1.0}
+    auxiliary: ClassVar[Any] = {"other"}
+
+    def setup_dataloader(self) -> None:
+        self.readers = {"one": Points(), "other": Points(size=16, seed=1)}
+        self.train_loader = DataLoader(self.readers["one"], batch_size=4, shuffle=True)
+        self.side_loader = DataLoader(self.readers["other"], batch_size=4, shuffle=True)
+
+    def setup_model(self) -> None:
+        model = self.build()
+        for reader in self.readers.values():
+            reader.register_with(model)
+        self.model = self.data_parallel(model, find_unused_parameters=True)
+        self.optimizer = paddle.optimizer.Adam(0.01, parameters=model.parameters())
+        self.setup_tasks(
+            {
+                "one": Task("one", mix_ratio=self.ratios["one"], auxiliary="one" in self.auxiliary),
+                "other": Task(
+                    "other", self.side_loader, self.ratios["other"], "other" in self.auxiliary
+                ),
+            }
+        )
+        self.drawn: list[str] = []
+        self.register_stateful("drawn")
+
+    def build(self) -> Composed:
+        return composed()
+
+    def train_batch(self) -> None:
+        task = self.draw_task()
+        self.drawn.append(task)
+        loss = self.model(self.read_task(task), self.tasks[task].head)["loss"]
+        self.backward(loss)
+        self.step_optimizers()
+        self.log({f"{task}_loss": loss})
+
+    def valid(self) -> dict[str, float]:
+        return {}
+
+
+def test_heads_are_drawn_by_their_ratios_the_same_for_a_seed_and_continued(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"valid_interval": 0, "save_interval": 500, "log_interval": 500}
+    whole: Any = trained(Several, tmp_path / "whole", max_iteration=1000, **options)
+    assert abs(whole.task_steps["one"] / 1000 - 0.75) < 0.04
+    assert whole.task_steps == {name: whole.drawn.count(name) for name in ("one", "other")}
+    trained(Several, tmp_path / "parts", max_iteration=333, **options)
+    parts: Any = trained(Several, tmp_path / "parts", max_iteration=1000, **options)
+    assert parts.drawn == whole.drawn
+    step = "checkpoints/step-00001000"
+    same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)
+    other: Any = trained(Several, tmp_path / "other", max_iteration=50, seed=1, **options)
+    assert other.drawn != whole.drawn[:50]
+
+
+@pytest.mark.parametrize(("auxiliary", "waits"), [({"other"}, False), (set(), True)])
+def test_auxiliary_heads_do_not_delay_the_end(
+    tmp_path: Path, auxiliary: set[str], waits: bool
+) -> None:
+    class Rare(Several):
+        ratios: ClassVar[Any] = {"one": 20.0, "other": 1.0}
+
+    Rare.auxiliary = auxiliary
+    exp = make(Rare, tmp_path, max_iteration=100000, valid_interval=0)
+    exp.config.heads.epochs = 2
+    exp.setup()
+    exp.run()
+    assert exp.finished
+    passes: Any = {name: exp._passes(name) for name in exp.tasks}
+    if waits:  # until the rare one is through
+        assert min(passes.values()) == 2
+        assert passes["one"] > 10
+    else:
+        assert (passes["one"], passes["other"]) == (2, 0)
+
+
+def test_a_head_can_be_shared(tmp_path: Path) -> None:
+    class Shared(Several):
+        def build(self) -> Composed:
+            head = Classify()
+            return composed(one=head, other=head)
+
+    exp: Any = trained(Shared, tmp_path / "whole", max_iteration=8, save_interval=4)
+    trained(Shared, tmp_path / "parts", max_iteration=4, save_interval=4)
+    trained(Shared, tmp_path / "parts", max_iteration=8, save_interval=4)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000008" for f in ("whole", "parts")))
+    assert exp.model.heads["one"] is exp.model.heads["other"]
+    assert exp.model.heads["one"].head_name == "one"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({"a": Task("no")}, "task a: its head 'no' is not in the model, which has one, other"),
+        ({"a": Task("one", mix_ratio=0)}, "task a: mix_ratio 0; expected above 0"),
+        ({"a": Task("one", auxiliary=True)}, "expected a task that is not auxiliary"),
+        ({}, "expected a task that is not auxiliary"),
+    ],
+)
+def test_tasks_that_cannot_be_trained_are_refused(tmp_path: Path, tasks: Any, message: str) -> None:
+    class Wrong(Several):
+        def setup_tasks(self, _: Any) -> None:
+            super().setup_tasks(tasks)
+
+    with pytest.raises(ValueError, match=message):
+        make(Wrong, tmp_path).setup()
+
+
+def test_predict_head_gives_all_results_and_writes_them(tmp_path: Path) -> None:
+    exp: Any = trained(Several, tmp_path / "run", max_iteration=2)
+    reader = exp.readers["other"].clone("predict")
+    reader.register_with(exp.model)
+    results = exp.predict_head("other", DataLoader(reader, batch_size=5), tmp_path / "out")
+    with paddle.no_grad():
+        batch = {"point": paddle.to_tensor(reader.points)}
+        expected = exp.model(batch, "other", "predict")["score"].numpy()
+    assert np.allclose([result["score"] for result in results], expected)
+    lines = (tmp_path / "out/other.predict.jsonl").read_text().splitlines()
+    assert np.allclose([json.loads(line)["score"] for line in lines], expected)
+    assert exp.model.heads["other"].last_inputs == {"reader": {"size": 16}}
+
+
+def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:
+    exp: Any = make(Several, tmp_path / "run")
+    exp.setup()
+    layer, spec = exp.model.for_export("one")
+    exp.export(tmp_path / "model", spec, layer)
+    exp.close()
+    points = paddle.randn([3, 4])
+    loaded = paddle.jit.load(str(tmp_path / "model"))
+    expected = exp.model({"point": points}, "one", "predict")["score"]
+    assert np.allclose(loaded(points).numpy(), expected.numpy(), atol=1e-6)
+
+
+SCRIPT = """
+from pathlib import Path
+from expbase import main
+from test_components import Several, Points
+from paddle.io import DataLoader
+
+class Ranked(Several):
+    def on_train_end(self):
+        (self.output_dir / f"drawn_{self.rank}").write_text(" ".join(self.drawn))
+        reader = self.readers["one"].clone("predict")
+        reader.register_with(self.unwrap(self.model))
+        results = self.predict_head("one", DataLoader(reader, batch_size=5), self.output_dir)
+        assert len(results) == 24
+
+if __name__ == "__main__":
+    main(Ranked)
+"""
+
+
+def test_two_ranks_draw_the_same_heads_and_are_continued(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    options = ["training.valid_interval=0", "training.save_interval=6", "--device", "cpu"]
+    for folder, ends in (("whole", ["12"]), ("parts", ["6", "12"])):
+        for end in ends:
+            words = ["--output", str(tmp_path / folder), "--nprocs", "2", *options]
+            result = run_script(script, *words, f"training.max_iteration={end}")
+            assert result.returncode == 0, result.stderr
+    drawn = [(tmp_path / f / f"drawn_{r}").read_text() for f in ("whole", "parts") for r in (0, 1)]
+    assert len(set(drawn)) == 1
+    assert {"one", "other"} == set(drawn[0].split())
+    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
+    assert len((tmp_path / "whole/one.predict.jsonl").read_text().splitlines()) == 24
+    assert "differ between the ranks" not in (tmp_path / "whole/worker_0.log").read_text()
