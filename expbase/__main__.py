@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.words = after
     try:
         code: int = args.run(args)
-    except (OSError, ValueError, RuntimeError) as error:
+    except args.slips as error:  # of the person who called; anything else shows its traceback
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1
     return code

@@ -167,8 +167,10 @@ def _restore_gradients(
 
 
 def _parameters(exp: ExperimentBase) -> list[tuple[str, Any]]:
-    layers = exp._find_state().layers
-    return [(f"{n}.{k}", p) for n, layer in layers.items() for k, p in layer.named_parameters()]
+    found = exp._find_state()
+    layers = found.layers.items()
+    of_layers = [(f"{n}.{k}", p) for n, layer in layers for k, p in layer.named_parameters()]
+    return [*of_layers, *found.parameters.items()]
 
 
 def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:

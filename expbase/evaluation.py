@@ -35,16 +35,19 @@ _PURPOSES = {"valid": rng.VALID, "sanity": rng.VALID, "predict": rng.PREDICT}
 
 
 @contextlib.contextmanager
-def without_a_trace(layers: Iterable[Any], seed: int) -> Iterator[None]:
+def without_a_trace(
+    layers: Iterable[Any], seed: int, parameters: Iterable[Any] = ()
+) -> Iterator[None]:
     """Eval mode, no gradients, random states of its own; all as before afterwards.
 
     Args:
         layers: Whose mode is set; each sublayer gets back the one that it had.
         seed: Of the random states inside.
+        parameters: That belong to no layer.
     """
     layers = list(layers)
     sublayers = [s for layer in layers for s in layer.sublayers(include_self=True)]
-    bare = [p for layer in layers for p in layer.parameters() if p.grad_ is None]
+    gradients = _Gradients([*parameters, *(p for layer in layers for p in layer.parameters())])
     modes = [layer.training for layer in sublayers]
     try:
         with rng.isolated(seed), paddle.no_grad():
@@ -54,9 +57,33 @@ def without_a_trace(layers: Iterable[Any], seed: int) -> Iterator[None]:
     finally:
         for layer, mode in zip(sublayers, modes, strict=True):
             layer.training = mode
-        for parameter in bare:  # a saliency map, say, leaves gradients, which training would feel
+        gradients.put_back()
+
+
+class _Gradients:
+    """The gradients of parameters: a saliency map, say, leaves some, which training would feel.
+
+    Those that are none or zeros, as after an update, are not copied.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        known = {id(p): p for p in parameters}.values()
+        dense = [p for p in known if p.grad_ is not None and not p.grad_.is_selected_rows()]
+        flags = (
+            paddle.stack([p.grad_.astype("bool").any() for p in dense]).tolist() if dense else []
+        )
+        self._none = [p for p in known if p.grad_ is None]
+        self._zero = [p for p, flag in zip(dense, flags, strict=True) if not flag]
+        self._some = [(p, p.grad_.clone()) for p, flag in zip(dense, flags, strict=True) if flag]
+
+    def put_back(self) -> None:
+        for parameter in self._none:
             if parameter.grad_ is not None:
                 parameter.clear_gradient(False)
+        for parameter in self._zero:
+            parameter.clear_gradient(True)
+        for parameter, gradient in self._some:
+            parameter.grad_.copy_(gradient, True)
 
 
 class Evaluation:
@@ -93,9 +120,10 @@ class Evaluation:
             purpose = _PURPOSES[name]
             seed = rng.derive(exp.config.training.seed, purpose, exp.iteration, exp.rank)
             exp.phase, self.meter = name, Meter()
-            own = state.find(exp._user_attributes()).layers.values()  # excluded ones, too
+            found = state.find(exp._user_attributes())  # excluded ones, too
+            all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
             try:
-                with exp._watch.pause(), without_a_trace([*own, *layers], seed):
+                with exp._watch.pause(), without_a_trace(all_layers, seed, bare):
                     yield
             finally:
                 exp.phase = "train"

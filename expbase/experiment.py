@@ -415,7 +415,7 @@ class ExperimentBase(Events):
     def finished(self) -> bool:
         """Whether training came to its end, by the config or by stop(); not broken off."""
         over = self._is_last() or self._stopped_by is Wish.CALL
-        return over and not self._running and self._failure is None
+        return self._resumed and over and not self._running and self._failure is None
 
     def _train_with_events(self) -> None:
         try:

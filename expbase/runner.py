@@ -24,6 +24,7 @@ import argparse
 import difflib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,12 +51,24 @@ _SHORT = {
     "save_checkpoint_interval": "save_every_epoch",
 }
 _ARGS = ("device", "data", "init_model_path", "init_partial", "checkpoint_path")
-_PATHS = ("init_model_path", "checkpoint_path")
+_PATHS = ("data", "init_model_path", "checkpoint_path")
 _KEYS = (
     *("name", "class", "config", "checkpoints"),
     *(f"{stage}_class_path" for stage in STAGES),
     *_SHORT,
     *_ARGS,
+)
+
+
+_KEYS_HELP = "\n".join(
+    [
+        "keys of a runner:",
+        "  name, class (train, infer), config (changes for this runner), checkpoints (of an infer",
+        "  runner: all, best, last or an iteration)",
+        *(f"  {key} (training.{ours})" for key, ours in _SHORT.items()),
+        f"  {', '.join(_ARGS)} (as of a training script)",
+        f"  {', '.join(f'{stage}_class_path' for stage in STAGES)}",
+    ]
 )
 
 
@@ -94,7 +107,7 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         ConfigError: Something in it cannot be used; the message names the key.
     """
     path = Path(path)
-    plan = load_yaml(path)
+    plan = _load(path)
     _check_keys(plan, _TOP, str(path))
     folder = path.resolve().parent
     values = {"workspace": str((folder / str(plan.pop("workspace", "."))).resolve())}
@@ -113,14 +126,13 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         raise ConfigError(f"{place}: {experiment.__name__} is no ExperimentBase.")
     runs = []
     for index, runner in _chosen(plan, str(path)):
-        place = f"{path}: runner[{index}]"
+        place = f"{path}: runner[{index}] ({runner['name']})"
         _check_runner(runner, place)
         config = fill(experiment.default_config())
         config.merge_from_other_cfg(plan.get("config") or {}, f"{path}: config")
-        config.merge_from_other_cfg({"training": _short(runner)}, place)
+        config.merge_from_other_cfg({"training": _short(runner, place)}, place)
         config.merge_from_other_cfg(runner.get("config") or {}, f"{place}.config")
         config.merge_from_list(options)
-        check_training(config.training)
         stages = {
             stage: loader.load(
                 _absolute(runner[f"{stage}_class_path"], folder),
@@ -135,11 +147,16 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         args = argparse.Namespace(
             **given, output=str(Path(values["output"]) / runner["name"]), fresh=False, force=False
         )
+        try:
+            check_training(config.training)
+            staged = with_stages(experiment, stages)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
         runs.append(
             Run(
                 runner["name"],
                 _CLASSES[runner["class"]] == "train",
-                with_stages(experiment, stages),
+                staged,
                 config,
                 args,
                 str(runner.get("checkpoints", "last")),
@@ -149,13 +166,25 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
     return runs
 
 
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return load_yaml(path)
+    except ConfigError as error:
+        hint = ""
+        if "not YAML" in str(error):
+            hint = ' A value that begins with a { stands in quotes: "{workspace}/train.py:Class".'
+        raise ConfigError(f"{error}{hint}") from None
+
+
 def execute(runs: Sequence[Run]) -> None:
     """Makes the runs, one after the other; ends early if one was told to stop.
 
     Raises:
         SystemExit: One was stopped by a signal or a time limit.
     """
-    for run in runs:
+    for number, run in enumerate(runs, 1):
+        if distributed.rank() == 0:
+            print(f"runner {run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
         with ClassLoader().imports_from(run.folders[0]):
             if run.trains:
                 exp = run.experiment(run.config, run.args)
@@ -168,7 +197,7 @@ def execute(runs: Sequence[Run]) -> None:
 
 
 def infer(run: Run) -> list[dict[str, Any]]:
-    """Evaluates one or all checkpoints of a run, and appends the results as JSON lines.
+    """Evaluates one or all checkpoints of a run, and writes the results as JSON lines.
 
     Returns:
         `runner`, `checkpoint`, `iteration` and the metrics, for each checkpoint.
@@ -183,7 +212,7 @@ def infer(run: Run) -> list[dict[str, Any]]:
         names = distributed.on_rank_zero(lambda: _names(source, run.checkpoints), "checkpoints")
         for name in names or []:
             if source is not None:
-                _load(exp, Path(source), name)
+                _bring_back(exp, Path(source), name)
             found = {
                 "runner": run.name,
                 "checkpoint": name or str(source),
@@ -198,7 +227,7 @@ def infer(run: Run) -> list[dict[str, Any]]:
     return results
 
 
-def _load(exp: ExperimentBase, source: Path, name: str) -> None:
+def _bring_back(exp: ExperimentBase, source: Path, name: str) -> None:
     if name:
         exp.load_checkpoint(name, run=source)
     else:
@@ -242,6 +271,8 @@ def _chosen(plan: Mapping[str, Any], place: str) -> list[tuple[int, dict[str, An
             raise ConfigError(f"{place}: runner[{index}].name: {name!r} is there twice.")
     mode = plan.get("mode", names)
     wanted = mode if isinstance(mode, list) else [mode]
+    if mode is None or not wanted:
+        raise ConfigError(f"{place}: mode: nothing given; expected some of {', '.join(names)}.")
     for name in wanted:
         if name not in names:
             raise ConfigError(f"{place}: mode: no runner {name!r}.{_nearest(str(name), names)}")
@@ -262,10 +293,32 @@ def _check_runner(runner: Mapping[str, Any], place: str) -> None:
         raise ConfigError(
             f"{place}.checkpoints: given to a train runner; expected an infer runner."
         )
+    if not re.fullmatch("all|best|last|[0-9]+", str(runner.get("checkpoints", "last"))):
+        raise ConfigError(
+            f"{place}.checkpoints: {runner['checkpoints']!r} given; expected all, best, last or an "
+            "iteration."
+        )
+    if _CLASSES[kind] == "infer" and not runner.get("init_model_path"):
+        raise ConfigError(
+            f"{place}.init_model_path: not given; expected the output of a run, a checkpoint or a "
+            "file with weights: an infer runner looks at them."
+        )
+    for key in (*_PATHS, *(f"{stage}_class_path" for stage in STAGES)):
+        if not isinstance(runner.get(key) or "", str):
+            raise ConfigError(
+                f"{place}.{key}: {runner[key]!r} given; expected a path. One that begins with a "
+                "{ stands in quotes."
+            )
 
 
-def _short(runner: Mapping[str, Any]) -> dict[str, Any]:
+def _short(runner: Mapping[str, Any], place: str) -> dict[str, Any]:
     training = {ours: runner[key] for key, ours in _SHORT.items() if key in runner}
+    own = (runner.get("config") or {}).get("training") or {}
+    for key, ours in _SHORT.items():
+        if key in runner and ours in own:
+            raise ConfigError(
+                f"{place}: {key} and config.training.{ours} given; expected one: they are the same."
+            )
     if "epochs" in runner and "max_iteration" not in runner:
         training["max_iteration"] = 0  # the passes alone decide
     return training
@@ -322,7 +375,8 @@ def add_parser(tools: Any) -> None:
         help="run what a YAML file describes",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="The same command continues where it was ended. exit codes: as of an experiment",
+        epilog=_KEYS_HELP
+        + "\nThe same command continues where it was ended. exit codes: as of an experiment",
     )
     add = parser.add_argument
     add("file", type=Path, help="the YAML file")
@@ -338,13 +392,15 @@ def add_parser(tools: Any) -> None:
         metavar="KEY VALUE",
         help="config values for every runner: optim.lr 0.1 (or KEY=VALUE)",
     )
-    parser.set_defaults(run=run)
+    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values, too")
+    parser.set_defaults(run=run, slips=(ConfigError,))
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the tool; gives its exit code."""
     if args.nprocs > 1 and distributed.world_size() == 1:
-        read(args.file, options=args.opts, output=args.output)  # its errors come once, and here
+        options = [*args.opts, *args.overrides]
+        read(args.file, options=options, output=args.output)  # its errors come once, and here
         return distributed.spawn(_run_file, (args,), args.nprocs, args.device)
     _run_file(args)
     return 0
@@ -352,7 +408,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> None:
     with plainly("python -m expbase run"):
-        runs = read(args.file, options=args.opts, output=args.output)
+        runs = read(args.file, options=[*args.opts, *args.overrides], output=args.output)
         for one in runs:
             one.args.device = one.args.device or args.device
             one.args.fresh, one.args.force = args.fresh, args.force

@@ -67,7 +67,8 @@ class ClassLoader:
         module = self._module(where, place)
         found = getattr(module, name, None)
         if not inspect.isclass(found):
-            own = [n for n, v in vars(module).items() if inspect.isclass(v)]
+            classes = {n: v for n, v in vars(module).items() if inspect.isclass(v)}
+            own = [n for n, v in classes.items() if v.__module__ == module.__name__]
             raise ConfigError(
                 f"{place}: {where} has no class {name!r}; it has {', '.join(own) or 'none'}."
             )
@@ -136,7 +137,11 @@ def _imported(load: Callable[[], ModuleType], where: str, place: str) -> ModuleT
             raise ConfigError(f"{place}: there is no module {where!r}.") from error
         raise ConfigError(f"{place}: {where} cannot be imported: {error}.") from error
     except Exception as error:
-        text = "".join(traceback.format_exception(error)).rstrip()
+        frames = traceback.TracebackException.from_exception(error)
+        frames.stack = traceback.StackSummary.from_list(
+            [f for f in frames.stack if "importlib" not in f.filename and f.filename != __file__]
+        )
+        text = "".join(frames.format()).rstrip()
         raise ConfigError(f"{place}: {where} cannot be imported:\n{text}") from error
 
 

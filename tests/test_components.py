@@ -368,3 +368,17 @@ def test_two_ranks_draw_the_same_heads_and_are_continued(tmp_path: Path) -> None
     same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
     assert len((tmp_path / "whole/one.predict.jsonl").read_text().splitlines()) == 24
     assert "differ between the ranks" not in (tmp_path / "whole/worker_0.log").read_text()
+
+
+DOCS = Path(__file__).parents[1] / "docs" / "components.md"
+
+
+def test_the_example_of_the_docs_trains_and_is_exported(tmp_path: Path) -> None:
+    scope: dict[str, Any] = {"__name__": "documented"}
+    exec(re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[0], scope)
+    exp: Any = trained(scope["Experiment"], tmp_path, max_iteration=40, valid_interval=40)
+    assert exp._results["accuracy"] > 0.6
+    assert len((tmp_path / "side.predict.jsonl").read_text().splitlines()) == 100
+    exp.export(tmp_path / "side", *exp.unwrap(exp.model).for_export("side")[::-1])
+    loaded = paddle.jit.load(str(tmp_path / "side"))
+    assert loaded(paddle.randn([3, 4])).shape == [3]

@@ -300,12 +300,18 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ("experiment: train.py:Experiment", "runner: expected a list of `- name: …` sections"),
         (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
         (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
-        (YAML + "  epohcs: 2", "runner[0]: unknown key 'epohcs'. Did you mean 'epochs'?"),
-        (YAML.replace("single_train", "cluster_train"), "runner[0].class: 'cluster_train' given"),
+        (YAML + "  epohcs: 2", "runner[0] (first): unknown key 'epohcs'. Did you mean 'epochs'?"),
+        (
+            YAML.replace("single_train", "cluster_train"),
+            "runner[0] (first).class: 'cluster_train' given",
+        ),
         (YAML.replace("train.py", "trian.py"), "experiment: {w}/trian.py does not exist"),
         (YAML.replace(":Experiment", ":Exp"), "train.py has no class 'Exp'; it has"),
         (YAML.replace(":Experiment", ""), "names no class; expected"),
-        (YAML + "  startup_class_path: no.py", "runner[0].startup_class_path: {w}/no.py does not"),
+        (
+            YAML + "  startup_class_path: no.py",
+            "runner[0] (first).startup_class_path: {w}/no.py does not",
+        ),
         (YAML + "  startup_class_path: my_terminal.py", "has no class 'Startup'; it has Terminal"),
         (
             YAML + "  startup_class_path: my_terminal.py:Terminal",
@@ -313,8 +319,15 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ),
         (YAML + "config: {data: {path: '{home}/a'}}", "config.data.path: {home} in '{home}/a' is"),
         (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
-        (YAML + "  epochs: many", "runner[0]: training.max_epoch: 'many' given"),
-        (YAML + "  checkpoints: all", "runner[0].checkpoints: given to a train runner"),
+        (YAML + "  epochs: many", "runner[0] (first): training.max_epoch: 'many' given"),
+        (YAML + "  checkpoints: all", "runner[0] (first).checkpoints: given to a train runner"),
+        (YAML + "  epochs: 0", "runner[0] (first): training.max_iteration: 0 given"),
+        (YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}", "they are the same"),
+        (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
+        (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
+        (YAML + "  init_model_path: {output}", "{'output': None} given; expected a path. One t"),
+        (YAML + "  init_model_path: {output}/a", 'begins with a { stands in quotes: "{workspace}'),
+        (YAML + "mode:", "mode: nothing given; expected some of first"),
         (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' is there twice"),
         (YAML.replace("name: first", "name: a/b"), "name: 'a/b' given; expected a name for a"),
         (
@@ -340,7 +353,8 @@ def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> 
     with pytest.raises(ConfigError) as caught:
         describe(workspace, YAML + stage_lines("startup"))
     text = str(caught.value)
-    assert "runner[0].startup_class_path" in text
+    assert "runner[0] (first).startup_class_path" in text
+    assert "importlib" not in text
     assert 'my_startup.py", line 2' in text
     assert "SyntaxError" in text
 
@@ -389,3 +403,19 @@ def test_the_tool_says_a_mistake_in_a_line_and_answers_1(workspace: Path) -> Non
     assert result.returncode == 1
     assert result.stderr.startswith("python -m expbase run: error: no.yaml: cannot be read")
     assert "Traceback" not in result.stderr
+
+
+DOCS = (Path(__file__).parents[1] / "docs" / "runner.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_docs_runs(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workspace / "c.yaml").write_text(re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)[0])
+    (workspace / "my_startup.py").write_text(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[0])
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["checkpoint"] for line in found] == ["2", "4"]
+
+
+def test_the_docs_name_every_key_of_a_runner() -> None:
+    for key in runner._KEYS:
+        assert key in DOCS or key in ("data", "init_partial", "checkpoint_path"), key
