@@ -71,7 +71,13 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.sample(index)
-        return {name: sample[name] for name in sorted(self._register)}
+        try:
+            return {name: sample[name] for name in sorted(self._register)}
+        except KeyError as error:
+            raise ValueError(
+                f"reader {type(self).__name__}: sample gives {', '.join(sample)}; it declares "
+                f"{error} for the phase {self.phase!r}."
+            ) from None
 
     def require_attr(self, name: str) -> None:
         """Registers one output by its name.
@@ -159,8 +165,8 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             A mapping per sample; None if the outputs have different lengths: they are kept
             together then.
         """
-        lengths = {np.shape(value)[:1] for value in rt_outputs.values()}
-        if len(lengths) == 1 and lengths != {()}:
+        lengths = {_length(value) for value in rt_outputs.values()}
+        if len(lengths) == 1 and None not in lengths:
             rows = zip(*rt_outputs.values(), strict=True)
             results = [dict(zip(rt_outputs, row, strict=True)) for row in rows]
             self._results.extend(results)
@@ -199,6 +205,13 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         (directory / f"{self.head_name}.{self.phase}.jsonl").write_text(text, encoding="utf-8")
 
 
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:
+        return None
+
+
 def _json(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
@@ -232,7 +245,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         Raises:
             ValueError: In the first batch, something is not as it was declared.
         """
-        layer = self.heads[head]
+        layer = self._head(head)
         new = (head, phase) not in self._checked
         self._checked.add((head, phase))
         with _in_phase(layer, phase):
@@ -240,6 +253,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
                 reader_specs = [*self.backbone.inputs_attr, *layer.inputs_attrs.get("reader", ())]
                 _check_real("reader", reader_specs, batch)
             of_backbone = self.backbone({s.name: batch[s.name] for s in self.backbone.inputs_attr})
+            _check_mapping(f"backbone {type(self.backbone).__name__}", of_backbone)
             if new:
                 _check_real("backbone", self.backbone.outputs_attr, of_backbone)
             given = {"reader": batch, "backbone": of_backbone}
@@ -249,9 +263,16 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
                     for component, specs in layer.inputs_attrs.items()
                 }
             )
+            _check_mapping(f"head {head}", outputs)
             if new:
                 _check_real(f"head {head}", layer.outputs_attr, outputs)
         return dict(outputs)
+
+    def _head(self, name: str) -> Head:
+        if name not in self.heads:
+            raise ValueError(f"head {name!r}: not in the model, which has {', '.join(self.heads)}.")
+        head: Head = self.heads[name]
+        return head
 
     def reader_inputs(self, phase: str) -> list[InputSpec]:
         """What backbone and heads take from the reader in a phase, each name once."""
@@ -268,12 +289,22 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: An attribute is missing or does not fit, or a training head has no loss.
         """
         source = f"reader {type(reader).__name__}"
+        _check_specs(source, reader.outputs_attr)
+        _check_specs(f"backbone {type(self.backbone).__name__}", self.backbone.inputs_attr)
+        _check_specs(f"backbone {type(self.backbone).__name__}", self.backbone.outputs_attr)
         backbone = f"backbone {type(self.backbone).__name__}"
         _check_pair(backbone, self.backbone.inputs_attr, source, reader.outputs_attr)
         for name, head in self.heads.items():
             place = f"head {name} ({type(head).__name__})"
             with _in_phase(head, reader.phase):
+                if not isinstance(head.inputs_attrs, Mapping):
+                    raise ValueError(
+                        f"{place}: inputs_attrs is {head.inputs_attrs!r}; expected a list for each "
+                        "component: {'reader': [...], 'backbone': [...]}."
+                    )
+                _check_specs(place, head.outputs_attr)
                 for component, specs in head.inputs_attrs.items():
+                    _check_specs(place, specs)
                     if component == "reader":
                         _check_pair(place, specs, source, reader.outputs_attr)
                     elif component == "backbone":
@@ -286,10 +317,10 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
                     given = ", ".join(str(spec.name) for spec in head.outputs_attr) or "nothing"
                     raise ValueError(f"{place}: gives {given}; expected a 'loss' in training.")
 
-    def for_export(self, head: str) -> tuple[Any, list[InputSpec]]:
-        """What ExperimentBase.export takes: one head's prediction as a layer, and its inputs."""
+    def for_export(self, head: str) -> tuple[list[InputSpec], Any]:
+        """What export takes after the path: the inputs of one head's prediction, and a layer."""
         layer = _Prediction(self, head)
-        return layer, layer.input_spec
+        return layer.input_spec, layer
 
 
 class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
@@ -297,7 +328,7 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
     def __init__(self, model: Composed, head: str) -> None:
         super().__init__()
-        self.backbone, self.head = model.backbone, model.heads[head]
+        self.backbone, self.head = model.backbone, model._head(head)
         with _in_phase(self.head, "predict"):
             self._taken = {
                 c: [s.name for s in specs] for c, specs in self.head.inputs_attrs.items()
@@ -360,11 +391,35 @@ def _check_pair(taker: str, taken: Specs, giver: str, given: Specs) -> None:
             )
 
 
+def _check_specs(place: str, specs: Any) -> None:
+    fits = isinstance(specs, (list, tuple))
+    for spec in specs if fits else ():
+        fits = fits and isinstance(spec, InputSpec) and bool(spec.name)
+    if not fits:
+        raise ValueError(
+            f"{place}: declares {specs!r}; expected a list of paddle.static.InputSpec with names."
+        )
+
+
+def _check_mapping(place: str, outputs: Any) -> None:
+    if not isinstance(outputs, Mapping):
+        raise ValueError(
+            f"{place}: forward gave a {type(outputs).__name__}; expected a mapping by the names of "
+            "outputs_attr."
+        )
+
+
 def _check_real(giver: str, specs: Iterable[InputSpec], values: Mapping[str, Any]) -> None:
     for spec in specs:
         if spec.name not in values:
+            hint = ""
+            if giver == "reader":
+                hint = (
+                    " Was it registered with the model, in this phase? reader.register_with(model)"
+                )
             raise ValueError(
-                f"{giver}: declares {spec.name!r}, and the first batch has {', '.join(values)}."
+                f"{giver}: declares {spec.name!r}, and the first batch has "
+                f"{', '.join(values) or 'nothing'}.{hint}"
             )
         value = values[spec.name]
         wrong = _difference(spec, value.dtype, value.shape)
@@ -467,6 +522,8 @@ class MultiHead(ExperimentBase):
         """
         heads = self.unwrap(self.model).heads
         for name, task in tasks.items():
+            if not isinstance(task, Task):
+                raise TypeError(f"task {name}: {task!r} given; expected a Task.")
             if task.head not in heads:
                 raise ValueError(
                     f"task {name}: its head {task.head!r} is not in the model, which has "
@@ -491,6 +548,11 @@ class MultiHead(ExperimentBase):
             for number, (name, task) in enumerate(tasks.items())
             if task.loader is not None
         }
+
+    def check_setup(self) -> None:
+        if not getattr(self, "tasks", None):
+            raise ValueError("setup_model: expected it to call self.setup_tasks({name: Task(…)}).")
+        super().check_setup()
 
     def draw_task(self) -> str:
         """The task of this update, drawn by mix_ratio: the same on every rank."""
@@ -520,7 +582,13 @@ class MultiHead(ExperimentBase):
     def predict_batch(self, batch: Any) -> Any:
         outputs = self.model(batch, self.predicted_head, "predict")
         arrays = {name: value.numpy() for name, value in outputs.items()}
-        return self.unwrap(self.model).heads[self.predicted_head].batch_postprocess(arrays)
+        results = self.unwrap(self.model).heads[self.predicted_head].batch_postprocess(arrays)
+        if results is None:
+            raise ValueError(
+                f"head {self.predicted_head}: batch_postprocess gave no result per sample; "
+                "predict_head needs one for each."
+            )
+        return results
 
     def predict_head(
         self, head: str, loader: Any, output_dir: str | Path | None = None
@@ -529,20 +597,27 @@ class MultiHead(ExperimentBase):
 
         Args:
             head: Its name.
-            loader: Over a reader of the phase "predict".
+            loader: Over a reader of the phase "predict", or a Subset of one.
             output_dir: Where `<head>.predict.jsonl` is written; None prints.
 
         Returns:
             One result per sample, in the order of the data, on every rank.
         """
-        layer = self.unwrap(self.model).heads[head]
+        layer = self.unwrap(self.model)._head(head)
+        reader = getattr(loader, "dataset", None)
+        while isinstance(reader, paddle.io.Subset):
+            reader = reader.dataset
+        if not isinstance(reader, Reader):
+            raise TypeError(
+                f"predict_head: {loader!r} given; expected a paddle.io.DataLoader over a Reader."
+            )
         layer.reset()
         self.predicted_head = head
         results = self.predict(loader)
         layer._results = results
         if self.rank == 0:
             with _in_phase(layer, "predict"):
-                inputs = _epoch_inputs(layer, loader.dataset)
+                inputs = _epoch_inputs(layer, reader)
                 layer.epoch_postprocess(inputs, output_dir)
         return results
 

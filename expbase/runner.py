@@ -26,7 +26,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Run:
         config: Checked.
         args: What the experiment is given.
         checkpoints: For an infer runner: all, best, last or an iteration.
-        folders: Of the experiment's own files, to import from.
+        workspace: The folder to import from.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Run:
     config: Config
     args: argparse.Namespace
     checkpoints: str
-    folders: list[Path] = field(default_factory=list)
+    workspace: Path
 
 
 def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> list[Run]:
@@ -107,21 +107,10 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         ConfigError: Something in it cannot be used; the message names the key.
     """
     path = Path(path)
-    plan = _load(path)
-    _check_keys(plan, _TOP, str(path))
-    folder = path.resolve().parent
-    values = {"workspace": str((folder / str(plan.pop("workspace", "."))).resolve())}
-    if not isinstance(plan.get("experiment"), str):
-        raise ConfigError(
-            f"{path}: experiment: {plan.get('experiment')!r} given; expected "
-            '"{workspace}/train.py:Class" or package.module:Class.'
-        )
-    where = output or _filled(plan.get("output", "{workspace}/runs"), values, f"{path}: output")
-    values["output"] = str(Path(where).resolve() if output else (folder / where).resolve())
-    plan = {k: _filled(v, values, f"{path}: {k}") for k, v in plan.items() if k != "output"}
+    plan, folders = _load(path, output)
     loader = ClassLoader()
     place = f"{path}: experiment"
-    experiment = loader.load(_absolute(plan["experiment"], folder), place)
+    experiment = loader.load(_absolute(plan["experiment"], folders["file"]), place)
     if not issubclass(experiment, ExperimentBase):
         raise ConfigError(f"{place}: {experiment.__name__} is no ExperimentBase.")
     runs = []
@@ -133,47 +122,60 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         config.merge_from_other_cfg({"training": _short(runner, place)}, place)
         config.merge_from_other_cfg(runner.get("config") or {}, f"{place}.config")
         config.merge_from_list(options)
-        stages = {
-            stage: loader.load(
-                _absolute(runner[f"{stage}_class_path"], folder),
-                f"{place}.{stage}_class_path",
-                name,
-            )
-            for stage, (name, _, _) in STAGES.items()
-            if runner.get(f"{stage}_class_path")
-        }
-        given = {key: runner.get(key) for key in _ARGS}
-        given |= {key: _absolute(given[key], folder) for key in _PATHS if given[key]}
-        args = argparse.Namespace(
-            **given, output=str(Path(values["output"]) / runner["name"]), fresh=False, force=False
-        )
         try:
             check_training(config.training)
-            staged = with_stages(experiment, stages)
+            staged = with_stages(experiment, _stages(runner, place, loader, folders["file"]))
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
+        trains = _CLASSES[runner["class"]] == "train"
+        checkpoints = str(runner.get("checkpoints", "last"))
+        args = _args(runner, folders)
         runs.append(
-            Run(
-                runner["name"],
-                _CLASSES[runner["class"]] == "train",
-                staged,
-                config,
-                args,
-                str(runner.get("checkpoints", "last")),
-                [Path(values["workspace"])],
-            )
+            Run(runner["name"], trains, staged, config, args, checkpoints, folders["workspace"])
         )
     return runs
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, output: str) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The file with its placeholders filled, and its folders: "file", "workspace", "output"."""
     try:
-        return load_yaml(path)
+        plan = load_yaml(path)
     except ConfigError as error:
         hint = ""
         if "not YAML" in str(error):
             hint = ' A value that begins with a { stands in quotes: "{workspace}/train.py:Class".'
         raise ConfigError(f"{error}{hint}") from None
+    _check_keys(plan, _TOP, str(path))
+    if not isinstance(plan.get("experiment"), str):
+        raise ConfigError(
+            f"{path}: experiment: {plan.get('experiment')!r} given; expected "
+            '"{workspace}/train.py:Class" or package.module:Class.'
+        )
+    file = path.resolve().parent
+    workspace = (file / str(plan.pop("workspace", "."))).resolve()
+    values = {"workspace": str(workspace)}
+    own = _filled(plan.pop("output", "{workspace}/runs"), values, f"{path}: output")
+    folders = {"file": file, "workspace": workspace}
+    folders["output"] = Path(output).resolve() if output else (file / own).resolve()
+    values["output"] = str(folders["output"])
+    return {k: _filled(v, values, f"{path}: {k}") for k, v in plan.items()}, folders
+
+
+def _stages(
+    runner: Mapping[str, Any], place: str, loader: ClassLoader, folder: Path
+) -> dict[str, type]:
+    keys = {stage: f"{stage}_class_path" for stage in STAGES if runner.get(f"{stage}_class_path")}
+    return {
+        stage: loader.load(_absolute(runner[key], folder), f"{place}.{key}", STAGES[stage][0])
+        for stage, key in keys.items()
+    }
+
+
+def _args(runner: Mapping[str, Any], folders: Mapping[str, Path]) -> argparse.Namespace:
+    given = {key: runner.get(key) for key in _ARGS}
+    given |= {key: _absolute(given[key], folders["file"]) for key in _PATHS if given[key]}
+    output = str(folders["output"] / runner["name"])
+    return argparse.Namespace(**given, output=output, fresh=False, force=False)
 
 
 def execute(runs: Sequence[Run]) -> None:
@@ -185,7 +187,7 @@ def execute(runs: Sequence[Run]) -> None:
     for number, run in enumerate(runs, 1):
         if distributed.rank() == 0:
             print(f"runner {run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        with ClassLoader().imports_from(run.folders[0]):
+        with ClassLoader().imports_from(run.workspace):
             if run.trains:
                 exp = run.experiment(run.config, run.args)
                 exp.setup()

@@ -325,8 +325,7 @@ def test_predict_head_gives_all_results_and_writes_them(tmp_path: Path) -> None:
 def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:
     exp: Any = make(Several, tmp_path / "run")
     exp.setup()
-    layer, spec = exp.model.for_export("one")
-    exp.export(tmp_path / "model", spec, layer)
+    exp.export(tmp_path / "model", *exp.model.for_export("one"))
     exp.close()
     points = paddle.randn([3, 4])
     loaded = paddle.jit.load(str(tmp_path / "model"))
@@ -379,6 +378,70 @@ def test_the_example_of_the_docs_trains_and_is_exported(tmp_path: Path) -> None:
     exp: Any = trained(scope["Experiment"], tmp_path, max_iteration=40, valid_interval=40)
     assert exp._results["accuracy"] > 0.6
     assert len((tmp_path / "side.predict.jsonl").read_text().splitlines()) == 100
-    exp.export(tmp_path / "side", *exp.unwrap(exp.model).for_export("side")[::-1])
+    exp.export(tmp_path / "side", *exp.unwrap(exp.model).for_export("side"))
     loaded = paddle.jit.load(str(tmp_path / "side"))
     assert loaded(paddle.randn([3, 4])).shape == [3]
+
+
+# --- slips -----------------------------------------------------------------------------------
+
+
+def test_lists_of_different_lengths_per_sample_are_results(tmp_path: Path) -> None:
+    head = Classify()
+    results = head.batch_postprocess({"line": ["a", "b"], "tags": [["x"], ["x", "y"]]})
+    assert results == [{"line": "a", "tags": ["x"]}, {"line": "b", "tags": ["x", "y"]}]
+
+
+def test_a_reader_without_what_it_declares_is_named() -> None:
+    class Poor(Points):
+        def sample(self, index: int) -> dict[str, Any]:
+            return {"point": self.points[index]}
+
+    reader = Poor()
+    reader.register_with(composed())
+    with pytest.raises(ValueError, match="reader Poor: sample gives point; it declares 'label'"):
+        reader[0]
+
+
+def test_a_batch_of_a_reader_that_nobody_registered_with_is_named() -> None:
+    with pytest.raises(ValueError, match=r"first batch has nothing\. Was it registered"):
+        composed()({}, "one")
+
+
+def test_an_unknown_head_is_named() -> None:
+    with pytest.raises(ValueError, match="head 'eno': not in the model, which has one, other"):
+        composed()({}, "eno")
+
+
+@pytest.mark.parametrize(
+    "given", [["point"], POINT, [InputSpec([-1, 4], "float32")]], ids=["text", "lone", "nameless"]
+)
+def test_a_declaration_that_is_none_is_named(given: Any) -> None:
+    reader: Any = type("Points", (Points,), {"outputs_attr": given})()
+    with pytest.raises(ValueError, match=r"reader Points: declares .* expected a list of paddle"):
+        reader.register_with(composed())
+
+
+def test_what_is_no_mapping_is_named() -> None:
+    class Bare(Net):
+        def forward(self, inputs: Any) -> Any:
+            return self.linear(inputs["point"])
+
+    batch = {"point": paddle.ones([3, 4]), "label": paddle.ones([3], "int64")}
+    with pytest.raises(ValueError, match="backbone Bare: forward gave a Tensor; expected a mapp"):
+        Composed(Bare(), {"a": Classify()})(batch, "a")
+
+
+def test_tasks_must_be_set_up(tmp_path: Path) -> None:
+    class Forgetful(Several):
+        def setup_tasks(self, _: Any) -> None: ...
+
+    with pytest.raises(ValueError, match=r"setup_model: expected it to call self\.setup_tasks"):
+        make(Forgetful, tmp_path).setup()
+
+
+def test_predict_head_takes_a_loader_over_a_reader(tmp_path: Path) -> None:
+    exp: Any = make(Several, tmp_path)
+    exp.setup()
+    with exp.closing(), pytest.raises(TypeError, match="over a Reader"):
+        exp.predict_head("one", [])

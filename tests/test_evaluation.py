@@ -367,10 +367,9 @@ def test_what_is_looked_at_during_training_does_not_change_it(
 
 
 class Leaving(Graded):
-    """Its validation may leave gradients; its training has some, zeros or none at that time."""
+    """Its validation leaves gradients or clears them; its training has some, zeros or none then."""
 
-    leaves = False
-    has = "zeros"
+    has = leaves = ""
 
     def setup_model(self) -> None:
         super().setup_model()
@@ -386,13 +385,19 @@ class Leaving(Graded):
         if self.has != "some" or self.iteration % 2 == 0:
             for optimizer in (self.optimizer, self.other_optimizer):
                 optimizer.step()
-                optimizer.clear_grad(set_to_zero=self.has != "none")
+            self.clear(self.has)
+
+    def clear(self, what: str) -> None:
+        for optimizer in (self.optimizer, self.other_optimizer):
+            optimizer.clear_grad(set_to_zero=what != "none")
 
     def valid(self) -> dict[str, float]:
         if self.leaves:
             with paddle.enable_grad():
                 for batch in self.valid_batches():
                     self.add_gradients(batch)
+        if self.leaves in ("zeros", "none"):
+            self.clear(self.leaves)
         return super().valid()
 
 
@@ -400,21 +405,22 @@ class Leaving(Graded):
 def test_gradients_that_a_validation_leaves_are_not_felt_by_training(
     tmp_path: Path, has: str
 ) -> None:
-    for leaves in (False, True):
-        experiment = type("Leaving", (Leaving,), {"has": has, "leaves": leaves})
-        options = {**SETTINGS, "valid_interval": 1, "sanity_batches": int(leaves)}
-        trained(experiment, tmp_path / str(leaves), **options)
-    same_run(tmp_path / "False", tmp_path / "True")
+    for leaves in ("nothing", "some", "zeros", "none"):
+        told = {"has": has, "leaves": leaves.replace("nothing", "")}
+        options = {**SETTINGS, "valid_interval": 1, "sanity_batches": int(bool(told["leaves"]))}
+        trained(type("Leaving", (Leaving,), told), tmp_path / leaves, **options)
+        same_run(tmp_path / "nothing", tmp_path / leaves)
 
 
 def test_evaluate_by_hand_in_a_validated_iteration_adds_no_second_line(tmp_path: Path) -> None:
     class Again(Graded):
         def on_train_epoch_end(self) -> None:
-            assert self.evaluate()["loss"] == self._results["loss"]
+            self.again = self.evaluate()["loss"]
 
-    trained(Again, tmp_path / "run", **{**SETTINGS, "max_iteration": 10, "valid_interval": 10})
-    lines = [line["iteration"] for line in metrics(tmp_path / "run") if "valid/loss" in line]
-    assert lines == [10]
+    options = {**SETTINGS, "max_iteration": 10, "valid_interval": 10}
+    exp = trained(Again, tmp_path / "run", **options)
+    lines = [line for line in metrics(tmp_path / "run") if "valid/loss" in line]
+    assert [(line["iteration"], line["valid/loss"]) for line in lines] == [(10, exp.again)]
 
 
 def test_a_wrong_monitor_fails_in_an_evaluation_by_hand_too(tmp_path: Path) -> None:
