@@ -160,9 +160,10 @@ def _restore_gradients(
         if array is None and name not in zeros:
             parameter.clear_gradient(False)
             continue
-        parameter.grad = paddle.zeros_like(parameter)
+        gradient = paddle.zeros_like(parameter)
         if array is not None:
-            array.copy_to(parameter.grad_)
+            array.copy_to(gradient)
+        parameter.grad = gradient
     return []
 
 

@@ -362,9 +362,13 @@ class StreamFeed(Feed):
         def read(batches: Batches) -> Iterator[Any]:
             # It may be the training loader, whose place must not move.
             before = copy.deepcopy(self.loader.state_dict()) if self._is_stateful else None
+            none = True
             try:
                 for batch, batches.ended in with_last(self._source(seed)):
+                    none = False
                     yield batch
+                if none and self.share.world_size == 1:  # a generator that is used up, say
+                    raise self.no_batch()
             finally:
                 if self._is_stateful:
                     _set_state(self.loader, before)

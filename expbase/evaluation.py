@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import pickle
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -81,9 +82,12 @@ class _Gradients:
             if parameter.grad_ is not None:
                 parameter.clear_gradient(False)
         for parameter in self._zero:
+            if parameter.grad_ is None:
+                parameter.grad = paddle.zeros_like(parameter)
             parameter.clear_gradient(True)
         for parameter, gradient in self._some:
-            parameter.grad_.copy_(gradient, True)
+            parameter._set_grad_ivar(gradient)  # a cleared one that is only set or copied to is
+            # overwritten by the next backward, not added to
 
 
 class Evaluation:
@@ -253,6 +257,7 @@ class Evaluation:
         arrays: dict[str, Any] = {}
         registered = {n: state.encode(getattr(exp, n), n, arrays) for n in exp._registered}
         arrays = {name: array.copy() for name, array in arrays.items()}
+        counters = exp._handlers.counters()
         try:
             yield
         finally:
@@ -261,8 +266,12 @@ class Evaluation:
             for name, value in attributes.items():
                 setattr(exp, name, value)
                 _set_content(value, contents[name])
+            exp._handlers.restore(counters)
             for name, value in registered.items():
-                setattr(exp, name, state.decode(value, arrays))
+                now: dict[str, Any] = {}
+                same = state.encode(getattr(exp, name), name, now) == value
+                if not same or any((a.data != arrays[n].data).any() for n, a in now.items()):
+                    setattr(exp, name, state.decode(value, arrays))
             state.apply(found, tensors, values)
 
     def close(self) -> None:
@@ -288,7 +297,9 @@ def split(outputs: Any) -> list[Any]:
         rows = _together(list(parts.values()))
         return [dict(zip(parts, row, strict=True)) for row in rows]
     if isinstance(outputs, tuple):
-        return _together([split(part) for part in outputs])
+        rows = _together([split(part) for part in outputs])
+        make = getattr(outputs, "_make", tuple)  # a named one stays so
+        return [make(row) for row in rows]
     if isinstance(outputs, list):
         return [_plain(value) for value in outputs]
     array = _numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
@@ -338,6 +349,9 @@ def _content(value: Any) -> Any:
 def _set_content(value: Any, content: Any) -> None:
     if content is None:
         return
+    now = vars(value) if isinstance(value, paddle.metric.Metric) else value
+    if pickle.dumps(now) == pickle.dumps(content):
+        return  # what nobody changed stays the same object, to its depth
     if isinstance(value, paddle.metric.Metric):
         vars(value).update(content)
     elif isinstance(value, np.ndarray):

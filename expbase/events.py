@@ -16,6 +16,7 @@ The method runs first, then the listeners, base classes first, in the order of t
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,15 @@ class Events:
     # Sanity check
 
     def on_sanity_check_begin(self) -> None:
-        """Before the sanity check, once per start, if training.sanity_batches asks for it."""
+        """Before the sanity check, once per start, if training.sanity_batches asks for it.
+
+        The check calls valid() alone: on_evaluate_begin does not come, and evaluate is not called.
+        What it did to the state, to plain data on self and to VisualDL is undone; files that it
+        wrote stay.
+        """
 
     def on_sanity_check_end(self, results: Mapping[str, float]) -> None:
-        """After it; what valid() and these two did to the state is undone afterwards.
+        """After the sanity check.
 
         Args:
             results: What valid() returned on rank 0 for the first batches.
@@ -64,7 +70,8 @@ class Events:
     def on_train_end(self) -> None:
         """Once per start, after the last batch, also after a failure, if on_train_begin came.
 
-        `self.finished` tells whether training came to its end.
+        `self.finished` tells whether training came to its end. It may not come if the process is
+        killed after its last checkpoint; `terminal` comes then at the next start.
         """
 
     def on_train_epoch_begin(self) -> None:
@@ -119,7 +126,7 @@ class Events:
         """Every log_interval iterations, with the numbers that go into the line.
 
         Args:
-            metrics: By full name, `train/loss`.
+            metrics: By full name, `train/loss`; what is changed or added is written.
         """
 
     # Evaluation
@@ -131,7 +138,8 @@ class Events:
         """After valid(); the models are still in eval mode.
 
         Args:
-            results: What valid() returned on rank 0.
+            results: What valid() returned on rank 0; what is changed or added counts and is
+                written, so do the same on every rank.
         """
 
     def on_predict_begin(self) -> None:
@@ -197,7 +205,8 @@ HELPER_EVENTS = {
         *("on_before_zero_grad", "on_after_zero_grad"),
     ),
 }
-_UNCOUNTED = ("on_setup_begin", "on_setup_end")  # before the counters are back
+# Once per start, before the counters are back or after they were saved.
+_UNCOUNTED = ("on_setup_begin", "on_setup_end", "on_train_end", "on_exception")
 _MARKS = "_expbase_marks"  # the attribute of a marked method
 
 
@@ -243,8 +252,8 @@ def on(
         raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
     if given and event in _UNCOUNTED:
         raise ValueError(
-            f"@on({event!r}): {given[0]} given; expected none: it comes once per start, before "
-            "the counters of the run are back."
+            f"@on({event!r}): {given[0]} given; expected none: it comes once per start, where no "
+            "checkpoint counts it."
         )
     for name, number in (("every", every), ("once", once)):
         if number is not None and (type(number) is not int or number < 1):
@@ -326,23 +335,23 @@ class Handlers:
         """
         given = getattr(self._exp, event)(*args)
         for method, filter_ in self._listeners.get(event, ()):
-            if filter_.passes(self._exp):
-                self._call(method, args)
+            self._hear(method, filter_, args)
         return given
 
     def each(self, event: str, *args: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         """What `fire` would call, with names, for a caller that goes on when one fails."""
         yield event, lambda: getattr(self._exp, event)(*args)
         for method, filter_ in self._listeners.get(event, ()):
-            if filter_.passes(self._exp):
-                yield method, lambda method=method: self._call(method, args)  # type: ignore[misc]
+            yield method, functools.partial(self._hear, method, filter_, args)
 
     def hearers(self, event: str) -> list[str]:
         """The names of the methods that hear an event."""
         own = getattr(type(self._exp), event) is not getattr(Events, event)
         return [event] * own + [method for method, _ in self._listeners.get(event, ())]
 
-    def _call(self, method: str, args: tuple[Any, ...]) -> None:
+    def _hear(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
+        if not filter_.passes(self._exp):
+            return
         returned = getattr(self._exp, method)(*args)
         if returned is not None:
             raise TypeError(

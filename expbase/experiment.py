@@ -134,7 +134,8 @@ class ExperimentBase(Events):
         self._next_due = 0
         self._running = self._closed = self._is_set_up = False
         self._save_wanted = self._at_end_of_iteration = False
-        self._pass_ended_within = 0  # the epoch of a pass that ended inside train_batch
+        self._passes_seen = 0  # that were used up when the loop looked last
+        self._updated = 0  # the iteration whose update is known to be done
         self._failure: BaseException | None = None  # that was logged
         self._has_looked = False  # at what the first update showed
         self._handlers = Handlers(self)
@@ -442,12 +443,14 @@ class ExperimentBase(Events):
         cursor = self._cursor
         self._stopped_by = self._agreed_wish()  # stop() may have been called in on_train_begin
         self._running = not self._stopped_by
+        self._passes_seen = self._passes_over()
         while self._running:
             if cursor.batches.ended:
                 self._begin_pass()
             self.iteration += 1
             self.train_batch()
             if batch_end:
+                self._updated = self.iteration
                 self._fire("on_train_batch_end")
             if self.iteration >= self._next_due or cursor.batches.ended:
                 self._do_what_is_due()
@@ -462,25 +465,25 @@ class ExperimentBase(Events):
             self._look_once()
         training = self.config.training
         ended, last = self._cursor.batches.ended, self._is_last()
-        passed = self.epoch if ended else self._pass_ended_within
+        self._updated = self.iteration
+        seen, self._passes_seen = self._passes_seen, self._passes_over()
         if self._falls_on(training.log_interval) or (last and training.log_interval):
             self._log()
         if self._falls_on(training.valid_interval) or (last and self._is_wanted("valid")):
             self._validate()
         if ended:
             self._end_pass()
-        if passed and _divides(training.valid_every_epoch, passed):
+        if _passes(training.valid_every_epoch, seen, self._passes_seen):
             self._validate()
         self._stopped_by = self._agreed_wish()
         ending = last or bool(self._stopped_by)
         if (
             self._save_wanted
             or self._falls_on(training.save_interval)
-            or (passed and _divides(training.save_every_epoch, passed))
+            or _passes(training.save_every_epoch, seen, self._passes_seen)
             or (ending and self._is_wanted("save"))
         ):
             self._save_at_end_of_iteration()
-        self._pass_ended_within = 0
         self._checkpointer.raise_failure()
         self._running = not ending
         self._plan()
@@ -539,6 +542,10 @@ class ExperimentBase(Events):
         self._next_due = min([*due, self._agreement.next_iteration])  # soon, after the first one
         if self._wishes.wish and not self.parallel:
             self._wake()
+
+    def _passes_over(self) -> int:
+        """Passes that are used up."""
+        return self.epoch - (not self._cursor.batches.ended)
 
     def _falls_on(self, interval: int) -> bool:
         return _divides(interval, self.iteration)
@@ -648,7 +655,6 @@ class ExperimentBase(Events):
 
     def _begin_pass(self) -> None:
         if not self._pass_is_closed:  # train_batch reads on over the end
-            self._pass_ended_within = self.epoch
             self._wake()
             self._end_pass()
         self.new_epoch()
@@ -678,18 +684,21 @@ class ExperimentBase(Events):
             loader: What valid_batches() gives; None: self.valid_loader.
 
         Returns:
-            What valid() gave on rank 0, as numbers; on every rank. Within training those of
-            self.valid_loader are logged as `valid/…`; others only go into the text log.
+            What valid() gave on rank 0, as numbers; on every rank. After an update in training
+            those of self.valid_loader are the validation of that iteration and logged as
+            `valid/…`; others only go into the text log.
         """
         with self._evaluation.phase("valid", loader):
             self._fire("on_evaluate_begin")
             results = self._evaluation.agreed(self.valid())
-            if loader is None and self._running and self._validated_at != self.iteration:
+            self._fire("on_evaluate_end", results)
+            # Before the update of an iteration is done, its weights are not there yet.
+            counts = self._running and self._validated_at < self._updated == self.iteration
+            if loader is None and counts:
                 self._validated_at, self._results = self.iteration, results
                 self._write({f"valid/{name}": value for name, value in results.items()})
             else:
                 self.logger.info("evaluated: %s", line(self.iteration, results))
-            self._fire("on_evaluate_end", results)
         return results
 
     def _check_monitor(self, results: Mapping[str, float]) -> None:
@@ -765,11 +774,12 @@ class ExperimentBase(Events):
             loader: A paddle.io.DataLoader or an iterable of batches; drop_last must be off.
 
         Returns:
-            One result per sample in the order of the data set, the same on every rank. Of an
-            iterable: in the order in which it comes, rank by rank.
+            One result for each sample that the loader gives, in the order of the data set, the
+            same on every rank; one that it gives twice has one. Of an iterable: in the order in
+            which it comes, rank by rank.
 
         Raises:
-            ValueError: Some sample would have no result.
+            ValueError: drop_last is on, or predict_batch gave more or fewer results than samples.
         """
         with self._evaluation.phase("predict"):
             self._fire("on_predict_begin")
@@ -862,6 +872,11 @@ class ExperimentBase(Events):
             return
         if self._saved_at == self.iteration or self.phase == "sanity" or self._looks_only:
             return
+        if self._failure is not None:
+            raise RuntimeError(
+                f"save: iteration {self.iteration} failed, and what stands on self is half its "
+                "update; the run continues from the checkpoint before."
+            )
         if self._looked_at:
             raise RuntimeError(
                 f"save: what stands on self is {self._looked_at}, brought back to be looked at; "
@@ -1103,13 +1118,18 @@ class ExperimentBase(Events):
     def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:
             function(*args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             error.__suppress_context__ = True  # the original one was logged before
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)
 
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
 _NOTHING = Feed(None, "self.train_loader", Share(seed=0))  # until setup_dataloader was called
+
+
+def _passes(interval: int, before: int, after: int) -> bool:
+    """Whether a multiple of the interval lies after the one and up to the other number."""
+    return interval > 0 and before // interval != after // interval
 
 
 def _divides(interval: int, number: int) -> bool:

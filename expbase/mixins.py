@@ -61,7 +61,7 @@ class EarlyStopping(ExperimentBase):
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         results = super().evaluate(loader)
         new = self.iteration > self.early_stopping["iteration"]
-        if self.config.early_stopping.patience and loader is None and new:
+        if self.config.early_stopping.patience and loader is None and new and self._running:
             if self._watched not in results:
                 raise ConfigError(
                     f"early_stopping.metric: {self._watched!r} given; expected one of the metrics "

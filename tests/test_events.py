@@ -115,6 +115,18 @@ def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
     assert trace == expected.split()
 
 
+def test_a_run_with_accumulation_is_continued_within_a_pass(tmp_path: Path) -> None:
+    trace_of(tmp_path / "run", max_iteration=2, accumulation_steps=2, log_interval=9)
+    trace = trace_of(tmp_path / "run", max_iteration=3, accumulation_steps=2, log_interval=9)
+    expected = f"""
+        {SETUP} on_load_checkpoint on_train_begin
+        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log {VALIDATE}
+        on_train_epoch_end on_save_checkpoint
+        {END}
+    """
+    assert trace == expected.split()
+
+
 def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path: Path) -> None:
     trace_of(tmp_path / "run", max_iteration=2, log_interval=3)
     trace = trace_of(tmp_path / "run", max_iteration=4, log_interval=3)
@@ -309,6 +321,7 @@ def test_a_listener_that_came_or_went_since_the_checkpoint_is_said(
         ("on_log", {"every": True}, "every=True given"),
         ("on_log", {"once": 2.0}, "once=2.0 given"),
         ("on_setup_end", {"once": 1}, "once given; expected none: it comes once per start"),
+        ("on_train_end", {"every": 2}, "every given; expected none: it comes once per start"),
     ],
 )
 def test_a_wrong_event_or_filter_is_an_error_when_the_class_is_defined(
