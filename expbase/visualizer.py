@@ -1,7 +1,11 @@
 """VisualDL for one run: one record file, opened at first use. The only file that imports it.
 
+Every method takes tensors, arrays and numbers, changes nothing that it is handed, and does nothing
+on the ranks that write no file. What is broken in VisualDL says so, and what to use instead.
+
 visualizer = Visualizer(directory)      # or Visualizer(None): takes everything, writes nothing
 visualizer.add_scalar("train/loss", 0.25, step=400)
+visualizer.add_image("sample", pixels, step=400)
 visualizer.close()
 """
 
@@ -9,8 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 FILE_NAME = "vdlrecords.run.log"
 
@@ -39,10 +46,99 @@ class Visualizer:
                 self._writer = LogWriter(logdir=self._directory, file_name=FILE_NAME)
         return self._writer
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve."""
+        number = value.item() if hasattr(value, "item") else value
+        self._add("scalar", tag, number, step)
+
+    def add_image(self, tag: str, image: Any, step: int) -> None:
+        """Adds an image.
+
+        Args:
+            tag: Its name.
+            image: [H, W], [H, W, 1] or [H, W, 3]: whole numbers from 0 to 255, or floats from 0
+                to 1.
+            step: The iteration.
+
+        Raises:
+            ValueError: It has another shape, or values beyond these.
+        """
+        self._add("image", tag, _pixels(image), step)
+
+    def add_figure(self, tag: str, figure: Any, step: int) -> None:
+        """Adds a matplotlib figure; closing it is yours."""
+        self._add("figure", tag, figure, step)
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        """Adds a text."""
+        self._add("text", tag, str(text), step)
+
+    def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
+        """Adds a sound.
+
+        Args:
+            tag: Its name.
+            samples: [N]: floats from -1 to 1, or int16.
+            step: The iteration.
+            sample_rate: Samples in a second.
+
+        Raises:
+            ValueError: It has another shape, or values beyond these.
+        """
+        self._add("audio", tag, _samples(samples), step, sample_rate=sample_rate)
+
+    def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
+        """Adds a histogram of numbers of any shape."""
+        self._add("histogram", tag, _array(values).reshape(-1).tolist(), step, buckets=buckets)
+
+    def add_hparams(self, hparams: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Adds a row to the table that compares runs.
+
+        Args:
+            hparams: Values by name; what is no number or text goes in as its text.
+            metrics: The tags of the scalars to compare, `valid/accuracy`.
+        """
         if self._directory is not None:
-            self.writer.add_scalar(tag.replace("%", "_"), value, step)  # VisualDL takes no %
+            plain = {name: _plain(value) for name, value in hparams.items()}
+            self.writer.add_hparams(plain, list(metrics))
+
+    def add_graph(self, *args: Any, **options: Any) -> None:
+        """Broken in VisualDL.
+
+        Raises:
+            NotImplementedError: Always, with what to use instead.
+        """
+        raise NotImplementedError(
+            "add_graph: broken in VisualDL 2.5; expected self.export(path): VisualDL's page for "
+            "graphs opens the exported file."
+        )
+
+    def add_pr_curve(self, *args: Any, **options: Any) -> None:
+        """Broken in VisualDL.
+
+        Raises:
+            NotImplementedError: Always, with what to use instead.
+        """
+        raise NotImplementedError(
+            "add_pr_curve: broken in VisualDL 2.5 with today's numpy; expected add_figure with a "
+            "curve that matplotlib draws."
+        )
+
+    def add_roc_curve(self, *args: Any, **options: Any) -> None:
+        """Broken in VisualDL.
+
+        Raises:
+            NotImplementedError: Always, with what to use instead.
+        """
+        raise NotImplementedError(
+            "add_roc_curve: broken in VisualDL 2.5 with today's numpy; expected add_figure with a "
+            "curve that matplotlib draws."
+        )
+
+    def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
+        if self._directory is not None:
+            tag = tag.replace("%", "_")  # VisualDL takes none
+            getattr(self.writer, f"add_{kind}")(tag, value, int(step), **options)
 
     def size(self) -> int:
         """Of the record file now, in bytes, with everything that was added."""
@@ -62,3 +158,48 @@ class Visualizer:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _array(value: Any) -> Any:
+    value = value.astype("float32") if "bfloat16" in str(getattr(value, "dtype", "")) else value
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _pixels(image: Any) -> Any:
+    """[H, W, 3] of uint8. VisualDL itself multiplies the caller's array by 255."""
+    pixels = _array(image)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise ValueError(
+            f"add_image: an image of shape {list(pixels.shape)}; expected [H, W], [H, W, 1] or "
+            "[H, W, 3]."
+        )
+    highest = 1 if pixels.dtype.kind in "fb" else 255
+    low, high = (pixels.min(), pixels.max()) if pixels.size else (0, 0)
+    if not 0 <= low <= high <= highest:
+        raise ValueError(
+            f"add_image: values from {low} to {high}; expected floats from 0 to 1, or whole "
+            "numbers from 0 to 255."
+        )
+    scaled = np.round(pixels.astype("float64") * 255) if highest == 1 else pixels
+    return np.repeat(scaled.astype(np.uint8), 3 if pixels.shape[2] == 1 else 1, axis=2)
+
+
+def _samples(samples: Any) -> Any:
+    sound = _array(samples)
+    if sound.ndim != 1 or not sound.size:
+        raise ValueError(f"add_audio: samples of shape {list(sound.shape)}; expected [N], N > 0.")
+    if sound.dtype.kind != "f":
+        sound = sound / 32768
+    if not np.abs(sound).max() <= 1:
+        raise ValueError(
+            f"add_audio: values from {sound.min()} to {sound.max()}; expected floats from -1 to 1, "
+            "or int16."
+        )
+    return sound
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return value if type(value) in (int, float, str) else str(value)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import paddle
 import pytest
+from PIL import Image
 
 from expbase.visualizer import FILE_NAME, Visualizer
 
@@ -99,3 +105,114 @@ def test_without_a_directory_nothing_is_written_and_nothing_imported(tmp_path: P
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- what VisualDL itself breaks on ----------------------------------------------------------
+
+
+def records(directory: Path, kind: str, tag: str) -> Any:
+    from visualdl import LogReader
+
+    return LogReader(file_path=str(directory / FILE_NAME)).get_data(kind, tag)
+
+
+def pixels_of(record: Any) -> Any:
+    return np.asarray(Image.open(io.BytesIO(record.image.encoded_image_string)))
+
+
+@pytest.fixture
+def visualizer(tmp_path: Path) -> Iterator[Visualizer]:
+    made = Visualizer(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.array([[0.0, 0.5], [1.0, 0.25]]),
+        np.array([[0.0, 0.5], [1.0, 0.25]], "float32")[:, :, None],
+        paddle.to_tensor([[0.0, 0.5], [1.0, 0.25]]),
+        np.array([[0, 128], [255, 64]], "uint8"),
+    ],
+    ids=["floats", "one channel", "tensor", "whole"],
+)
+def test_an_image_arrives_as_it_is_and_is_not_changed(
+    visualizer: Visualizer, tmp_path: Path, image: Any
+) -> None:
+    before = image.numpy().copy() if hasattr(image, "numpy") else image.copy()
+    visualizer.add_image("image", image, step=3)
+    visualizer.close()
+    (record,) = records(tmp_path, "image", "image")
+    assert record.id == 3
+    assert pixels_of(record).tolist() == [[[v] * 3 for v in row] for row in ([0, 128], [255, 64])]
+    assert (np.asarray(image) == before).all()
+
+
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [
+        (np.full([2, 2], 1.5), "values from 1.5 to 1.5; expected floats from 0 to 1, or whole"),
+        (np.full([2, 2], np.nan), "values from nan to nan"),
+        (np.full([2, 2], 300), "values from 300 to 300"),
+        (np.zeros([3, 2, 2]), r"of shape \[3, 2, 2\]; expected \[H, W\]"),
+    ],
+)
+def test_an_image_that_would_be_black_is_refused(
+    visualizer: Visualizer, image: Any, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        visualizer.add_image("image", image, 1)
+
+
+def test_texts_sounds_histograms_and_figures_are_read_back(
+    visualizer: Visualizer, tmp_path: Path
+) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1, 1))
+    figure.subplots().plot([1, 2])
+    sound = np.sin(np.linspace(0, 9, 100)).astype("float32")
+    visualizer.add_text("words %", "hello", 1)
+    visualizer.add_audio("tone", paddle.to_tensor(sound), 2, sample_rate=100)
+    visualizer.add_audio("tone", np.array([0, -32768], "int16"), 3)
+    visualizer.add_histogram("weights", paddle.randn([4, 5]), 4, buckets=5)
+    visualizer.add_figure("figure", figure, 5)
+    visualizer.add_scalar("tensor", paddle.to_tensor([0.5]), 6)
+    visualizer.close()
+    assert records(tmp_path, "text", "words _")[0].text.encoded_text_string == "hello"
+    tones = records(tmp_path, "audio", "tone")
+    assert [tone.audio.length_frames for tone in tones] == [100, 2]
+    assert tones[0].audio.sample_rate == 100
+    histogram = records(tmp_path, "histogram", "weights")[0].histogram
+    assert (sum(histogram.hist), len(histogram.bin_edges)) == (20, 6)
+    assert pixels_of(records(tmp_path, "image", "figure")[0]).std() > 0
+    assert curve(tmp_path, "tensor") == {6: 0.5}
+    with pytest.raises(ValueError, match=r"values from -2.0 to 0.0; expected floats from -1 to 1"):
+        visualizer.add_audio("tone", np.array([0.0, -2.0]), 1)
+    with pytest.raises(ValueError, match=r"of shape \[2, 2\]; expected \[N\]"):
+        visualizer.add_audio("tone", np.zeros([2, 2]), 1)
+
+
+def test_hparams_of_any_type_make_a_row(visualizer: Visualizer, tmp_path: Path) -> None:
+    hparams = {"lr": np.float32(0.5), "fast": True, "layers": [1, 2], "name": "a", "size": 3}
+    visualizer.add_hparams(hparams, ["valid/accuracy"])
+    visualizer.close()
+    assert (tmp_path / FILE_NAME).stat().st_size > 0
+    data = (tmp_path / FILE_NAME).read_bytes()
+    assert b"True" in data
+    assert b"[1, 2]" in data
+
+
+@pytest.mark.parametrize("name", ["add_graph", "add_pr_curve", "add_roc_curve"])
+def test_what_is_broken_says_what_to_use_instead(visualizer: Visualizer, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{name}: broken in VisualDL.*expected"):
+        getattr(visualizer, name)("tag", [1], [0.5], 1)
+
+
+def test_where_nothing_is_written_everything_is_taken() -> None:
+    nowhere = Visualizer(None)
+    nowhere.add_text("a", "b", 1)
+    nowhere.add_image("a", np.zeros([2, 2]), 1)
+    nowhere.add_hparams({"a": 1}, [])
+    nowhere.close()

@@ -133,9 +133,8 @@ class CharLM(EarlyStopping, GradientClipping, ExperimentBase):
                 logits, state = self.unwrap(self.model)(pair, state)
                 chances = F.softmax(logits[0, 0].astype("float64"))
                 numbers.append(np.random.choice(SIZE, p=chances.numpy()))
-        if self.rank == 0:
-            text = "".join(CHARACTERS[number] for number in numbers)
-            self.visualizer.writer.add_text("text", text, self.iteration)
+        text = "".join(CHARACTERS[number] for number in numbers)
+        self.visualizer.add_text("text", text, self.iteration)
 
 
 if __name__ == "__main__":
