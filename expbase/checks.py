@@ -14,7 +14,6 @@ from typing import Any
 import paddle
 
 from expbase import state
-from expbase.config import get_default_training_config
 from expbase.data import Feed, IndexedFeed
 from expbase.events import HELPER_EVENTS
 
@@ -118,13 +117,6 @@ def check_ranks(names: Sequence[Sequence[str]]) -> None:
                 f"self.{name}: stands on self on some ranks only; make it on every rank, or "
                 "exclude_from_state it."
             )
-
-
-def not_acted_on(training: Mapping[str, Any]) -> list[str]:
-    """The keys of the contract that a later version will act on, where they are set."""
-    defaults = get_default_training_config()
-    later = ("overfit_batches", "hang_seconds")
-    return [key for key in later if training[key] != defaults[key]]
 
 
 def unsaved_validations(training: Mapping[str, Any]) -> str:

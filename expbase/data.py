@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import paddle
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
 from expbase import rng
@@ -314,6 +315,52 @@ class IndexedFeed(Feed):
                     yield batch
 
         return Batches(give, first)
+
+
+class FirstBatches(Feed):
+    """The first batches of another feed over and over, bit for bit: what a model should overfit.
+
+    Args:
+        feed: Whose.
+        count: How many of them each rank gets in a pass.
+    """
+
+    def __init__(self, feed: Feed, count: int) -> None:
+        super().__init__(feed.loader, feed.name, feed.share)
+        self.batch_size, self.num_samples = feed.batch_size, feed.num_samples
+        self.batches_per_epoch = min(count, feed.batches_per_epoch or count)
+        self._feed, self._count = feed, count
+        self._kept: list[tuple[Any, Sequence[int] | None]] = []
+
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        if not self._kept:
+            with contextlib.closing(self._feed.open(1)) as batches:
+                for batch in itertools.islice(batches, self._count):
+                    self._kept.append((batch, batches.indices))
+            self.batches_per_epoch = len(self._kept)
+        first = position // self.share.world_size
+
+        def give(batches: Batches) -> Iterator[Any]:
+            for number in range(first, len(self._kept)):
+                batch, batches.indices = self._kept[number]
+                batches.ended = number + 1 == len(self._kept)
+                yield _copied(batch)  # train_batch may change it in place
+
+        return Batches(give, first)
+
+    def once(self, purpose: int, number: int) -> Batches:
+        return self._feed.once(purpose, number)
+
+    def close(self) -> None:
+        self._feed.close()
+
+
+def _copied(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _copied(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(_copied, batch))
+    return batch.clone() if isinstance(batch, paddle.Tensor) else copy.deepcopy(batch)
 
 
 class StreamFeed(Feed):

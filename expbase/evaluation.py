@@ -95,10 +95,12 @@ class Evaluation:
 
     Attributes:
         meter: Of what is logged meanwhile.
+        batches_given: By `batches` and in `predict`, in all.
     """
 
     def __init__(self, experiment: ExperimentBase) -> None:
         self.meter = Meter()
+        self.batches_given = 0
         self._exp = experiment
         self._loader: Any = None  # that `batches` takes by default; None: the validation loader
         self._limit: int | None = None  # of the batches of one run over a loader
@@ -145,10 +147,12 @@ class Evaluation:
 
     def batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's share of a loader's data; of the validation loader by default."""
-        return self._limited(self._run_over(loader, rng.VALID))
+        return self._limited(self._run_over(loader, rng.VALID))  # it is opened now, not later
 
     def _limited(self, batches: Iterable[Any]) -> Iterator[Any]:
-        return itertools.islice(batches, self._limit)
+        for batch in itertools.islice(batches, self._limit):
+            self.batches_given += 1
+            yield batch
 
     def _run_over(self, loader: Any, purpose: int) -> Batches:
         loader = self._loader if loader is None else loader

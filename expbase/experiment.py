@@ -33,9 +33,10 @@ from expbase.config import (
     complete,
     get_default_training_config,
 )
-from expbase.data import Cursor, Feed, Share, make_feed
+from expbase.data import Cursor, Feed, FirstBatches, Share, make_feed
 from expbase.evaluation import Evaluation
 from expbase.events import BATCH_EVENTS, Events, Handlers
+from expbase.hanging import HangWatch
 from expbase.ledger import Ledger
 from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
 from expbase.output import Output
@@ -127,6 +128,7 @@ class ExperimentBase(Events):
         self._stopped_by = Wish.NONE
         self._stop_text = ""
         self._all_stop = False
+        self._hang_watch: HangWatch | None = None
         self._failure_watch: distributed.FailureWatch | None = None
         self._ledger = Ledger(None)
         self._own_states: dict[str, Any] = {}  # what on_save_checkpoint returned last
@@ -224,7 +226,9 @@ class ExperimentBase(Events):
 
         self._fire("on_setup_begin")
         self.setup_dataloader()
-        self._cursor = Cursor(self._feed_of(self.train_loader, "self.train_loader"))
+        feed = self._feed_of(self.train_loader, "self.train_loader")
+        few = self.config.training.overfit_batches
+        self._cursor = Cursor(FirstBatches(feed, few) if few else feed)
         self.setup_model()
         self.startup()
         self.iteration = 0
@@ -337,8 +341,6 @@ class ExperimentBase(Events):
             return
         if self.rank == 0 and (text := checks.unsaved_validations(self.config.training)):
             self.logger.warning("%s", text)
-        for key in checks.not_acted_on(self.config.training):
-            self.logger.warning("training.%s: this version does not act on it yet.", key)
         for name in checks.not_updated(state.find(self._user_attributes())):
             self.logger.warning(
                 "self.%s has trainable parameters, and no optimizer on self updates them.", name
@@ -397,6 +399,7 @@ class ExperimentBase(Events):
         with self._wishes.heard(self._wake), self.closing():
             if not self._resumed:
                 self.resume_or_load()
+            self._watch_for_hanging()
             if self._is_last():
                 self.logger.info(
                     "FINISHED already: iteration %d, epoch %d. To train on, raise "
@@ -411,6 +414,20 @@ class ExperimentBase(Events):
                 self._say_the_end()
         if self._stopped_by.exit_code:
             sys.exit(self._stopped_by.exit_code)
+
+    def _watch_for_hanging(self) -> None:
+        seconds = self.config.training.hang_seconds
+        if seconds and self._hang_watch is None:
+            path = self.output_dir / f"worker_{self.rank}.log"
+            self._hang_watch = HangWatch(seconds, self._progress, self.logger, path)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "iteration": self.iteration,
+            "batch_in_epoch": self.batch_in_epoch,
+            "evaluated_batches": self._evaluation.batches_given,
+        }
 
     @property
     def finished(self) -> bool:
@@ -1098,6 +1115,8 @@ class ExperimentBase(Events):
         self._ledger.write("end", iteration=self.iteration, reason=text, exit_code=1)
 
     def _stop_watching(self) -> None:
+        if self._hang_watch is not None:
+            self._hang_watch.stop()
         if self._failure_watch is not None:
             self._failure_watch.stop()
 

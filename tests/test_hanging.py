@@ -1,0 +1,75 @@
+"""A rank that stands still says where."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tiny import Tiny, trained
+
+from expbase.hanging import HangWatch
+
+
+def wait_for(path: Path, text: str) -> bool:
+    """Whether the text comes into the file, soon."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if path.exists() and text in path.read_text():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class Hanging(Tiny):
+    """Hangs in the third iteration until its log says so."""
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        if self.iteration == 3:
+            self.where_it_hangs()
+
+    def where_it_hangs(self) -> None:
+        assert wait_for(self.output_dir / "worker_0.log", "where_it_hangs")
+
+
+def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path) -> None:
+    exp = trained(Hanging, tmp_path, hang_seconds=1)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3" in log
+    assert 'test_hanging.py", line' in log
+    assert log.count("no progress") == 1
+    assert exp.iteration == 6
+    assert "[6] FINISHED" in log
+    assert not [t for t in threading.enumerate() if t.name == "expbase-hang"]
+
+
+def test_a_hang_in_validation_names_the_phase(tmp_path: Path) -> None:
+    class Stuck(Tiny):
+        def valid(self) -> Any:
+            next(iter(self.valid_batches()))
+            assert wait_for(self.output_dir / "worker_0.log", "no progress")
+            return {"accuracy": 1}
+
+    trained(Stuck, tmp_path, hang_seconds=1, max_iteration=1)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "phase=valid iteration=1 batch_in_epoch=1 evaluated_batches=1" in log
+
+
+def test_what_moves_is_never_told_of_and_zero_means_never(tmp_path: Path) -> None:
+    counter = {"n": 0}
+
+    def progress() -> dict[str, int]:
+        counter["n"] += 1
+        return dict(counter)
+
+    path = tmp_path / "log"
+    watch = HangWatch(0.02, progress, logging.Logger("test"), path)
+    while counter["n"] < 20:
+        time.sleep(0.001)
+    watch.stop()
+    watch.stop()
+    assert not path.exists()
+    trained(Tiny, tmp_path / "run", hang_seconds=0)
