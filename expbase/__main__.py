@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 
 from expbase import runner
-from expbase.tools import verify
+from expbase.tools import ls, plot, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; gives its exit code."""
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
-    runner.add_parser(tools)
-    verify.add_parser(tools)
+    for tool in (runner, ls, plot, verify):
+        tool.add_parser(tools)
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         parser.print_help()

@@ -108,14 +108,16 @@ def test_every_test_that_the_readme_names_exists() -> None:
 
 
 def test_every_option_that_the_readme_names_exists() -> None:
-    helps = default_argument_parser().format_help() + verify_help()
+    helps = default_argument_parser().format_help()
+    helps += "".join(help_of(tool) for tool in ("verify", "ls", "plot", "run"))
     for option in set(re.findall(r"(?<![\w-])--[a-z_]+", README)) - {
         "--logdir",
+        "--disable",  # -telemetry, of visualdl
         "--nproc_per_node",
     }:
         assert option in helps, option
 
 
-def verify_help() -> str:
-    command = [sys.executable, "-W", "ignore", "-m", "expbase", "verify", "--help"]
+def help_of(tool: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "expbase", tool, "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,136 @@
+"""Curves of runs as a picture, from metrics.jsonl: several runs in one picture, no browser.
+
+Each metric has a field of its own; runs have colours. Validations are drawn as they are. Of what is
+logged in training the thin line is as it was logged, the thick one its average over the points
+before, whose weights fall by --smooth from point to point. Source of the average, corrected for
+its start: Adam's bias correction (Kingma and Ba, 2015).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from expbase.tools.ls import METRICS
+
+Curve = list[tuple[int, float]]
+
+
+def curves(run: Path) -> dict[str, Curve]:
+    """The points of each metric of a run; what is not a finite number is left out of its curve.
+
+    Args:
+        run: The output directory.
+
+    Raises:
+        ValueError: It has no metrics.jsonl, or nothing in it.
+    """
+    path = run / METRICS
+    if not path.is_file():
+        raise ValueError(f"{path}: does not exist; expected the output directory of a run.")
+    found: dict[str, Curve] = {}
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # a torn last line of a run that is writing
+        for name, value in line.items():
+            if "/" in name and isinstance(value, (int, float)) and math.isfinite(value):
+                found.setdefault(name, []).append((line["iteration"], value))
+    if not found:
+        raise ValueError(f"{path}: holds no metrics yet.")
+    return found
+
+
+def smoothed(curve: Curve, weight: float) -> Curve:
+    """The average over the points so far, those before weighing less by the factor each."""
+    points, total, norm = [], 0.0, 0.0
+    for iteration, value in curve:
+        total, norm = weight * total + value, weight * norm + 1
+        points.append((iteration, total / norm))
+    return points
+
+
+def chosen(found: Sequence[Mapping[str, Curve]], wanted: Sequence[str]) -> list[str]:
+    """The full names of the metrics to draw: those that end in a wanted name, else the usual.
+
+    Raises:
+        ValueError: No run has a metric of such a name.
+    """
+    names = list(dict.fromkeys(name for run in found for name in run))
+    if not wanted:
+        return [n for n in names if not n.startswith("speed/") and not n.startswith("train/lr")]
+    picked = []
+    for word in wanted:
+        fitting = [name for name in names if name == word or name.endswith(f"/{word}")]
+        if not fitting:
+            raise ValueError(f"--metrics: {word!r} given; expected some of {', '.join(names)}.")
+        picked += fitting
+    return list(dict.fromkeys(picked))
+
+
+def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], weight: float) -> Any:
+    """A figure with a field for each metric."""
+    from matplotlib.figure import Figure
+
+    columns = min(len(names), 2)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(6 * columns, 3.2 * rows), layout="constrained")
+    fields = figure.subplots(rows, columns, squeeze=False).flat
+    for field, name in zip(fields, names, strict=False):
+        for index, (run, found) in enumerate(runs.items()):
+            curve, colour = found.get(name, []), f"C{index % 10}"
+            if name.startswith("train/") and weight and len(curve) > 2:
+                field.plot(*zip(*curve, strict=True), color=colour, alpha=0.25, linewidth=0.8)
+                curve = smoothed(curve, weight)
+            if curve:
+                marker = "o" if len(curve) == 1 else None
+                field.plot(*zip(*curve, strict=True), color=colour, label=run, marker=marker)
+        field.set_title(name, loc="left", fontsize=10)
+        field.set_xlabel("iteration")
+        field.grid(alpha=0.3)
+    for field in list(fields)[len(names) :]:
+        field.remove()
+    if len(runs) > 1:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(runs), 4))
+    return figure
+
+
+# --- the tool --------------------------------------------------------------------------------
+
+
+def add_parser(tools: Any) -> None:
+    """Adds the tool to the command line of `python -m expbase`."""
+    parser = tools.add_parser(
+        "plot",
+        help="the curves of runs as a picture",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit codes: 0, or 1 if a run has no such curve",
+    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="output directories of runs")
+    add("--output", type=Path, default=Path("curves.png"), metavar="FILE",
+        help="the picture: .png, .svg or .pdf (default: curves.png)")  # fmt: skip
+    add("--metrics", nargs="+", default=[], metavar="NAME",
+        help="loss, valid/accuracy … (default: all but speeds and rates)")  # fmt: skip
+    add("--smooth", type=float, default=0.6, metavar="WEIGHT", help="0: not at all (default: 0.6)")
+    parser.set_defaults(run=main, slips=(ValueError, OSError))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the tool; gives its exit code."""
+    if not 0 <= args.smooth < 1:
+        raise ValueError(f"--smooth: {args.smooth} given; expected 0 or more, and below 1.")
+    found = {str(run): curves(run) for run in args.runs}
+    names = chosen(list(found.values()), args.metrics)
+    if not names:
+        raise ValueError("only speeds and rates were logged; expected --metrics to name some.")
+    draw(found, names, args.smooth).savefig(args.output, dpi=120)
+    print(args.output)
+    return 0

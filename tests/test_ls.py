@@ -1,0 +1,128 @@
+"""A table of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import Tiny, make, trained
+
+from expbase.__main__ import main
+from expbase.tools import ls
+
+
+class Broken(Tiny):
+    def train_batch(self) -> None:
+        raise ArithmeticError("no")
+
+
+class Stopping(Tiny):
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.stop()
+
+
+def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["ls", str(folder), "--json"]) == 0
+    return {run["name"]: run for run in map(json.loads, capsys.readouterr().out.splitlines())}
+
+
+def add_end(run: Path, text: str) -> None:
+    """Has the ledger end with this record instead of its own end."""
+    lines = (run / "ledger.jsonl").read_text().splitlines()[:-1]
+    (run / "ledger.jsonl").write_text("\n".join([*lines, text]))
+
+
+def test_the_state_is_that_of_the_ledger_and_the_lock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("finished", "lost", "preempted", "torn"):
+        trained(Tiny, tmp_path / name, monitor="accuracy", save_interval=3)
+    trained(Stopping, tmp_path / "stopped")
+    with pytest.raises(ArithmeticError):
+        trained(Broken, tmp_path / "deep/crashed")
+    exp = make(Tiny, tmp_path / "new")
+    exp.setup()
+    exp.close()
+    add_end(tmp_path / "lost", "")
+    add_end(tmp_path / "preempted", '{"event": "end", "exit_code": 143, "reason": "SIGTERM"}\n')
+    add_end(tmp_path / "torn", '{"event": "end", "exit_c')
+    states = {name: run["state"] for name, run in listed(tmp_path, capsys).items()}
+    assert states == {
+        "deep/crashed": "crashed", "finished": "finished", "lost": "lost", "new": "new",
+        "preempted": "preempted", "stopped": "stopped", "torn": "lost",
+    }  # fmt: skip
+
+
+def test_a_run_of_another_process_is_running_and_its_lock_is_not_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run")
+    code = (
+        "import fcntl, sys\n"
+        f"file = open({str(tmp_path / 'run/.lock-0')!r}, 'ab')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as holder:  # type: ignore[call-overload]
+        assert holder.stdout.readline() == "held\n"
+        assert listed(tmp_path, capsys)["run"]["state"] == "running"
+        holder.stdin.close()
+        holder.wait(timeout=20)
+    assert listed(tmp_path, capsys)["run"]["state"] == "finished"
+
+
+def test_numbers_and_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        trained(Tiny, tmp_path / f"s{seed}", seed=seed, monitor="accuracy", save_interval=3)
+    runs = listed(tmp_path, capsys)
+    last = json.loads((tmp_path / "s1/metrics.jsonl").read_text().splitlines()[-2])
+    assert runs["s1"]["differs"] == {"training.seed": 1}
+    assert (runs["s1"]["iteration"], runs["s1"]["max_iteration"]) == (6, 6)
+    assert runs["s1"]["loss"] == pytest.approx(last["train/loss"])
+    assert 0 <= runs["s1"]["best"] <= 1
+    assert main(["ls", str(tmp_path)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == "run state iteration best loss age differs in".split()
+    assert table[2].endswith("training.seed=2")
+    assert "\t" not in "".join(table)
+
+
+def test_looking_changes_nothing_and_works_on_what_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run")
+    files = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
+    os.chmod(tmp_path / "run", 0o555)
+    try:
+        assert listed(tmp_path, capsys)["run"]["state"] == "finished"
+        assert listed(tmp_path / "run", capsys)["."]["state"] == "finished"
+    finally:
+        os.chmod(tmp_path / "run", 0o755)
+    assert files == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
+
+
+def test_damage_is_noted_and_an_empty_or_wrong_directory_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    trained(Tiny, tmp_path / "run")
+    (tmp_path / "run/config.yaml").write_text("a: [")
+    (tmp_path / "run/metrics.jsonl").write_bytes(b"\xff\x00not json\n")
+    run = listed(tmp_path, capsys)["run"]
+    assert "not YAML" in run["note"]
+    assert run["state"] == "finished"
+    assert main(["ls", str(tmp_path / "no")]) == 1
+    assert "no: no such directory" in capsys.readouterr().err
+
+
+def test_ages_are_short() -> None:
+    assert [ls._age(s) for s in (5, 130, 7300, 200000)] == ["5s", "2m", "2h", "2d"]

@@ -1,0 +1,82 @@
+"""Curves as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import Tiny, trained
+
+from expbase.__main__ import main
+from expbase.tools import plot
+
+
+def test_curves_of_several_runs_are_drawn_into_one_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        trained(Tiny, tmp_path / f"s{seed}", seed=seed)
+    (tmp_path / "s1/metrics.jsonl").open("a").close()
+    picture = tmp_path / "curves.png"
+    words = ["plot", str(tmp_path / "s1"), str(tmp_path / "s2"), "--output", str(picture)]
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{picture}\n"
+    image = np.asarray(Image.open(picture).convert("RGB"))
+    assert image.shape[1] > image.shape[0]  # two fields side by side
+    for colour in ((31, 119, 180), (255, 127, 14)):  # of the first run, of the second
+        assert (abs(image.astype(int) - colour).sum(axis=-1) < 40).sum() > 100
+
+
+def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
+    curve = [(1, 1.0), (2, 3.0), (3, 2.0)]
+    assert plot.smoothed(curve, 0.0) == curve
+    assert plot.smoothed(curve, 0.5) == [(1, 1.0), (2, 3.5 / 1.5), (3, 3.75 / 1.75)]
+    figure = plot.draw(
+        {"run": {"train/loss": curve, "valid/a": curve}}, ["train/loss", "valid/a"], 0.5
+    )
+    training, validation = figure.axes
+    assert [len(field.lines) for field in (training, validation)] == [2, 1]
+    assert validation.lines[0].get_ydata().tolist() == [1.0, 3.0, 2.0]
+
+
+def test_metrics_are_chosen_by_the_ends_of_their_names() -> None:
+    found = [{"train/loss": [(1, 1.0)], "valid/loss": [(1, 1.0)], "speed/data_wait": [(1, 1.0)]}]
+    assert plot.chosen(found, []) == ["train/loss", "valid/loss"]
+    assert plot.chosen(found, ["loss"]) == ["train/loss", "valid/loss"]
+    assert plot.chosen(found, ["speed/data_wait"]) == ["speed/data_wait"]
+    with pytest.raises(ValueError, match="--metrics: 'los' given; expected some of train/loss"):
+        plot.chosen(found, ["los"])
+
+
+def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "train/a": 1.0}\n{"iteration": 2, "train/a": "nan"}\n'
+        '{"iteration": 3, "train/a": 2.0}\n{"iteration": 4, "trai'
+    )
+    assert plot.curves(tmp_path) == {"train/a": [(1, 1.0), (3, 2.0)]}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["no"], "no/metrics.jsonl: does not exist; expected the output directory of a run"),
+        (["empty"], "empty/metrics.jsonl: holds no metrics yet"),
+        (["run", "--smooth", "1"], "--smooth: 1.0 given; expected 0 or more, and below 1"),
+        (["run", "--output", "no/such/a.png"], "No such file or directory"),
+    ],
+)
+def test_a_mistake_is_a_clear_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("empty", ""), ("run", '{"iteration": 1, "train/a": 1.0}\n')):
+        Path(name).mkdir()
+        Path(name, "metrics.jsonl").write_text(content)
+    assert main(["plot", *words]) == 1
+    assert text in capsys.readouterr().err
