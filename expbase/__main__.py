@@ -21,7 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     before, after = _split(words)
-    args = parser.parse_args(before)
+    args, rest = parser.parse_known_args(before)
+    if rest and hasattr(args, "overrides") and all(map(_is_setting, rest)):
+        args.overrides += rest  # argparse takes them at one place alone
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)} (for your own script: after --)")
     args.words = after
     try:
         code: int = args.run(args)
@@ -29,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1
     return code
+
+
+def _is_setting(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -124,10 +124,12 @@ def unsaved_validations(training: Mapping[str, Any]) -> str:
     valid, save = training["valid_interval"], training["save_interval"]
     if not (training["monitor"] and training["keep_best"] and valid and save and valid % save):
         return ""
+    if training["save_every_epoch"]:
+        return ""
     return (
         f"training.monitor: validations come every {valid} iterations and checkpoints every "
-        f"{save}, so the best one may have no checkpoint. With training.save_interval at "
-        f"{math.gcd(valid, save)} each has one."
+        f"{save}, so the best one may have no checkpoint. With training.save_interval at {valid} "
+        "each has one."
     )
 
 

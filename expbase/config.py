@@ -361,6 +361,7 @@ def _check_own_keys(given: Mapping[str, Any]) -> None:
     for key in given:
         if key not in _TRAINING_DEFAULTS:
             near = difflib.get_close_matches(key, absent, n=1, cutoff=0.8)
+            near = near or difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.92)
             if near:
                 raise ConfigError(
                     f"training: unknown key {key!r}. Did you mean {near[0]!r}? "

@@ -128,10 +128,12 @@ class Evaluation:
             exp.phase, self.meter = name, Meter()
             found = state.find(exp._user_attributes())  # excluded ones, too
             all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
+            drawn_from = state.generator_states(found)
             try:
                 with exp._watch.pause(), without_a_trace(all_layers, seed, bare):
                     yield
             finally:
+                state.set_generator_states(found, drawn_from)
                 exp.phase = "train"
                 while self._open:  # one may have been left early
                     self._open.pop().close()
@@ -176,7 +178,7 @@ class Evaluation:
         if results is not None and not isinstance(results, Mapping):
             raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
         given = {**self.meter.means(), **(results or {})}
-        numbers = {name: distributed.number(value) for name, value in given.items()}
+        numbers = {name: _number(name, value) for name, value in given.items()}
         self.wait()
         return distributed.broadcast_object(numbers)
 
@@ -283,6 +285,15 @@ class Evaluation:
         with contextlib.ExitStack() as steps:
             for feed in self._feeds.values():
                 steps.callback(feed.close)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return distributed.number(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
+        ) from None
 
 
 def split(outputs: Any) -> list[Any]:

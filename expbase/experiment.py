@@ -136,6 +136,7 @@ class ExperimentBase(Events):
         self._next_due = 0
         self._running = self._closed = self._is_set_up = False
         self._save_wanted = self._at_end_of_iteration = False
+        self._counts = True  # whether the checkpoint to be saved may be the best one
         self._passes_seen = 0  # that were used up when the loop looked last
         self._updated = 0  # the iteration whose update is known to be done
         self._failure: BaseException | None = None  # that was logged
@@ -396,6 +397,7 @@ class ExperimentBase(Events):
             SystemExit: It was stopped by a signal or a time limit; with the exit code for that.
             BaseException: Whatever training raised, after everything was closed.
         """
+        self._need_setup("run")
         with self._wishes.heard(self._wake), self.closing():
             if not self._resumed:
                 self.resume_or_load()
@@ -414,6 +416,10 @@ class ExperimentBase(Events):
                 self._say_the_end()
         if self._stopped_by.exit_code:
             sys.exit(self._stopped_by.exit_code)
+
+    def _need_setup(self, name: str) -> None:
+        if not self._is_set_up:
+            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
 
     def _watch_for_hanging(self) -> None:
         seconds = self.config.training.hang_seconds
@@ -494,19 +500,20 @@ class ExperimentBase(Events):
             self._validate()
         self._stopped_by = self._agreed_wish()
         ending = last or bool(self._stopped_by)
-        if (
+        due = (
             self._save_wanted
             or self._falls_on(training.save_interval)
             or _passes(training.save_every_epoch, seen, self._passes_seen)
-            or (ending and self._is_wanted("save"))
-        ):
-            self._save_at_end_of_iteration()
+        )
+        if due or (ending and self._is_wanted("save")):
+            # A signal's stop at another iteration must not choose another best checkpoint.
+            self._save_at_end_of_iteration(counts=due or last or self._stopped_by is Wish.CALL)
         self._checkpointer.raise_failure()
         self._running = not ending
         self._plan()
 
-    def _save_at_end_of_iteration(self) -> None:
-        self._save_wanted, self._at_end_of_iteration = False, True
+    def _save_at_end_of_iteration(self, *, counts: bool) -> None:
+        self._save_wanted, self._at_end_of_iteration, self._counts = False, True, counts
         try:
             self.save()
         finally:
@@ -614,7 +621,8 @@ class ExperimentBase(Events):
         """The training.accumulation_steps batches of one update, for a loop in train_batch.
 
         Among several ranks gradients are averaged with the last one. A pass may end in between;
-        the next one then begins within the update.
+        the next one then begins within the update. A by-hand loss.backward() in it divides the
+        loss by training.accumulation_steps itself.
         """
         return self._stepper.micro_batches()
 
@@ -705,6 +713,7 @@ class ExperimentBase(Events):
             those of self.valid_loader are the validation of that iteration and logged as
             `valid/…`; others only go into the text log.
         """
+        self._need_setup("evaluate")
         with self._evaluation.phase("valid", loader):
             self._fire("on_evaluate_begin")
             results = self._evaluation.agreed(self.valid())
@@ -798,6 +807,7 @@ class ExperimentBase(Events):
         Raises:
             ValueError: drop_last is on, or predict_batch gave more or fewer results than samples.
         """
+        self._need_setup("predict")
         with self._evaluation.phase("predict"):
             self._fire("on_predict_begin")
             results = self._evaluation.predict(loader)
@@ -906,9 +916,7 @@ class ExperimentBase(Events):
             validated = self._validated_at == self.iteration
             if validated:
                 self._check_monitor(self._results)
-            regular = self._falls_on(self.config.training.save_interval) or self._is_last()
-            # A stop at another iteration must not choose another best checkpoint.
-            self._checkpointer.save(self._results if validated and regular else {})
+            self._checkpointer.save(self._results if validated and self._counts else {})
         self._saved_at = self.iteration
 
     def resume_or_load(self) -> None:
@@ -917,6 +925,7 @@ class ExperimentBase(Events):
         Raises:
             CheckpointError, WeightsError: It is damaged or does not fit.
         """
+        self._need_setup("resume_or_load")
         path, other = self._resumable, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
             path = distributed.on_rank_zero(lambda: checkpoint.find(Path(other)), "checkpoint_path")

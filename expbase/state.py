@@ -236,6 +236,17 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, kinds)
 
 
+def generator_states(found: Found) -> dict[str, Any]:
+    """The states of the random generators that were found, for `set_generator_states`."""
+    return {name: _generator_state(generator) for name, generator in found.generators.items()}
+
+
+def set_generator_states(found: Found, states: Mapping[str, Any]) -> None:
+    """Sets what `generator_states` gave."""
+    for name, generator in found.generators.items():
+        _set_generator_state(generator, states[name])
+
+
 def _generator_state(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return generator.getstate()

@@ -1127,3 +1127,26 @@ def test_two_ranks_look_together_and_see_what_one_process_sees(
     assert one["best"] == two["best"]
     best = read_weights(tmp_path / f"plain/checkpoints/step-0000000{BEST}")["model"]["0.weight"]
     assert best.data.tobytes() == np.array(one["best"], "float32").tobytes()
+
+
+def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_path: Path) -> None:
+    class Drawing(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.generators = [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)]
+
+        def draw(self) -> float:
+            return float(sum(generator.random() for generator in self.generators))
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.log(drawn=self.draw())
+
+        def valid(self) -> dict[str, float]:
+            return {"drawn": self.draw()}
+
+    for interval in (0, 1):
+        trained(Drawing, tmp_path / str(interval), valid_interval=interval)
+    one, other = (curve(tmp_path / folder, "train/drawn") for folder in ("0", "1"))
+    assert one == other
+    same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("0", "1")))

@@ -961,3 +961,37 @@ def test_a_few_batches_of_a_stream_are_trained_on(tmp_path: Path) -> None:
     exp: Any = trained(Streaming, tmp_path, overfit_batches=3, valid_interval=0)
     assert (exp.noted[1][0] == exp.noted[4][0]).all()
     assert (exp.noted[1][0] != exp.noted[2][0]).any()
+
+
+@pytest.mark.parametrize("how", ["stop", "epoch", "save"])
+def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, how: str) -> None:
+    class Rising(Tiny):
+        def valid(self) -> dict[str, float]:
+            if how == "save":
+                self.save()
+            if how == "stop" and self.iteration == 3:
+                self.stop()
+            return {"accuracy": -abs(self.iteration - 3)}
+
+    options: dict[str, Any] = {"valid_interval": 1, "save_interval": 0, "monitor": "accuracy"}
+    if how == "epoch":
+        Rising.size, options["save_every_epoch"] = 12, 1
+    if how == "stop":
+        options["save_interval"] = 100
+    exp = trained(Rising, tmp_path, **options)
+    assert exp._checkpointer.scores[0] == (3, 0)
+
+
+@pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])
+def test_what_comes_before_setup_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"{name}: called before setup\(\); expected exp.setup"):
+        getattr(make(Tiny, tmp_path), name)()
+
+
+def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
+    class Wordy(Tiny):
+        def valid(self) -> dict[str, Any]:
+            return {"accuracy": "good"}
+
+    with pytest.raises(TypeError, match="valid: the metric 'accuracy' is 'good'; expected a numb"):
+        trained(Wordy, tmp_path)
