@@ -724,7 +724,8 @@ class ExperimentBase(Events):
                 self._validated_at, self._results = self.iteration, results
                 self._write({f"valid/{name}": value for name, value in results.items()})
             else:
-                self.logger.info("evaluated: %s", line(self.iteration, results))
+                what = f" {self._looked_at}" if self._looked_at else ""
+                self.logger.info("evaluated%s: %s", what, line(self.iteration, results))
         return results
 
     def _check_monitor(self, results: Mapping[str, float]) -> None:

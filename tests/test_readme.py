@@ -45,7 +45,7 @@ def test_digits_reaches_what_the_readme_promises(tmp_path: Path) -> None:
     assert re.match(r"\[600\] epoch=18 valid/accuracy=0\.9[789]", lines[0])
     assert lines[1] == "[600] saved step-00000600"
     assert re.fullmatch(r"loaded step-00000[1-6]00 \(best\)", lines[2])
-    assert re.match(r"evaluated: \[600\] accuracy=0\.9[6789]", lines[3])
+    assert re.match(r"evaluated step-00000[1-6]00: \[600\] accuracy=0\.9[6789]", lines[3])
     assert lines[4].startswith("[600] FINISHED: epoch 18, step-00000600 in ")
     assert len((tmp_path / "run" / "test.jsonl").read_text().splitlines()) == 360
 
