@@ -139,7 +139,7 @@ def _restore_log(
 def _capture_gradients(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
     # A gradient of zeros is not none: momentum moves the weights of the one, not of the other.
     zeros = []
-    for name, parameter in _parameters(exp):
+    for name, parameter in state.named_parameters(exp._find_state()):
         gradient = parameter.grad_
         if gradient is None or gradient.is_selected_rows():
             continue
@@ -155,7 +155,7 @@ def _restore_gradients(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
     zeros = set(values["zeros"])
-    for name, parameter in _parameters(exp):
+    for name, parameter in state.named_parameters(exp._find_state()):
         array = arrays.get(f"gradients.{name}")
         if array is None and name not in zeros:
             parameter.clear_gradient(False)
@@ -165,13 +165,6 @@ def _restore_gradients(
             array.copy_to(gradient)
         parameter.grad = gradient
     return []
-
-
-def _parameters(exp: ExperimentBase) -> list[tuple[str, Any]]:
-    found = exp._find_state()
-    layers = found.layers.items()
-    of_layers = [(f"{n}.{k}", p) for n, layer in layers for k, p in layer.named_parameters()]
-    return [*of_layers, *found.parameters.items()]
 
 
 def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -600,12 +593,17 @@ def choose(run: Path, which: str) -> Path:
 
 
 def _best(run: Path) -> int:
-    newest = checkpoint.find(run)
-    values = json.loads((newest / STATE_FILE).read_bytes())["values"]
-    scores = state.decode(values["best"]["scores"], {})
+    scores = scores_of(checkpoint.find(run))
     if not scores:
         raise CheckpointError(
             f"{run}: no checkpoint is the best one; expected training.monitor to name a metric of "
             "valid(), and a save at an iteration that is validated."
         )
-    return int(scores[0][0])
+    return scores[0][0]
+
+
+def scores_of(path: Path) -> list[tuple[int, float]]:
+    """Iteration and score of the best checkpoints that a checkpoint knows of, best first."""
+    values = json.loads((path / STATE_FILE).read_bytes())["values"]
+    scores: list[tuple[int, float]] = state.decode(values["best"]["scores"], {})
+    return scores

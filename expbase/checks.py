@@ -14,6 +14,7 @@ from typing import Any
 import paddle
 
 from expbase import state
+from expbase.config import ConfigError
 from expbase.data import Feed, IndexedFeed
 from expbase.events import HELPER_EVENTS
 
@@ -119,6 +120,19 @@ def check_ranks(names: Sequence[Sequence[str]]) -> None:
             )
 
 
+def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
+    """Checks that valid() returned a metric that the config names.
+
+    Raises:
+        ConfigError: It did not.
+    """
+    if name.removeprefix("valid/") not in results:
+        raise ConfigError(
+            f"{key}: {name!r} given; expected one of the metrics that valid() returned: "
+            f"{', '.join(results) or 'nothing'}."
+        )
+
+
 def unsaved_validations(training: Mapping[str, Any]) -> str:
     """That the best validation may be one without a checkpoint, in words; empty if it has one."""
     valid, save = training["valid_interval"], training["save_interval"]
@@ -168,11 +182,9 @@ def not_updated(found: state.Found) -> list[str]:
     return [n for n, ps in trainable.items() if ps and not any(id(p) in updated for p in ps)]
 
 
-def unsynchronized(attributes: dict[str, Any], found: state.Found) -> list[str]:
+def unsynchronized(found: state.Found) -> list[str]:
     """The layers with trainable parameters that stand in no DataParallel."""
-    wrapped = {
-        id(state.unwrap(v)) for v in attributes.values() if isinstance(v, paddle.DataParallel)
-    }
+    wrapped = {id(state.unwrap(wrapper)) for wrapper in found.parallel.values()}
     return [
         name
         for name, layer in found.layers.items()

@@ -33,6 +33,7 @@ from expbase.config import Config
 from expbase.data import Cursor, Share, make_feed
 from expbase.events import on
 from expbase.experiment import ExperimentBase
+from expbase.tensorfile import describe, to_numpy
 
 PHASES = ("train", "predict")
 Specs = Sequence[InputSpec]
@@ -289,10 +290,10 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: An attribute is missing or does not fit, or a training head has no loss.
         """
         source = f"reader {type(reader).__name__}"
-        _check_specs(source, reader.outputs_attr)
-        _check_specs(f"backbone {type(self.backbone).__name__}", self.backbone.inputs_attr)
-        _check_specs(f"backbone {type(self.backbone).__name__}", self.backbone.outputs_attr)
         backbone = f"backbone {type(self.backbone).__name__}"
+        _check_specs(source, reader.outputs_attr)
+        _check_specs(backbone, self.backbone.inputs_attr)
+        _check_specs(backbone, self.backbone.outputs_attr)
         _check_pair(backbone, self.backbone.inputs_attr, source, reader.outputs_attr)
         for name, head in self.heads.items():
             place = f"head {name} ({type(head).__name__})"
@@ -379,15 +380,14 @@ def _check_pair(taker: str, taken: Specs, giver: str, given: Specs) -> None:
         if spec.name not in by_name:
             names = ", ".join(map(str, by_name)) or "nothing"
             raise ValueError(
-                f"{taker}: takes {spec.name!r}, {_shown(spec.dtype, spec.shape)}, from {giver}, "
+                f"{taker}: takes {spec.name!r}, {describe(spec)}, from {giver}, "
                 f"which gives {names}."
             )
         other = by_name[spec.name]
-        wrong = _difference(spec, other.dtype, other.shape)
-        if wrong:
+        if wrong := _difference(spec, other):
             raise ValueError(
-                f"{taker}: takes {spec.name!r} as {_shown(spec.dtype, spec.shape)}; {giver} gives "
-                f"it as {_shown(other.dtype, other.shape)}: {wrong}."
+                f"{taker}: takes {spec.name!r} as {describe(spec)}; {giver} gives it as "
+                f"{describe(other)}: {wrong}."
             )
 
 
@@ -422,25 +422,21 @@ def _check_real(giver: str, specs: Iterable[InputSpec], values: Mapping[str, Any
                 f"{', '.join(values) or 'nothing'}.{hint}"
             )
         value = values[spec.name]
-        wrong = _difference(spec, value.dtype, value.shape)
-        if wrong:
+        if wrong := _difference(spec, value):
             raise ValueError(
-                f"{giver}: declares {spec.name!r} as {_shown(spec.dtype, spec.shape)}; in the "
-                f"first batch it is {_shown(value.dtype, value.shape)}: {wrong}."
+                f"{giver}: declares {spec.name!r} as {describe(spec)}; in the first batch it is "
+                f"{describe(value)}: {wrong}."
             )
 
 
-def _difference(spec: InputSpec, dtype: Any, shape: Sequence[int]) -> str:
-    if spec.dtype != dtype:
+def _difference(spec: InputSpec, other: Any) -> str:
+    """Why another declaration, or a tensor, is not what this one says; empty if it is."""
+    if spec.dtype != other.dtype:
         return "another type"
-    if len(spec.shape) != len(shape):
+    if len(spec.shape) != len(other.shape):
         return "another number of dimensions"
-    fixed = zip(spec.shape, shape, strict=True)
+    fixed = zip(spec.shape, other.shape, strict=True)
     return "another size" if any(a != b and a >= 0 and b >= 0 for a, b in fixed) else ""
-
-
-def _shown(dtype: Any, shape: Sequence[int]) -> str:
-    return f"{str(dtype).removeprefix('paddle.')} {list(shape)}"
 
 
 # --- training several heads ------------------------------------------------------------------
@@ -581,7 +577,7 @@ class MultiHead(ExperimentBase):
 
     def predict_batch(self, batch: Any) -> Any:
         outputs = self.model(batch, self.predicted_head, "predict")
-        arrays = {name: value.numpy() for name, value in outputs.items()}
+        arrays = {name: to_numpy(value) for name, value in outputs.items()}
         results = self.unwrap(self.model).heads[self.predicted_head].batch_postprocess(arrays)
         if results is None:
             raise ValueError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +367,13 @@ def _check_own_keys(given: Mapping[str, Any]) -> None:
                     f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
                     "A key of your own stands better in a section of its own."
                 )
+
+
+def did_you_mean(name: str, known: Iterable[Any], cutoff: float = 0.5) -> str:
+    """The end of a message about an unknown name: the nearest known one, or all of them."""
+    texts = [*map(str, known)]
+    near = difflib.get_close_matches(name, texts, n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
 def _suggestion(key: str, known: list[str]) -> str:

@@ -27,6 +27,7 @@ import paddle
 from expbase import distributed, rng, state
 from expbase.data import Batches, Feed, IndexedFeed
 from expbase.logs import Meter, line
+from expbase.tensorfile import to_numpy
 from expbase.visualizer import Visualizer
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def split(outputs: Any) -> list[Any]:
         return [make(row) for row in rows]
     if isinstance(outputs, list):
         return [_plain(value) for value in outputs]
-    array = _numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
+    array = to_numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
     if not isinstance(array, np.ndarray) or array.ndim == 0:
         raise TypeError(
             f"predict_batch: returned {outputs!r}; expected a tensor or array with the batch as "
@@ -337,13 +338,8 @@ def _together(columns: list[list[Any]]) -> list[tuple[Any, ...]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, paddle.Tensor):
-        return _numpy(value).item() if value.size == 1 else _numpy(value)
+        return to_numpy(value).item() if value.size == 1 else to_numpy(value)
     return value
-
-
-def _numpy(tensor: Any) -> Any:
-    # numpy has no bfloat16: it would give the bits
-    return (tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor).numpy()
 
 
 def _content(value: Any) -> Any:

@@ -15,12 +15,13 @@ The method runs first, then the listeners, base classes first, in the order of t
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
+
+from expbase.config import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -428,8 +429,7 @@ def _check_listener(place: str, name: str, method: Any, marks: Sequence[Mark]) -
 
 
 def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, EVENTS, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(EVENTS)}."
+    return did_you_mean(name, EVENTS, cutoff=0.6)
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:

@@ -37,8 +37,17 @@ from expbase.data import Cursor, Feed, FirstBatches, Share, make_feed
 from expbase.evaluation import Evaluation
 from expbase.events import BATCH_EVENTS, Events, Handlers
 from expbase.hanging import HangWatch
-from expbase.ledger import Ledger
-from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
+from expbase.ledger import LEDGER, Ledger
+from expbase.logs import (
+    METRICS,
+    Meter,
+    MetricsFile,
+    Stopwatch,
+    close_log,
+    line,
+    open_log,
+    silent_log,
+)
 from expbase.output import Output
 from expbase.stepping import Stepper
 from expbase.stopping import Wish, Wishes
@@ -110,6 +119,7 @@ class ExperimentBase(Events):
         self.visualizer = Visualizer(None)
 
         self._output = Output(self.output_dir)
+        self._log_path = self.output_dir / f"worker_{self.rank}.log"
         self._moved_aside: Path | None = None
         self._metrics_file = MetricsFile(None)
         self._meter = Meter()
@@ -299,15 +309,14 @@ class ExperimentBase(Events):
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl."""
-        path = None if self._looks_only else self.output_dir / f"worker_{self.rank}.log"
-        self.logger = open_log(path, echo=self.rank == 0)
+        self.logger = open_log(None if self._looks_only else self._log_path, echo=self.rank == 0)
         if self._looks_only:
             return
         limit = self.config.training.time_limit_seconds
         self._wishes = Wishes(self.output_dir / "STOP" if self.rank == 0 else None, limit)
         if self.rank == 0:
-            self._metrics_file = MetricsFile(self.output_dir / "metrics.jsonl")
-            self._ledger = Ledger(self.output_dir / "ledger.jsonl")
+            self._metrics_file = MetricsFile(self.output_dir / METRICS)
+            self._ledger = Ledger(self.output_dir / LEDGER)
         if self._moved_aside is not None:
             self.logger.info("the run that was here is now in %s", self._moved_aside)
 
@@ -346,7 +355,7 @@ class ExperimentBase(Events):
             self.logger.warning(
                 "self.%s has trainable parameters, and no optimizer on self updates them.", name
             )
-        for name in checks.unsynchronized(self._user_attributes(), found) if self.parallel else ():
+        for name in checks.unsynchronized(found) if self.parallel else ():
             self.logger.warning(
                 "self.%s has trainable parameters and is not in self.data_parallel(…): each rank "
                 "trains its own.",
@@ -424,8 +433,7 @@ class ExperimentBase(Events):
     def _watch_for_hanging(self) -> None:
         seconds = self.config.training.hang_seconds
         if seconds and self._hang_watch is None:
-            path = self.output_dir / f"worker_{self.rank}.log"
-            self._hang_watch = HangWatch(seconds, self._progress, self.logger, path)
+            self._hang_watch = HangWatch(seconds, self._progress, self.logger, self._log_path)
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -572,7 +580,7 @@ class ExperimentBase(Events):
         return self.epoch - (not self._cursor.batches.ended)
 
     def _falls_on(self, interval: int) -> bool:
-        return _divides(interval, self.iteration)
+        return _passes(interval, self.iteration - 1, self.iteration)
 
     def _is_wanted(self, what: str) -> bool:
         """Whether validating or saving ("valid", "save") is not switched off altogether."""
@@ -729,13 +737,8 @@ class ExperimentBase(Events):
         return results
 
     def _check_monitor(self, results: Mapping[str, float]) -> None:
-        monitor = self.config.training.monitor
-        if monitor and monitor.removeprefix("valid/") not in results:
-            given = ", ".join(results) or "nothing"
-            raise ConfigError(
-                f"training.monitor: {monitor!r} given; expected one of the metrics that valid() "
-                f"returned: {given}."
-            )
+        if monitor := self.config.training.monitor:
+            checks.check_metric("training.monitor", monitor, results)
 
     def _validate(self) -> None:
         if self._validated_at != self.iteration:
@@ -1157,10 +1160,8 @@ _NOTHING = Feed(None, "self.train_loader", Share(seed=0))  # until setup_dataloa
 
 
 def _passes(interval: int, before: int, after: int) -> bool:
-    """Whether a multiple of the interval lies after the one and up to the other number."""
+    """Whether a multiple of the interval lies after the one and up to the other number.
+
+    Never one of an interval of 0.
+    """
     return interval > 0 and before // interval != after // interval
-
-
-def _divides(interval: int, number: int) -> bool:
-    """Whether the number falls on the interval; never on an interval of 0."""
-    return interval > 0 and number % interval == 0

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+LEDGER = "ledger.jsonl"
+
 
 class Ledger:
     """Appends to the ledger of a run.

@@ -95,6 +95,9 @@ def _shown(key: str, value: Any) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
+METRICS = "metrics.jsonl"
+
+
 class MetricsFile:
     """metrics.jsonl: one JSON object per logged line, of `iteration`, `epoch`, `time` and metrics.
 
@@ -128,6 +131,17 @@ class MetricsFile:
         record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines; torn ones are passed over."""
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def json_value(value: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 import paddle
 
-from expbase import state
+from expbase import checks, state
 from expbase.config import Config, ConfigError
 from expbase.events import on
 from expbase.experiment import ExperimentBase
@@ -62,11 +62,7 @@ class EarlyStopping(ExperimentBase):
         results = super().evaluate(loader)
         new = self.iteration > self.early_stopping["iteration"]
         if self.config.early_stopping.patience and loader is None and new and self._running:
-            if self._watched not in results:
-                raise ConfigError(
-                    f"early_stopping.metric: {self._watched!r} given; expected one of the metrics "
-                    f"that valid() returned: {', '.join(results) or 'nothing'}."
-                )
+            checks.check_metric("early_stopping.metric", self._watched, results)
             self._judge(results[self._watched])
             self.stop_when_exhausted()
         return results

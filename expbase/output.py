@@ -20,6 +20,7 @@ from typing import IO, Any
 from expbase.config import ConfigError, differences, dump_yaml, load_yaml
 
 CONFIG = "config.yaml"
+LOCK = ".lock-{rank}"
 
 # A run may go on although these differ: they change when things happen, not what is computed.
 MAY_CHANGE = {
@@ -84,7 +85,9 @@ class Output:
         Raises:
             ConfigError: Another run has it.
         """
-        name = os.path.realpath(self.path / f".lock-{rank}")  # the same by any name of the path
+        name = os.path.realpath(
+            self.path / LOCK.format(rank=rank)
+        )  # the same by any name of the path
         if name in _held:
             raise ConfigError(
                 f"args.output: {str(self.path)!r} is in use by another experiment of this process. "

@@ -21,7 +21,6 @@ every config is checked before the first runner starts.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import sys
@@ -33,7 +32,7 @@ from typing import Any
 from expbase import checkpoint, distributed
 from expbase.checkpoint import CheckpointError
 from expbase.cli import plainly
-from expbase.config import Config, ConfigError, check_training, fill, load_yaml
+from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.logs import json_value
 from expbase.stages import STAGES, ClassLoader, with_stages
@@ -277,7 +276,7 @@ def _chosen(plan: Mapping[str, Any], place: str) -> list[tuple[int, dict[str, An
         raise ConfigError(f"{place}: mode: nothing given; expected some of {', '.join(names)}.")
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"{place}: mode: no runner {name!r}.{_nearest(str(name), names)}")
+            raise ConfigError(f"{place}: mode: no runner {name!r}.{did_you_mean(str(name), names)}")
     return [(names.index(name), dict(runners[names.index(name)])) for name in wanted]
 
 
@@ -329,12 +328,7 @@ def _short(runner: Mapping[str, Any], place: str) -> dict[str, Any]:
 def _check_keys(section: Mapping[str, Any], known: Sequence[str], place: str) -> None:
     for key in section:
         if key not in known:
-            raise ConfigError(f"{place}: unknown key {key!r}.{_nearest(str(key), known)}")
-
-
-def _nearest(name: str, known: Sequence[Any]) -> str:
-    near = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(known)}."
+            raise ConfigError(f"{place}: unknown key {key!r}.{did_you_mean(str(key), known)}")
 
 
 def _filled(value: Any, values: Mapping[str, str], place: str) -> Any:
@@ -401,8 +395,7 @@ def add_parser(tools: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the tool; gives its exit code."""
     if args.nprocs > 1 and distributed.world_size() == 1:
-        options = [*args.opts, *args.overrides]
-        read(args.file, options=options, output=args.output)  # its errors come once, and here
+        _read(args)  # its errors come once, and here
         return distributed.spawn(_run_file, (args,), args.nprocs, args.device)
     _run_file(args)
     return 0
@@ -410,8 +403,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_file(args: argparse.Namespace) -> None:
     with plainly("python -m expbase run"):
-        runs = read(args.file, options=[*args.opts, *args.overrides], output=args.output)
-        for one in runs:
-            one.args.device = one.args.device or args.device
-            one.args.fresh, one.args.force = args.fresh, args.force
-        execute(runs)
+        execute(_read(args))
+
+
+def _read(args: argparse.Namespace) -> list[Run]:
+    """The runs of the file, changed by the options of the command line."""
+    runs = read(args.file, options=[*args.opts, *args.overrides], output=args.output)
+    for one in runs:
+        one.args.device = one.args.device or args.device
+        one.args.fresh, one.args.force = args.fresh, args.force
+    return runs

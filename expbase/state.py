@@ -53,6 +53,7 @@ class Found:
     objects: dict[str, Any] = field(default_factory=dict)
     generators: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[int, Any] = field(default_factory=dict)  # every paddle.DataParallel, by id
     excluded: list[str] = field(default_factory=list)
     excluded_optimizers: list[str] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)  # keeps them alive: an id is not reused
@@ -102,6 +103,8 @@ def _visit(found: Found, name: str, value: Any) -> None:
             for key, item in items:
                 _visit(found, f"{name}.{key}", item)
         return
+    if isinstance(value, paddle.DataParallel):
+        found.parallel[id(value)] = value
     value = unwrap(value)
     kind = _kind(found, value)
     if kind is not None and id(value) not in found.seen:
@@ -180,11 +183,17 @@ def capture(found: Found) -> tuple[Tensors, Values]:
 
 def parameter_names(found: Found) -> dict[str, str]:
     """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
-    names = {parameter.name: name for name, parameter in found.parameters.items()}
-    for prefix, layer in found.layers.items():
-        for name, parameter in layer.named_parameters():
-            names.setdefault(parameter.name, f"{prefix}.{name}")
+    names: dict[str, str] = {}
+    for name, parameter in named_parameters(found):
+        names.setdefault(parameter.name, name)
     return names
+
+
+def named_parameters(found: Found) -> list[tuple[str, Any]]:
+    """All parameters with their structured names; one that several layers share has several."""
+    layers = found.layers.items()
+    of_layers = [(f"{n}.{key}", p) for n, layer in layers for key, p in layer.named_parameters()]
+    return [*found.parameters.items(), *of_layers]
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

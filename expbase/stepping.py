@@ -49,7 +49,8 @@ class Stepper:
         self.used.add("micro_batches")
         self.check_complete()
         count = self._exp.config.training.accumulation_steps
-        parallel = parallel_layers(self._exp._user_attributes().values())
+        attributes = self._exp._user_attributes()
+        parallel = state.find(attributes).parallel.values() if count > 1 else ()
         self._count, self._given = count, 0
         for number in range(1, count + 1):
             batch = self._exp.read_batch()
@@ -63,18 +64,14 @@ class Stepper:
 
     def backward(self, loss: Any) -> None:
         """Adds the gradients of the loss, within micro_batches divided by their number."""
-        exp = self._exp
         self.used.add("backward")
         self.finish()
-        heard = exp._handlers.heard
-        if "on_before_backward" in heard:
-            exp._handlers.fire("on_before_backward", loss)
+        self._fire("on_before_backward", loss)
         if self._count > 1:
             loss = loss / self._count
         scaler = self.scaler()
         (loss if scaler is None else scaler.scale(loss)).backward()
-        if "on_after_backward" in heard:
-            exp._handlers.fire("on_after_backward")
+        self._fire("on_after_backward")
 
     def step(self, optimizers: Sequence[Any] = ()) -> None:
         """Unscales, steps and clears.
@@ -86,7 +83,6 @@ class Stepper:
             RuntimeError: The loop over the micro-batches was left early.
             TypeError: Something else is given.
         """
-        exp = self._exp
         self.used.add("step_optimizers")
         self.check_complete()
         self._count, self._given = 1, 0
@@ -95,7 +91,7 @@ class Stepper:
                 raise TypeError(
                     f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
                 )
-        standing = state.find(exp._user_attributes()).optimizers.values()
+        standing = state.find(self._exp._user_attributes()).optimizers.values()
         self.optimizers = tuple(optimizers or standing)
         scaler = self.scaler()
         if scaler is not None:
@@ -158,22 +154,9 @@ class Stepper:
             )
         return next(iter(scalers.values()), None)
 
-    def _fire(self, event: str) -> None:
+    def _fire(self, event: str, *args: Any) -> None:
         if event in self._exp._handlers.heard:
-            self._exp._handlers.fire(event)
-
-
-def parallel_layers(values: Any) -> list[Any]:
-    """Every paddle.DataParallel among the values, also in lists and dicts, once."""
-    found: dict[int, Any] = {}
-    for value in values:
-        if isinstance(value, paddle.DataParallel):
-            found[id(value)] = value
-        elif isinstance(value, (list, tuple)) and len(value) < 1000:  # a long one holds data
-            found |= {id(layer): layer for layer in parallel_layers(value)}
-        elif isinstance(value, dict):
-            found |= {id(layer): layer for layer in parallel_layers(value.values())}
-    return list(found.values())
+            self._exp._handlers.fire(event, *args)
 
 
 # Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone

@@ -103,6 +103,11 @@ class Array:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
 
 
+def to_numpy(tensor: Any) -> Any:
+    """A tensor as a numpy array; bfloat16 as float32, of which numpy would get the raw bits."""
+    return (tensor.astype("float32") if dtype_name(tensor) == "bfloat16" else tensor).numpy()
+
+
 def dtype_name(tensor: Any) -> str:
     """Paddle's name for a tensor's type, without the module: "float32"."""
     return str(tensor.dtype).removeprefix("paddle.")

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from expbase.tensorfile import to_numpy
+
 FILE_NAME = "vdlrecords.run.log"
 
 
@@ -119,10 +121,7 @@ class Visualizer:
         Raises:
             NotImplementedError: Always, with what to use instead.
         """
-        raise NotImplementedError(
-            "add_pr_curve: broken in VisualDL 2.5 with today's numpy; expected add_figure with a "
-            "curve that matplotlib draws."
-        )
+        raise _broken_curve("add_pr_curve")
 
     def add_roc_curve(self, *args: Any, **options: Any) -> None:
         """Broken in VisualDL.
@@ -130,10 +129,7 @@ class Visualizer:
         Raises:
             NotImplementedError: Always, with what to use instead.
         """
-        raise NotImplementedError(
-            "add_roc_curve: broken in VisualDL 2.5 with today's numpy; expected add_figure with a "
-            "curve that matplotlib draws."
-        )
+        raise _broken_curve("add_roc_curve")
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
         if self._directory is not None:
@@ -160,9 +156,15 @@ class Visualizer:
             self._writer = None
 
 
+def _broken_curve(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name}: broken in VisualDL 2.5 with today's numpy; expected add_figure with a curve that "
+        "matplotlib draws."
+    )
+
+
 def _array(value: Any) -> Any:
-    value = value.astype("float32") if "bfloat16" in str(getattr(value, "dtype", "")) else value
-    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return np.asarray(to_numpy(value) if hasattr(value, "numpy") else value)
 
 
 def _pixels(image: Any) -> Any:

@@ -575,3 +575,13 @@ def test_each_inner_event_that_is_heard_and_cannot_come_is_warned_of_once(
         else []
     )
     assert "WARNING" not in (tmp_path / "unheard/worker_0.log").read_text()
+
+
+def test_a_container_that_holds_itself_is_no_endless_search(tmp_path: Path) -> None:
+    class Cyclic(Helped):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.notes: list[Any] = [{}]
+            self.notes[0]["all"] = self.notes
+
+    assert trained(Cyclic, tmp_path / "run", max_iteration=2, accumulation_steps=2).iteration == 2

@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase import checkpoint, state
-from expbase.checkpointer import STATE_FILE
+from expbase import checkpoint
+from expbase.checkpointer import scores_of
 from expbase.config import ConfigError, flatten, load_yaml
-from expbase.output import CONFIG
+from expbase.ledger import LEDGER
+from expbase.logs import METRICS, json_lines
+from expbase.output import CONFIG, LOCK
 
-LEDGER, METRICS, LOCK = "ledger.jsonl", "metrics.jsonl", ".lock-0"
+_LOCK = LOCK.format(rank=0)
 _TAIL = 1 << 16  # bytes of a file's end that are looked at
 _PREEMPTED = (124, 143)
 _STOPPED = (0, 130)
@@ -66,7 +68,7 @@ def find(folder: Path) -> list[Path]:
         raise ValueError(f"{folder}: no such directory; expected one with runs in it.")
     found = []
     for directory, names, files in os.walk(folder):
-        if CONFIG in files and (LEDGER in files or LOCK in files):
+        if CONFIG in files and (LEDGER in files or _LOCK in files):
             found.append(Path(directory))
             names.clear()  # what is below belongs to it
         names[:] = [name for name in sorted(names) if not name.startswith(".")]
@@ -103,7 +105,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _state(path: Path) -> str:
-    if _is_locked(path / LOCK):
+    if _is_locked(path / _LOCK):
         return "running"
     last = next(_last_lines(path / LEDGER), None)
     if last is None:
@@ -135,22 +137,15 @@ def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _TAIL, 0))
-            lines = file.read().splitlines()
+            data = file.read()
     except OSError:
         return
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    yield from reversed([*json_lines(data)])
 
 
 def _best(path: Path) -> float | None:
     try:
-        values = json.loads((path / STATE_FILE).read_bytes())["values"]
-        scores = state.decode(values["best"]["scores"], {})
+        scores = scores_of(path)
         return float(scores[0][1]) if scores else None
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None

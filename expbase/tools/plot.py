@@ -9,13 +9,12 @@ its start: Adam's bias correction (Kingma and Ba, 2015).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.tools.ls import METRICS
+from expbase.logs import METRICS, json_lines
 
 Curve = list[tuple[int, float]]
 
@@ -33,11 +32,7 @@ def curves(run: Path) -> dict[str, Curve]:
     if not path.is_file():
         raise ValueError(f"{path}: does not exist; expected the output directory of a run.")
     found: dict[str, Curve] = {}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # a torn last line of a run that is writing
+    for line in json_lines(path.read_bytes()):  # without the torn one of a run that is writing
         for name, value in line.items():
             if "/" in name and isinstance(value, (int, float)) and math.isfinite(value):
                 found.setdefault(name, []).append((line["iteration"], value))

@@ -25,6 +25,7 @@ import numpy as np
 
 from expbase import checkpoint
 from expbase.checkpointer import STATE_FILE
+from expbase.logs import METRICS, json_lines
 from expbase.tensorfile import Array, parse
 
 _POLL_SECONDS = 0.0005
@@ -201,7 +202,7 @@ class Side:
 
     def _wait_for(self, kind: str, moment: int) -> bool:
         """Waits until the run has passed an iteration and is in such a place; false if it ended."""
-        lines = _Tail(self.directory / "metrics.jsonl")
+        lines = _Tail(self.directory / METRICS)
         trained = validated = 0
         while self.process.poll() is None:
             for line in lines.new():
@@ -251,7 +252,7 @@ class Side:
 
     def logged(self) -> dict[tuple[int, str], Any]:
         """All logged numbers but times and speeds, by iteration and name."""
-        lines = _Tail(self.directory / "metrics.jsonl").new()
+        lines = _Tail(self.directory / METRICS).new()
         return {
             (line["iteration"], name): value
             for line in lines
@@ -379,10 +380,4 @@ class _Tail:
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self._position += len(complete)
-        for line in complete.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from json_lines(complete)
