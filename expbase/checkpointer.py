@@ -126,13 +126,16 @@ def _restore_random(
 
 
 def _capture_log(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {"pending": state.encode(exp._meter.numbers(), "log", arrays)}
+    journal = exp._journal
+    pending = state.encode(journal.meter.numbers(), "log", arrays)
+    return {"pending": pending, "hparams": journal.has_hparams}
 
 
 def _restore_log(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._meter.restore(state.decode(values["pending"], arrays))
+    exp._journal.meter.restore(state.decode(values["pending"], arrays))
+    exp._journal.has_hparams = values["hparams"]
     return []
 
 
@@ -453,7 +456,7 @@ class Checkpointer:
         iteration, settings = exp.iteration, exp.config.training
         best = [one for one, _ in self.scores[: settings.keep_best]]
         # How long the logs are now is no part of the state: times have more or fewer digits.
-        info = {"metrics_bytes": exp._metrics_file.size(), "visualdl_bytes": exp.visualizer.size()}
+        info = {"metrics_bytes": exp._journal.file.size(), "visualdl_bytes": exp.visualizer.size()}
         files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}
         for rank, (other, _) in enumerate(ranks):
             flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
@@ -499,7 +502,7 @@ class Checkpointer:
 
         def read_here() -> list[tuple[str, int]]:
             info = checkpoint.verify(path)["info"]
-            self._exp._log_sizes = (info["metrics_bytes"], info["visualdl_bytes"])
+            self._exp._journal.sizes = (info["metrics_bytes"], info["visualdl_bytes"])
             contents.update(checkpoint.read(path))
             return [(name, content.size) for name, content in contents.items()]
 

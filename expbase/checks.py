@@ -1,13 +1,11 @@
-"""What is checked and said at the end of setup, before the first batch.
+"""What is checked before training: at the end of setup, and what the first update shows.
 
-check(experiment)       # raises where training would fail, or would lose something
-for text in describe(found, feed, 1): logger.info(text)
+check(found, feed)      # raises where training would fail, or would lose something
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -15,7 +13,7 @@ import paddle
 
 from expbase import state
 from expbase.config import ConfigError
-from expbase.data import Feed, IndexedFeed
+from expbase.data import Feed
 from expbase.events import HELPER_EVENTS
 
 
@@ -190,22 +188,3 @@ def unsynchronized(found: state.Found) -> list[str]:
         for name, layer in found.layers.items()
         if id(layer) not in wrapped and any(not p.stop_gradient for p in layer.parameters())
     ]
-
-
-def describe(found: state.Found, feed: Feed, accumulation_steps: int) -> Iterator[str]:
-    """What there is, in lines for the log."""
-    for name, layer in found.layers.items():
-        count = sum(math.prod(p.shape) for p in layer.parameters())
-        trainable = sum(math.prod(p.shape) for p in layer.parameters() if not p.stop_gradient)
-        yield f"{name}: {count:,} parameters, {trainable:,} trainable"
-    ranks = feed.share.world_size
-    update = feed.batch_size * ranks * accumulation_steps if feed.batch_size else "unknown"
-    yield (
-        f"device={paddle.device.get_device()} ranks={ranks} samples_per_update={update} "
-        f"batches_per_epoch={feed.batches_per_epoch or 'unknown'}"
-    )
-    if isinstance(feed, IndexedFeed) and feed.filled:
-        yield (
-            f"the last round of a pass takes its first {feed.filled} batches again, so that every "
-            "rank has one"
-        )

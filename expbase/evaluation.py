@@ -131,7 +131,7 @@ class Evaluation:
             all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
             drawn_from = state.generator_states(found)
             try:
-                with exp._watch.pause(), without_a_trace(all_layers, seed, bare):
+                with exp._watch.apart("validation"), without_a_trace(all_layers, seed, bare):
                     yield
             finally:
                 state.set_generator_states(found, drawn_from)

@@ -24,7 +24,7 @@ from typing import Any
 
 import paddle
 
-from expbase import checkpoint, checks, distributed, rng, state
+from expbase import checkpoint, checks, distributed, provenance, report, rng, state
 from expbase.checkpointer import Checkpointer, choose
 from expbase.config import (
     Config,
@@ -37,27 +37,16 @@ from expbase.data import Cursor, Feed, FirstBatches, Share, make_feed
 from expbase.evaluation import Evaluation
 from expbase.events import BATCH_EVENTS, Events, Handlers
 from expbase.hanging import HangWatch
+from expbase.journal import Journal
 from expbase.ledger import LEDGER, Ledger
-from expbase.logs import (
-    METRICS,
-    Meter,
-    MetricsFile,
-    Stopwatch,
-    close_log,
-    line,
-    open_log,
-    silent_log,
-)
+from expbase.logs import METRICS, MetricsFile, close_log, line, open_log, silent_log
 from expbase.output import Output
 from expbase.stepping import Stepper
 from expbase.stopping import Wish, Wishes
+from expbase.stopwatch import Stopwatch
 from expbase.visualizer import Visualizer
 from expbase.weights import export_model, read_weights, write_weights
 from expbase.weights import load as load_weights
-
-
-class NonFiniteError(FloatingPointError):
-    """A logged training scalar was not a finite number."""
 
 
 class ExperimentBase(Events):
@@ -121,9 +110,8 @@ class ExperimentBase(Events):
         self._output = Output(self.output_dir)
         self._log_path = self.output_dir / f"worker_{self.rank}.log"
         self._moved_aside: Path | None = None
-        self._metrics_file = MetricsFile(None)
-        self._meter = Meter()
         self._watch = Stopwatch()
+        self._journal = Journal(self)
         self._checkpointer = Checkpointer(self, self.checkpoint_dir)
         self._resumable: Path | None = None  # this run's own checkpoint, found in setup
         self._resumed = False
@@ -142,7 +130,6 @@ class ExperimentBase(Events):
         self._failure_watch: distributed.FailureWatch | None = None
         self._ledger = Ledger(None)
         self._own_states: dict[str, Any] = {}  # what on_save_checkpoint returned last
-        self._log_sizes = (0, 0)  # of metrics.jsonl and of VisualDL's file, at the checkpoint
         self._next_due = 0
         self._running = self._closed = self._is_set_up = False
         self._save_wanted = self._at_end_of_iteration = False
@@ -315,7 +302,7 @@ class ExperimentBase(Events):
         limit = self.config.training.time_limit_seconds
         self._wishes = Wishes(self.output_dir / "STOP" if self.rank == 0 else None, limit)
         if self.rank == 0:
-            self._metrics_file = MetricsFile(self.output_dir / METRICS)
+            self._journal.file = MetricsFile(self.output_dir / METRICS)
             self._ledger = Ledger(self.output_dir / LEDGER)
         if self._moved_aside is not None:
             self.logger.info("the run that was here is now in %s", self._moved_aside)
@@ -343,9 +330,7 @@ class ExperimentBase(Events):
         checks.check_ranks(names)
         checks.check(found, self._cursor.feed)
         self._checkpointer.expect(found.names())
-        for text in checks.describe(
-            found, self._cursor.feed, self.config.training.accumulation_steps
-        ):
+        for text in report.card(self, found):
             self.logger.info("%s", text)
         if self._looks_only:
             return
@@ -419,9 +404,10 @@ class ExperimentBase(Events):
                     self.epoch,
                 )
             else:
-                self.logger.info("%s in %s", self._goal(), self.args.output)
-                self._check_sanity()
-                self._train_with_events()
+                self.logger.info("%s", report.goal(self))
+                with report.live(self):
+                    self._check_sanity()
+                    self._train_with_events()
                 self._say_the_end()
         if self._stopped_by.exit_code:
             sys.exit(self._stopped_by.exit_code)
@@ -499,7 +485,7 @@ class ExperimentBase(Events):
         self._updated = self.iteration
         seen, self._passes_seen = self._passes_seen, self._passes_over()
         if self._falls_on(training.log_interval) or (last and training.log_interval):
-            self._log()
+            self._journal.log()
         if self._falls_on(training.valid_interval) or (last and self._is_wanted("valid")):
             self._validate()
         if ended:
@@ -546,24 +532,12 @@ class ExperimentBase(Events):
                 helper,
             )
 
-    def _goal(self) -> str:
-        training = self.config.training
-        goals = [f"iteration {training.max_iteration}"] if training.max_iteration else []
-        goals += [f"the end of epoch {training.max_epoch}"] if training.max_epoch else []
-        return f"training until {' or '.join(goals)}"
-
     def _say_the_end(self) -> None:
         self._checkpointer.close()  # its last line comes before ours
-        newest = self._checkpointer.newest_saved
-        where = f"{newest.name} in {self.args.output}" if newest else "no checkpoint was asked for"
-        where = where if self.rank == 0 else "rank 0 has the checkpoints"
+        for text in (*report.summary(self), report.ending(self)):
+            self.logger.info("%s", text)
         if self._stopped_by:
-            text = self._stop_text or self._stopped_by
-            hint = "" if self._stopped_by is Wish.CALL else "; the same command continues"
-            self.logger.info("[%d] STOPPED by %s%s", self.iteration, text, hint)
             self._wishes.fulfilled()
-        else:
-            self.logger.info("[%d] FINISHED: epoch %d, %s", self.iteration, self.epoch, where)
 
     def _plan(self) -> None:
         """Decides until which iteration the loop need not look at anything."""
@@ -730,7 +704,9 @@ class ExperimentBase(Events):
             counts = self._running and self._validated_at < self._updated == self.iteration
             if loader is None and counts:
                 self._validated_at, self._results = self.iteration, results
-                self._write({f"valid/{name}": value for name, value in results.items()})
+                metrics = {f"valid/{name}": number for name, number in results.items()}
+                self._journal.write(metrics)
+                self._journal.compare([*metrics])
             else:
                 what = f" {self._looked_at}" if self._looked_at else ""
                 self.logger.info("evaluated%s: %s", what, line(self.iteration, results))
@@ -841,53 +817,8 @@ class ExperimentBase(Events):
             mapping: Numbers or one-element tensors by name.
             **scalars: The same as keywords.
         """
-        meter = self._meter if self.phase == "train" else self._evaluation.meter
+        meter = self._journal.meter if self.phase == "train" else self._evaluation.meter
         meter.add(self.iteration, {**mapping, **scalars} if mapping else scalars)
-
-    def _log(self) -> None:
-        self._check_finite()
-        feed = self._cursor.feed
-        samples = feed.batch_size and feed.batch_size * self.world_size
-        speed = self._watch.speed(self.iteration, samples, self._iterations_left())
-        metrics = {f"train/{name}": mean for name, mean in self._meter.means().items()}
-        metrics |= self._learning_rates() | {f"speed/{name}": n for name, n in speed.items()}
-        self._fire("on_log", metrics)
-        self._write(metrics)
-
-    def _write(self, metrics: Mapping[str, float]) -> None:
-        """One event: a line of text, a line of JSON, a point on each curve."""
-        self.logger.info("%s", line(self.iteration, {**metrics, "epoch": self.epoch}))
-        self._metrics_file.write(self.iteration, self.epoch, metrics)
-        for tag, value in metrics.items():
-            self.visualizer.add_scalar(tag, value, self.iteration)
-
-    def _learning_rates(self) -> dict[str, float]:
-        optimizers = state.find(self._user_attributes()).optimizers  # excluded ones, too
-        rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in optimizers.items()}
-        return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
-
-    def _iterations_left(self) -> int | None:
-        training = self.config.training
-        limits = [training.max_iteration] if training.max_iteration else []
-        if training.max_epoch and self.batches_per_epoch:
-            batches = training.max_epoch * self.batches_per_epoch
-            limits.append(batches // training.accumulation_steps)
-        return max(min(limits) - self.iteration, 0) if limits else None
-
-    def _check_finite(self) -> None:
-        """Acts on a logged training scalar that is not finite, before a line or a checkpoint."""
-        policy = self.config.training.nonfinite
-        bad = self._meter.nonfinite() if policy != "ignore" else ""
-        if bad and policy == "warn":
-            self.logger.warning("[%d] not finite: %s", self.iteration, bad)
-        elif bad:
-            self._checkpointer.close()  # one may still be under way
-            newest = self._checkpointer.newest_saved
-            raise NonFiniteError(
-                f"not finite: {bad}. No checkpoint holds it; the last good one is "
-                f"{newest.name if newest else 'none yet'}. Lower the learning rate or "
-                "clip gradients; with training.nonfinite=warn the run goes on."
-            )
 
     # --- state ---------------------------------------------------------------------------
 
@@ -913,8 +844,8 @@ class ExperimentBase(Events):
                 f"save: what stands on self is {self._looked_at}, brought back to be looked at; "
                 f"as iteration {self.iteration} it would spoil the run."
             )
-        with self._watch.pause():
-            self._check_finite()
+        with self._watch.apart("saving"):
+            self._journal.check_finite()
             self._stepper.check_complete()
             self._stepper.finish()
             validated = self._validated_at == self.iteration
@@ -947,13 +878,11 @@ class ExperimentBase(Events):
             self.logger.info("--init_model_path: not used, since the whole state comes back")
         if path is None:
             rng.seed_all(rng.derive(self.config.training.seed, rng.TRAIN, self.rank))
-        if self.rank == 0:  # what was logged after the own checkpoint comes again
-            metrics_bytes, visualdl_bytes = self._log_sizes if self._resumable else (0, 0)
-            self._metrics_file.cut(metrics_bytes)
-            self.visualizer.cut(visualdl_bytes)
-        self._ledger.write(
-            "start", iteration=self.iteration, ranks=self.world_size, resumed=path and path.name
-        )
+        self._journal.cut(to_own=self._resumable is not None)  # what came after it comes again
+        if self._ledger.writes:
+            facts = provenance.gather(self.output_dir, type(self), self.config)
+            facts |= {"ranks": self.world_size, "resumed": path and path.name}
+            self._ledger.write("start", iteration=self.iteration, **facts)
 
     def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
         """Brings back what has state from a checkpoint, to look at it.
@@ -1041,20 +970,20 @@ class ExperimentBase(Events):
         self._fire("on_load_model")
         found = distributed.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
         reports = load_weights(found, self._find_state().layers, into, partial=partial)
-        for name, report in reports.items():
-            self.logger.info("loaded %s from %s: %s", name, path, report)
+        for name, text in reports.items():
+            self.logger.info("loaded %s from %s: %s", name, path, text)
 
     def _resume(self, path: Path) -> None:
         notes = self._checkpointer.restore(path)
         self._validated_at = self._saved_at = self.iteration
-        rates = " ".join(f"{name}={rate:g}" for name, rate in self._learning_rates().items())
+        rates = self._journal.learning_rates()
         self.logger.info(
             "resumed %s: iteration %d, epoch %d, batch %d of the pass, %s",
             path.name if path == self._resumable else path,
             self.iteration,
             self.epoch,
             self.batch_in_epoch,
-            rates,
+            " ".join(f"{name}={rate:g}" for name, rate in rates.items()),
         )
         for key, (old, new) in self._output.changed_keys(self.config).items():
             self.logger.info(

@@ -61,10 +61,47 @@ def open_log(path: Path | None, *, echo: bool) -> logging.Logger:
         file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
         logger.addHandler(file)
     if echo:
-        console = logging.StreamHandler(sys.stderr)
+        console = _Echo()
         console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
         logger.addHandler(console)
     return logger
+
+
+class _Echo(logging.Handler):
+    """Lines for stderr, whatever stands in for it at the moment: a live line may."""
+
+    is_routine_shown: Callable[[], bool] | None = None  # by somebody else
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (
+            getattr(record, "is_routine", False)
+            and self.is_routine_shown
+            and self.is_routine_shown()
+        ):
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> Iterator[None]:
+    """Keeps lines that are logged with `is_routine` off the terminal, while they are shown there.
+
+    Args:
+        logger: Of open_log.
+        is_shown: Whether something shows now what such lines say.
+    """
+    echoes = [handler for handler in logger.handlers if isinstance(handler, _Echo)]
+    for handler in echoes:
+        handler.is_routine_shown = is_shown
+    try:
+        yield
+    finally:
+        for handler in echoes:
+            handler.is_routine_shown = None
 
 
 def silent_log() -> logging.Logger:
@@ -219,63 +256,3 @@ def _to_numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
     else:
         numbers = [v.item() if hasattr(v, "item") else v for _, v in values]
     return [(i, float(number)) for (i, _), number in zip(values, numbers, strict=True)]
-
-
-class Stopwatch:
-    """How fast training goes, and how long it waits for data.
-
-    Args:
-        clock: Gives seconds; only differences count.
-
-    Attributes:
-        data_seconds: Spent waiting for batches; read_batch adds to it.
-        batches: Read so far; read_batch adds to it.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
-        self.data_seconds = 0.0
-        self.batches = 0
-        self._paused = 0.0
-        self.start(0)
-
-    def start(self, iteration: int) -> None:
-        """Begins a window at an iteration."""
-        self._window = (iteration, self.batches, self.clock(), self.data_seconds, self._paused)
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """What the block does is not part of a training step: validation, saving."""
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self._paused += self.clock() - began
-
-    def speed(
-        self, iteration: int, samples_per_batch: int | None, iterations_left: int | None
-    ) -> dict[str, float]:
-        """The speed in the window since the last call; begins the next one.
-
-        Args:
-            iteration: Of now.
-            samples_per_batch: On all ranks together; None if nobody knows.
-            iterations_left: Until the end; None if nobody knows.
-
-        Returns:
-            `steps_per_second`, `data_wait` (the share of time waited for data, 0 to 1), and
-            where known `samples_per_second` and `seconds_left`.
-        """
-        began, batches, mark, data, paused = self._window
-        seconds = max(self.clock() - mark - (self._paused - paused), 1e-9)
-        steps = (iteration - began) / seconds
-        metrics = {
-            "steps_per_second": steps,
-            "data_wait": min((self.data_seconds - data) / seconds, 1.0),
-        }
-        if samples_per_batch:
-            metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
-        if iterations_left is not None and steps:
-            metrics["seconds_left"] = iterations_left / steps
-        self.start(iteration)
-        return metrics

@@ -18,7 +18,7 @@ from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase, checkpoint
 from expbase.checkpoint import CheckpointError
-from expbase.experiment import NonFiniteError
+from expbase.journal import NonFiniteError
 
 
 def saved(output: Path) -> list[int]:

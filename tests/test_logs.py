@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
 import json
@@ -16,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.logs import Meter, MetricsFile, Stopwatch, close_log, line, open_log, silent_log
+from expbase.logs import Meter, MetricsFile, close_log, line, open_log, silent_log
 
 
 class Graph:
@@ -169,24 +168,6 @@ def test_what_a_meter_holds_survives_json() -> None:
     meter.add(4, {"loss": 2})
     other.restore(json.loads(json.dumps(meter.numbers())))
     assert other.means() == meter.means() != {}
-
-
-def test_a_stopwatch_counts_steps_samples_waiting_and_time_left_without_pauses() -> None:
-    now = 100.0
-    watch = Stopwatch(lambda: now)
-    watch.start(10)
-    now += 4.0
-    watch.batches += 8
-    watch.data_seconds += 1.0
-    with contextlib.suppress(RuntimeError), watch.pause():
-        now += 50.0
-        raise RuntimeError
-    assert watch.speed(14, samples_per_batch=32, iterations_left=20) == {
-        "steps_per_second": 1.0, "data_wait": 0.25,
-        "samples_per_second": 64.0, "seconds_left": 20.0,
-    }  # fmt: skip
-    now += 2.0
-    assert watch.speed(18, None, None) == {"steps_per_second": 2.0, "data_wait": 0.0}
 
 
 def test_every_metrics_line_is_strict_json(tmp_path: Path) -> None:

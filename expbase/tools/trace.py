@@ -62,10 +62,10 @@ class Notes:
             "random": zlib.crc32(json.dumps(rng.capture()).encode()),
             "before": self._sums(),
         }
-        rates = self._exp._learning_rates()
+        rates = self._exp._journal.learning_rates()
         self._train_batch()
         line |= {"indices": self._indices, "batches": self._batches, "after": self._sums()}
-        line["rates"] = [rates, self._exp._learning_rates()]
+        line["rates"] = [rates, self._exp._journal.learning_rates()]
         with self._path.open("a") as file:
             file.write(json.dumps(line, default=repr) + "\n")
         time.sleep(_PAUSE_SECONDS)

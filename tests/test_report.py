@@ -1,0 +1,106 @@
+"""What a run says of itself at its start and at its end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paddle.io import IterableDataset
+from tiny import Points, Tiny, make, metrics, trained
+
+from expbase.report import clock
+
+
+def said(output: Path) -> list[str]:
+    return [line.split(" ", 2)[2] for line in (output / "worker_0.log").read_text().splitlines()]
+
+
+def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run", accumulation_steps=2)
+    exp.setup()
+    exp.close()
+    card = dict(re.split(r"  +", line, maxsplit=1) for line in said(tmp_path / "run"))
+    assert card.pop("versions").startswith("expbase ")
+    assert card == {
+        "experiment": "Tiny",
+        "config": "training.max_iteration=6 training.valid_interval=3 training.save_interval=2 "
+        "training.log_interval=1 training.accumulation_steps=2 (the rest by default)",
+        "self.model": "90 parameters, 74 trainable",
+        "data": "40 samples, 10 batches a pass; validation: 10 samples",
+        "update": "2 batches of 4 samples, 8 together",
+        "device": "cpu, ranks: 1",
+        "output": str(tmp_path / "run"),
+    }
+
+
+def test_a_stream_has_no_sizes_and_the_card_says_so(tmp_path: Path) -> None:
+    class Endless(IterableDataset):
+        def __iter__(self) -> Any:
+            while True:
+                yield Points(1)[0]
+
+    class Streamed(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = Endless()
+
+    exp = make(Streamed, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    text = "\n".join(said(tmp_path / "run"))
+    assert "an unknown number of samples, unknown batches a pass" in text
+    assert "a batch of unknown size" in text
+
+
+def test_the_end_says_where_the_time_went_what_is_best_and_how_to_see_the_curves(
+    tmp_path: Path,
+) -> None:
+    trained(Tiny, tmp_path / "a run", monitor="accuracy", max_iteration=4, valid_interval=2)
+    time, best, curves, last = said(tmp_path / "a run")[-4:]
+    shares = re.findall(r"(\w+) (\d+)%", time)
+    assert [name for name, _ in shares][:2] == ["training", "data"]
+    assert {name for name, _ in shares[2:]} == {"logging", "validation", "saving"}
+    assert 97 <= sum(int(percent) for _, percent in shares) <= 103
+    assert re.fullmatch(r"best        accuracy=[\d.]+ at iteration [24]", best)
+    assert curves == f"curves      python -m expbase board '{tmp_path}/a run'"
+    assert last.startswith("[4] FINISHED: epoch 1, step-00000004 in ")
+
+
+def test_without_a_monitor_nothing_is_called_the_best(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run")
+    assert not [line for line in said(tmp_path / "run") if line.startswith("best")]
+
+
+def test_the_time_left_counts_the_validations_and_saves_that_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exp = make(Tiny, tmp_path / "run", max_iteration=30, valid_interval=10, save_interval=5)
+    exp.setup()
+    exp.run()
+    asked: list[Any] = []
+    monkeypatch.setattr(exp._watch, "seconds_left", lambda *args: asked.append(args))
+    exp.iteration = 10
+    assert exp._journal.seconds_left() is None
+    exp.config.training.update({"valid_every_epoch": 1, "accumulation_steps": 2})
+    exp._journal.seconds_left()
+    assert asked == [
+        (10, 20, {"validation": 2, "saving": 4, "logging": 20}),
+        (10, 20, {"validation": 6, "saving": 4, "logging": 20}),  # 10 batches are a pass
+    ]
+    exp.config.training.update({"max_iteration": 0, "max_epoch": 0})
+    assert exp._journal.seconds_left() is None  # nobody knows
+
+
+def test_a_continued_run_knows_the_time_left_at_its_first_line(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=4, save_interval=4)
+    trained(Tiny, tmp_path / "run", max_iteration=400, save_interval=400, valid_interval=0)
+    first = next(line for line in metrics(tmp_path / "run") if line["iteration"] == 5)
+    assert 0 < first["speed/seconds_left"] < 395 * 60
+
+
+def test_a_time_reads_as_a_person_says_it() -> None:
+    assert [clock(n) for n in (0.04, 59.9, 61.2, 3600 * 26)] == [
+        "0.0 s", "59.9 s", "0:01:01", "1 day, 2:00:00",
+    ]  # fmt: skip

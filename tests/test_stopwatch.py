@@ -1,0 +1,81 @@
+"""Speeds, shares of time, and the time that is left, with a clock that the tests move."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from expbase.stopwatch import Stopwatch
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock) -> Stopwatch:
+    return Stopwatch(clock)
+
+
+def test_speeds_count_steps_samples_and_waiting_without_what_is_apart(
+    clock: Clock, watch: Stopwatch
+) -> None:
+    watch.start(10)
+    clock.now += 4.0
+    watch.batches += 8
+    watch.data_seconds += 1.0
+    with contextlib.suppress(RuntimeError), watch.apart("saving"):
+        clock.now += 50.0
+        raise RuntimeError
+    assert watch.speed(14, samples_per_batch=32) == {
+        "steps_per_second": 1.0, "data_wait": 0.25, "samples_per_second": 64.0,
+    }  # fmt: skip
+    clock.now += 2.0
+    assert watch.speed(18, None) == {"steps_per_second": 2.0, "data_wait": 0.0}
+
+
+def test_the_time_left_is_of_median_steps_and_of_what_comes_between_them(
+    clock: Clock, watch: Stopwatch
+) -> None:
+    watch.start(1000)  # after a resume: what was before has no part in it
+    assert watch.seconds_left(1000, 10, {}) is None
+    clock.now += 6.0
+    assert watch.seconds_left(1002, 10, {}) == 30.0  # before the first window ends
+    watch.speed(1002, None)
+    for seconds, iteration in ((1.0, 1004), (2.0, 1006)):
+        clock.now += seconds
+        watch.speed(iteration, None)
+    for seconds in (4.0, 2.0, 100.0):
+        with watch.apart("validation"):
+            clock.now += seconds
+    assert watch.step_seconds(1006) == 1.0  # of 3, 0.5 and 1: a slow start is not what comes
+    left = watch.seconds_left(1006, 10, {"validation": 2, "saving": 5})
+    assert left == 10 * 1.0 + 2 * 4.0
+
+
+def test_shares_add_up_to_the_whole_time_and_what_is_within_another_belongs_to_it(
+    clock: Clock, watch: Stopwatch
+) -> None:
+    clock.now += 1000.0
+    watch.start(0)
+    clock.now += 6.0
+    watch.data_seconds += 1.0
+    with watch.apart("logging"):
+        clock.now += 1.0
+        with watch.apart("validation"):
+            clock.now += 1.0
+    with watch.apart("validation"):
+        clock.now += 2.0
+    assert watch.seconds() == 10.0
+    assert watch.shares() == {"training": 0.5, "data": 0.1, "logging": 0.2, "validation": 0.2}
