@@ -25,6 +25,7 @@ from expbase.config import Config, ConfigError, check_training, dump_yaml, fill,
 from expbase.experiment import ExperimentBase
 from expbase.logs import json_value
 from expbase.output import CONFIG
+from expbase.smoke import smoke
 from expbase.weights import WeightsError
 
 
@@ -60,6 +61,12 @@ def default_argument_parser() -> argparse.ArgumentParser:
     add("--fresh", action="store_true", help="move what is in the output directory aside first")
     add("--force", action="store_true", help="go on although the config differs from the run's")
     add("--print_config", action="store_true", help="print the resolved config and end")
+    add(
+        "--smoke",
+        action="store_true",
+        help="try it before a long run: two updates, a save, a load, two batches of validation, in "
+        "a temporary directory",
+    )
     look = parser.add_argument_group(
         "looking at a run (it may be running; its own config holds, but for --config and --opts)"
     ).add_mutually_exclusive_group()
@@ -108,11 +115,11 @@ def main(
         if args.print_config:
             print(dump_yaml(config), end="")
             return
-        if not args.output:
+        if not args.output and not args.smoke:
             raise ConfigError("--output: not given; expected the directory of the run.")
-        args.output = fill_in(args.output, config)
+        args.output = fill_in(args.output or "", config)
         if args.evaluate is not None or args.export is not None:
-            for option in ("fresh", "force", "checkpoint_path", "init_model_path"):
+            for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
                 if getattr(args, option):
                     raise ConfigError(
                         f"--{option}: given with --evaluate or --export, which only look at a run."
@@ -191,6 +198,8 @@ def plainly(prog: str) -> Iterator[None]:
 def _train_or_look(
     experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
 ) -> None:
+    if args.smoke:
+        return smoke(experiment, config, args)
     exp = experiment(config, args)
     exp.setup()
     if args.evaluate is not None or args.export is not None:

@@ -97,6 +97,7 @@ class Evaluation:
     Attributes:
         meter: Of what is logged meanwhile.
         batches_given: By `batches` and in `predict`, in all.
+        limit: Of the batches that one run over a loader gives this rank; None: all.
     """
 
     def __init__(self, experiment: ExperimentBase) -> None:
@@ -104,7 +105,7 @@ class Evaluation:
         self.batches_given = 0
         self._exp = experiment
         self._loader: Any = None  # that `batches` takes by default; None: the validation loader
-        self._limit: int | None = None  # of the batches of one run over a loader
+        self.limit: int | None = None
         self._feeds: dict[int, Feed] = {}  # kept: persistent workers serve every run
         self._open: list[Batches] = []
 
@@ -153,7 +154,7 @@ class Evaluation:
         return self._limited(self._run_over(loader, rng.VALID))  # it is opened now, not later
 
     def _limited(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in itertools.islice(batches, self._limit):
+        for batch in itertools.islice(batches, self.limit):
             self.batches_given += 1
             yield batch
 
@@ -244,13 +245,13 @@ class Evaluation:
         exp, visualizer = self._exp, self._exp.visualizer
         with tempfile.TemporaryDirectory() as elsewhere:
             exp.visualizer = Visualizer(elsewhere if exp.rank == 0 else None)
-            self._limit = num_batches
+            before, self.limit = self.limit, num_batches
             try:
                 with self.undone(), self.phase("sanity"):
                     yield
             finally:
                 exp.visualizer.close()
-                self._limit, exp.visualizer = None, visualizer
+                self.limit, exp.visualizer = before, visualizer
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:

@@ -137,7 +137,7 @@ def summary(exp: ExperimentBase) -> Iterator[str]:
     if exp._checkpointer.scores:
         iteration, score = exp._checkpointer.scores[0]
         yield _row("best", f"{exp.config.training.monitor}={score:.6g} at iteration {iteration}")
-    if exp.rank == 0:
+    if exp.rank == 0 and not getattr(exp.args, "smoke", False):
         yield _row("curves", f"python -m expbase board {shlex.quote(str(exp.args.output))}")
 
 
