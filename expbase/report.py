@@ -65,10 +65,11 @@ def _row(name: str, text: str) -> str:
 
 def _data(exp: ExperimentBase) -> str:
     feed = exp._cursor.feed
-    samples = "an unknown number of" if feed.num_samples is None else f"{feed.num_samples:,}"
-    batches = feed.batches_per_epoch
+    samples, batches = feed.num_samples, feed.batches_per_epoch
+    known = [f"{samples:,} samples"] if samples is not None else []
     whose = "a rank's pass" if exp.parallel else "a pass"
-    text = f"{samples} samples, {'unknown' if batches is None else f'{batches:,}'} batches {whose}"
+    known += [f"{batches:,} batches {whose}"] if batches is not None else []
+    text = ", ".join(known) or "a stream of unknown length"
     held_out = _size(exp.valid_loader)
     return f"{text}; validation: {held_out:,} samples" if held_out is not None else text
 

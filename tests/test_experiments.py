@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
     [
         ("charlm", ["data.num_files=20", "optim.warmup_iterations=2"], "valid/bits_per_character"),
         ("gan", ["data.num_points=1000"], "valid/quality"),
+        ("flow", ["data.num_held_out=1000", "drawing.interval=4"], "valid/nll"),
         ("multitask", ["data.num_files=20", "training.log_interval=2"], "valid/accuracy"),
         (
             "ctr",

@@ -50,7 +50,7 @@ def test_a_stream_has_no_sizes_and_the_card_says_so(tmp_path: Path) -> None:
     exp.setup()
     exp.close()
     text = "\n".join(said(tmp_path / "run"))
-    assert "an unknown number of samples, unknown batches a pass" in text
+    assert "data        a stream of unknown length; validation: 10 samples" in text
     assert "a batch of unknown size" in text
 
 

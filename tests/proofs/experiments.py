@@ -49,6 +49,11 @@ CLAIMS = {
         60,
     ),
     "gan": Claim(lambda f: f["modes"] == 8, "every mode found", 60),
+    "flow": Claim(
+        lambda f: -0.02 <= f["nll"] - f["entropy"] <= 0.05,
+        "at most 0.05 nat above the entropy, or 0.02 below",
+        60,
+    ),
 }
 
 
