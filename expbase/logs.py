@@ -13,7 +13,6 @@ for VisualDL are in visualizer.py.
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import json
 import logging
@@ -23,26 +22,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import paddle
-
-_FORMAT = "%(asctime)s %(levelmark)s%(message)s"
 
 
 class _Formatter(logging.Formatter):
     """Time and text; the level only where it is worth a look."""
 
     def __init__(self, date_format: str, *, tracebacks: bool) -> None:
-        super().__init__(_FORMAT, date_format)
+        super().__init__(datefmt=date_format)
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        record = copy.copy(record)  # handlers share it, and would share a formatted traceback
-        record.levelmark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
-        if not self._tracebacks:
-            record.exc_info = record.exc_text = None
-        return super().format(record)
+        # Not by the base class, which leaves the traceback in the record, that handlers share.
+        mark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
+        text = f"{self.formatTime(record, self.datefmt)} {mark}{record.getMessage()}"
+        if self._tracebacks and record.exc_info:
+            text += f"\n{self.formatException(record.exc_info)}"
+        return text
 
 
 def open_log(path: Path | None, *, echo: bool) -> logging.Logger:
@@ -149,6 +147,7 @@ class MetricsFile:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
+        self._file: IO[str] | None = None
 
     def size(self) -> int:
         """Of the file now, in bytes."""
@@ -156,6 +155,7 @@ class MetricsFile:
 
     def cut(self, size: int) -> None:
         """Takes away what was written after the file had this size."""
+        self.close()
         if self.size() > size:
             assert self._path is not None
             os.truncate(self._path, size)
@@ -166,8 +166,16 @@ class MetricsFile:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
         record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file, until the next line. May be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:

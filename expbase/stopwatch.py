@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-_REMEMBERED = 101  # windows, and stretches of each kind, over which a median is taken
+_REMEMBERED = 31  # windows, and stretches of each kind, over which a median is taken
 
 
 class Stopwatch:

@@ -1,7 +1,8 @@
 """VisualDL for one run: one record file, opened at first use. The only file that imports it.
 
 Every method takes tensors, arrays and numbers, changes nothing that it is handed, and does nothing
-on the ranks that write no file. What is broken in VisualDL says so, and what to use instead.
+on the ranks that write no file. What is broken in VisualDL says so, and what to use instead. At the
+end stands what `python -m expbase board` needs of VisualDL's server; training never calls it.
 
 visualizer = Visualizer(directory)      # or Visualizer(None): takes everything, writes nothing
 visualizer.add_scalar("train/loss", 0.25, step=400)
@@ -11,9 +12,13 @@ visualizer.close()
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+import signal
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +45,8 @@ class Visualizer:
     @property
     def writer(self) -> Any:
         """VisualDL's own LogWriter, for what has no method here; None where nothing is written."""
-        if self._writer is None and self._directory is not None:
-            from visualdl import LogWriter
-
-            with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-                # It prints that it goes on in an existing file, which is what we want.
-                self._writer = LogWriter(logdir=self._directory, file_name=FILE_NAME)
+        if self._writer is None and self._path is not None:
+            self._writer = _log_writer(self._path)
         return self._writer
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
@@ -97,12 +98,13 @@ class Visualizer:
         """Adds a row to the table that compares runs.
 
         Args:
-            hparams: Values by name; what is no number or text goes in as its text.
+            hparams: Values by name; what is no finite number or text goes in as its text. In the
+                table `optim.lr` is called `optim/lr`.
             metrics: The tags of the scalars to compare, `valid/accuracy`.
         """
         if self._directory is not None:
-            plain = {name: _plain(value) for name, value in hparams.items()}
-            self.writer.add_hparams(plain, list(metrics))
+            plain = {column_name(name): _plain(value) for name, value in hparams.items()}
+            self.writer.add_hparams(plain, [_tag(metric) for metric in metrics])
 
     def add_graph(self, *args: Any, **options: Any) -> None:
         """Broken in VisualDL.
@@ -133,14 +135,10 @@ class Visualizer:
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
         if self._directory is not None:
-            tag = tag.replace("%", "_")  # VisualDL takes none
-            getattr(self.writer, f"add_{kind}")(tag, value, int(step), **options)
+            getattr(self.writer, f"add_{kind}")(_tag(tag), value, int(step), **options)
 
     def size(self) -> int:
         """Of the record file now, in bytes, with everything that was added."""
-        if self._writer is not None:
-            for file_writer in self._writer._all_writers.values():
-                file_writer.flush()
         return self._path.stat().st_size if self._path and self._path.exists() else 0
 
     def cut(self, size: int) -> None:
@@ -150,10 +148,58 @@ class Visualizer:
             os.truncate(self._path, size)
 
     def close(self) -> None:
-        """Writes what is pending and closes the file. May be called twice."""
+        """Closes the file. May be called twice."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+class _RecordFile:
+    """Writes VisualDL's records to their file at once, in VisualDL's format.
+
+    VisualDL's own hands each one to a thread: when points come quickly that takes 60 µs of each,
+    the last ones are lost with the process, and an error in writing is never heard of.
+
+    Args:
+        path: The file to append to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+
+    def get_filename(self) -> str:
+        """Its name; called by VisualDL."""
+        return self._file.name
+
+    def add_record(self, record: Any) -> None:
+        """Appends a record; called by VisualDL."""
+        data = record.SerializeToString()
+        self._file.write(struct.pack("<Q", len(data)) + data)
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Nothing is pending; called by VisualDL."""
+
+    def close(self) -> None:
+        """Closes the file; called by VisualDL."""
+        self._file.close()
+
+
+def _log_writer(path: Path) -> Any:
+    from visualdl import LogWriter
+
+    class DirectWriter(LogWriter):  # type: ignore[misc]  # visualdl has no types
+        """VisualDL's, over a file of ours."""
+
+        _file_writer: _RecordFile | None
+
+        def _get_file_writer(self) -> _RecordFile:
+            if self._file_writer is None:
+                self._file_writer = self._all_writers[self._logdir] = _RecordFile(path)
+            return self._file_writer
+
+    return DirectWriter(logdir=str(path.parent), file_name=path.name)
 
 
 def _broken_curve(name: str) -> NotImplementedError:
@@ -202,6 +248,102 @@ def _samples(samples: Any) -> Any:
     return sound
 
 
+def _tag(tag: str) -> str:
+    return tag.replace("%", "_")  # VisualDL takes none
+
+
 def _plain(value: Any) -> Any:
+    """A number that VisualDL's pages can read, or a text."""
     value = value.item() if hasattr(value, "item") else value
-    return value if type(value) in (int, float, str) else str(value)
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return value
+    return value if type(value) is float and math.isfinite(value) else str(value)
+
+
+# --- what the board needs of VisualDL --------------------------------------------------------
+
+# VisualDL's words for the field of a record that holds its value.
+_KINDS = {
+    "value": "scalar", "tag_value": "scalars", "image": "image", "audio": "audio", "text": "text",
+    "histogram": "histogram", "embeddings": "embeddings", "hparam": "hyper_parameters",
+    "pr_curve": "pr_curve", "roc_curve": "roc_curve", "meta_data": "meta_data",
+}  # fmt: skip
+# Of its graph of hyper parameters: a name that is too wide loses a letter and gains three dots,
+# again and again, until it fits. It never does, and the browser hangs.
+_HANGING = (
+    "/ParallelCoordinatesGraph.js",
+    b'.text().slice(0,-1)+"..."',
+    b'.text().replace(/[.]+$/,"").slice(0,-1)+"..."',
+)
+
+
+def record_parser() -> Callable[[bytes], tuple[str, str, Any]]:
+    """What turns a record's bytes into its kind, its tag and its value, in VisualDL's words.
+
+    It raises ValueError for bytes that are no record.
+    """
+    from visualdl.proto.record_pb2 import Record
+    from visualdl.utils.string_util import decode_tag
+
+    def parse(data: bytes) -> tuple[str, str, Any]:
+        record = Record()
+        try:
+            record.ParseFromString(data)
+            value = record.values[0]
+            return _KINDS[value.WhichOneof("one_value")], decode_tag(value.tag), value
+        except Exception as error:  # protobuf's own, and those of a record without a value
+            raise ValueError("VisualDL cannot read this record") from error
+
+    return parse
+
+
+def record_store() -> Any:
+    """An empty DataManager of VisualDL's: it keeps, of many records of a tag, a sample."""
+    from visualdl.server.data_manager import DataManager
+
+    return DataManager()
+
+
+def board_application(reader: Any) -> Any:
+    """VisualDL's own server as a WSGI application: in English, without telemetry.
+
+    Args:
+        reader: What is asked for everything that is shown, in place of VisualDL's LogReader.
+    """
+    from visualdl.server import api, lib
+    from visualdl.server.app import create_app
+    from visualdl.server.args import ParseArgs
+
+    for name in ("vdl_logger", "werkzeug"):  # they tell each request
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    api.LogReader = lambda logdir: reader
+    lib.get_hparam_list = lambda reader: reader.hparam_list()
+    lib.get_hparam_indicator = lambda reader: reader.hparam_indicators()
+    # What fails fails again: its own waits 2 s twice, while nobody else is served.
+    lib.retry = lambda times, function, seconds, *args: function(*args)
+    # The reader itself knows when to look again. It has the directory; to VisualDL's readers of
+    # graphs and profiles none is given: they start processes, and a thread that never ends.
+    options = ParseArgs(logdir=[], language="en", telemetry=False, cache_timeout=0.001)
+    handler = signal.getsignal(signal.SIGINT)
+    application = create_app(options)
+    signal.signal(signal.SIGINT, handler)  # which it takes
+    options.logdir = ["."]  # now no more than a sign that there is something to show
+    application.after_request(_repaired)
+    return application
+
+
+def _repaired(response: Any) -> Any:
+    from flask import request
+
+    name, wrong, right = _HANGING
+    if request.path.endswith(name):
+        response.set_data(response.get_data().replace(wrong, right))
+    return response
+
+
+def column_name(name: str) -> str:
+    """A name for the table that compares runs, in which VisualDL finds its values.
+
+    For VisualDL a dot leads into the value, as in a path, and `name` is the column of the runs.
+    """
+    return "name_" if name == "name" else re.sub(r"[.\[\]]+", "/", name).strip("/")

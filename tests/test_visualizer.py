@@ -15,7 +15,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from expbase.visualizer import FILE_NAME, Visualizer
+from expbase.visualizer import FILE_NAME, Visualizer, record_parser
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:
@@ -202,6 +202,26 @@ def test_hparams_of_any_type_make_a_row(visualizer: Visualizer, tmp_path: Path) 
     data = (tmp_path / FILE_NAME).read_bytes()
     assert b"True" in data
     assert b"[1, 2]" in data
+
+
+def test_hparams_go_in_as_visualdls_table_can_show_them(
+    visualizer: Visualizer, tmp_path: Path
+) -> None:
+    hparams = {"optim.lr": 0.1, "name": "a", "clip": float("inf"), "seed": 2**63, "betas[0]": 1}
+    visualizer.add_hparams(hparams, ["valid/top_5%"])
+    visualizer.close()
+    parse = record_parser()
+    data = (tmp_path / FILE_NAME).read_bytes()
+    data = data[8 + int.from_bytes(data[:8], "little") :]  # without VisualDL's first record
+    kind, tag, value = parse(data[8:])
+    assert (kind, tag) == ("hyper_parameters", "hparam")
+    infos = {info.name: getattr(info, info.WhichOneof("type")) for info in value.hparam.hparamInfos}
+    assert infos == {
+        "optim/lr": 0.1, "name_": "a", "clip": "inf", "seed": str(2**63), "betas/0": 1
+    }  # fmt: skip
+    assert [metric.name for metric in value.hparam.metricInfos] == ["valid/top_5_"]
+    with pytest.raises(ValueError, match="VisualDL cannot read this record"):
+        parse(data[9:])
 
 
 @pytest.mark.parametrize("name", ["add_graph", "add_pr_curve", "add_roc_curve"])
