@@ -1,11 +1,12 @@
 """ledger.jsonl: one JSON object for each start and each end of a process of the run.
 
 A start without an end is a process that was killed. A leaf; what a start or an end is worth
-noting is passed in.
+noting is passed in (provenance.py gathers it).
 
     ledger = Ledger(directory / "ledger.jsonl")
-    ledger.write("start", iteration=400, ranks=2)
-    ledger.write("end", iteration=600, reason="finished", exit_code=0)
+    ledger.write("start", iteration=400, ranks=2, config_changes=config_changes(directory, config))
+    ledger.write("end", iteration=600, reason="finished", exit_code=0)   # and first_iteration=400
+    for session in sessions(read(directory / "ledger.jsonl")): ...
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from expbase.config import flatten, load_yaml
+from expbase.logs import json_lines, json_value
+from expbase.output import CONFIG
 
 LEDGER = "ledger.jsonl"
 
@@ -31,11 +37,26 @@ class Ledger:
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
+        self._began: dict[str, Any] = {}  # what an end says of its start
+
+    @property
+    def writes(self) -> bool:
+        """Whether it does: gathering what it is to note would be in vain otherwise."""
+        return self._path is not None
 
     def write(self, event: str, **facts: Any) -> None:
-        """Appends one record, so that it is on disk when this returns."""
+        """Appends one record, so that it is on disk when this returns.
+
+        Args:
+            event: "start" or "end". An end also gets its start's iteration, `first_iteration`.
+            **facts: JSON values.
+        """
         if self._path is None:
             return
+        if event == "start":
+            self._began = {"first_iteration": facts.get("iteration")}
+        elif event == "end":
+            facts = {**self._began, **facts}
         record = {"event": event, "time": round(self._clock(), 3), **facts}
         with self._path.open("a", encoding="utf-8") as file:
             if file.tell() and not _ends_with_newline(self._path):
@@ -49,3 +70,91 @@ def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Session:
+    """What one process of the run noted.
+
+    Attributes:
+        start: Its first record; None if it failed before it began, because another rank did.
+        end: Its last record; None if it is running, or was killed.
+    """
+
+    start: dict[str, Any] | None
+    end: dict[str, Any] | None = None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a ledger; torn ones are passed over, and without a file there are none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return list(json_lines(path.read_bytes())) if path.exists() else []
+
+
+def sessions(records: Iterable[Mapping[str, Any]]) -> list[Session]:
+    """The starts with their ends, in order."""
+    found: list[Session] = []
+    for record in records:
+        if record.get("event") == "start":
+            found.append(Session(dict(record)))
+        elif record.get("event") == "end":
+            if not found or found[-1].end is not None:
+                found.append(Session(None))
+            found[-1].end = dict(record)
+    return found
+
+
+def config_changes(directory: Path, config: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What a start changes in the config, against the start before it.
+
+    Args:
+        directory: The output directory, with the config.yaml of the first start.
+        config: The config of this start, not yet in the ledger.
+
+    Returns:
+        `[before, now]` by full key, as JSON values; None also where there is no such key.
+
+    Raises:
+        ConfigError: The config.yaml cannot be read.
+    """
+    file = directory / CONFIG
+    first = load_yaml(file) if file.exists() else {}  # dump_config may be overridden
+    before = last_config(first, read(directory / LEDGER))
+    now = _flat(config)
+    keys = dict.fromkeys([*before, *now])
+    pairs = {key: [before.get(key), now.get(key)] for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def last_config(first: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The config of the last start, by full keys and as JSON values.
+
+    Args:
+        first: That of the first start, from its config.yaml.
+        records: Of the ledger; each start says what it changed.
+    """
+    config = _flat(first)
+    for record in records:
+        changes = record.get("config_changes") if record.get("event") == "start" else None
+        if isinstance(changes, dict):  # an earlier expbase noted none
+            config |= {key: pair[-1] for key, pair in changes.items()}
+    return config
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in flatten(config).items()}
+
+
+def _plain(value: Any) -> Any:
+    """A value as it comes back from JSON; what JSON does not have, as a text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return json_value(value) if isinstance(value, (str, int, float, type(None))) else str(value)

@@ -90,7 +90,7 @@ def test_numbers_and_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 0 <= runs["s1"]["best"] <= 1
     assert main(["ls", str(tmp_path)]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[0].split() == "run state iteration best loss age differs in".split()
+    assert table[0].split() == "run state iteration best loss age commit differs in".split()
     assert table[2].endswith("training.seed=2")
     assert "\t" not in "".join(table)
 
@@ -122,6 +122,39 @@ def test_damage_is_noted_and_an_empty_or_wrong_directory_is_said(
     assert run["state"] == "finished"
     assert main(["ls", str(tmp_path / "no")]) == 1
     assert "no: no such directory" in capsys.readouterr().err
+
+
+def test_the_commit_is_that_of_the_last_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    last = trained(Tiny, tmp_path / "run", max_iteration=4).output_dir / "ledger.jsonl"
+    first, end, start, *_ = map(json.loads, last.read_text().splitlines())
+    for code, shown in (
+        ({"commit": "b2e08ebe439bc01c", "dirty": True}, "b2e08eb*"),
+        ({"commit": "b2e08ebe439bc01c", "dirty": False}, "b2e08eb"),
+        ({"note": "not in a git repository"}, ""),
+    ):
+        records = [first, end, {**start, "git": code}]
+        last.write_text("".join(json.dumps(record) + "\n" for record in records))
+        run = listed(tmp_path, capsys)["run"]
+        assert (run["commit"], run["dirty"]) == (code.get("commit"), code.get("dirty", False))
+        assert main(["ls", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[5:] == shown.split()
+    del first["git"]
+    last.write_text(json.dumps(first) + "\n")  # of an earlier expbase
+    assert listed(tmp_path, capsys)["run"]["commit"] is None
+
+
+def test_the_config_is_that_of_the_last_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for end in (2, 4):
+        trained(Tiny, tmp_path / "longer", max_iteration=end)
+    trained(Tiny, tmp_path / "short", max_iteration=2)
+    runs = listed(tmp_path, capsys)
+    assert runs["longer"]["max_iteration"] == 4
+    assert runs["longer"]["differs"] == {"training.max_iteration": 4}
 
 
 def test_ages_are_short() -> None:

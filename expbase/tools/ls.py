@@ -20,8 +20,8 @@ from typing import Any
 
 from expbase import checkpoint
 from expbase.checkpointer import scores_of
-from expbase.config import ConfigError, flatten, load_yaml
-from expbase.ledger import LEDGER
+from expbase.config import ConfigError, load_yaml
+from expbase.ledger import LEDGER, last_config, read
 from expbase.logs import METRICS, json_lines
 from expbase.output import CONFIG, LOCK
 
@@ -41,8 +41,11 @@ class Run:
         iteration: Of its newest line or checkpoint.
         max_iteration: That its config asks for; 0 if passes decide.
         best: The best value of training.monitor that was saved; None if there is none.
+        best_iteration: Its iteration.
         loss: The last logged training loss; None if there is none.
         age: Seconds since it last wrote something.
+        commit: Of the code at the last start; None if that is not known.
+        dirty: Whether there were changes to it.
         differs: The config values that are not the same in all runs.
         note: What could not be read.
     """
@@ -52,8 +55,11 @@ class Run:
     iteration: int = 0
     max_iteration: int = 0
     best: float | None = None
+    best_iteration: int | None = None
     loss: float | None = None
     age: float = 0.0
+    commit: str | None = None
+    dirty: bool = False
     differs: dict[str, Any] | None = None
     note: str = ""
 
@@ -76,11 +82,12 @@ def find(folder: Path) -> list[Path]:
 
 
 def look(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
-    """A run, and its config by full keys."""
-    run = Run(name, _state(path))
+    """A run, and the config of its last start by full keys."""
+    records = _records(path)
+    run = Run(name, _state(path, records))
     config: dict[str, Any] = {}
     try:
-        config = flatten(load_yaml(path / CONFIG))
+        config = last_config(load_yaml(path / CONFIG), records)
     except ConfigError as error:
         run.note = str(error)
     run.max_iteration = config.get("training.max_iteration", 0)
@@ -91,9 +98,12 @@ def look(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
     saved = checkpoint.listed(path / checkpoint.FOLDER)
     if saved:
         run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
-        run.best = _best(saved[-1])
+        run.best_iteration, run.best = _best(saved[-1])
     times = [file.stat().st_mtime for file in (path / LEDGER, path / METRICS) if file.exists()]
     run.age = round(now - max(times), 1) if times else 0.0
+    starts = [record for record in records if record.get("event") == "start"]
+    code = (starts[-1].get("git") if starts else None) or {}  # none in an old ledger
+    run.commit, run.dirty = code.get("commit"), bool(code.get("dirty"))
     return run, config
 
 
@@ -104,12 +114,19 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: config[key] for key in varying if key in config} for config in configs]
 
 
-def _state(path: Path) -> str:
+def _records(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read(path / LEDGER)
+    except OSError:
+        return []
+
+
+def _state(path: Path, records: Sequence[Mapping[str, Any]]) -> str:
     if _is_locked(path / _LOCK):
         return "running"
-    last = next(_last_lines(path / LEDGER), None)
-    if last is None:
+    if not records:
         return "new"
+    last = records[-1]
     if last.get("event") != "end":
         return "lost"
     code = last.get("exit_code")
@@ -143,12 +160,12 @@ def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
     yield from reversed([*json_lines(data)])
 
 
-def _best(path: Path) -> float | None:
+def _best(path: Path) -> tuple[int, float] | tuple[None, None]:
     try:
         scores = scores_of(path)
-        return float(scores[0][1]) if scores else None
+        return (int(scores[0][0]), float(scores[0][1])) if scores else (None, None)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
+        return None, None
 
 
 # --- the tool --------------------------------------------------------------------------------
@@ -195,11 +212,12 @@ def _print_table(runs: Sequence[Run]) -> None:
             _number(run.best),
             _number(run.loss),
             _age(run.age),
+            (run.commit or "")[:7] + "*" * run.dirty,
             run.note or " ".join(f"{k}={v}" for k, v in (run.differs or {}).items()),
         ]
         for run in runs
     ]
-    head = ["run", "state", "iteration", "best", "loss", "age", "differs in"]
+    head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
     for row in [head, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
