@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from expbase import runner
-from expbase.tools import ls, plot, verify
+from expbase.tools import board, ls, plot, replay, show, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; gives its exit code."""
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
-    for tool in (runner, ls, plot, verify):
+    for tool in (runner, board, ls, plot, show, replay, verify):
         tool.add_parser(tools)
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:

@@ -481,10 +481,12 @@ class Cursor:
     Attributes:
         batches: Of the pass under way; ended when there is none.
         batch_in_epoch: Batches that this rank has read in it.
+        last: The batch that was read last.
     """
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
+        self.last: Any = None
         self.batches = _ended()
         self.batch_in_epoch = 0
         self._next: Iterator[Any] = iter(())
@@ -508,6 +510,7 @@ class Cursor:
                 "length, or the run that is continued, promised."
             ) from None
         self.batch_in_epoch += 1
+        self.last = batch
         return batch
 
     def state(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import paddle
 
-from expbase import checkpoint, checks, distributed, provenance, report, rng, state
+from expbase import checkpoint, checks, crash, distributed, provenance, report, rng, state
 from expbase.checkpointer import Checkpointer, choose
 from expbase.config import (
     Config,
@@ -445,6 +445,7 @@ class ExperimentBase(Events):
         except BaseException as error:
             self._running, self._trained = False, True
             self._log_failure(error)
+            self._quietly("crash", crash.leave, self, error)
             for event, *args in (("on_exception", error), ("on_train_end",)):
                 for name, handler in self._handlers.each(event, *args):
                     self._quietly(name, handler)
@@ -1031,7 +1032,7 @@ class ExperimentBase(Events):
                 steps.callback(self._output.release)
                 steps.callback(self._note_end)
                 steps.callback(self._stop_watching)
-                steps.callback(self.visualizer.close)
+                steps.callback(self._journal.close)
                 steps.callback(self._cursor.close)
                 steps.callback(self._evaluation.close)
                 steps.callback(self._checkpointer.close)

@@ -1,0 +1,195 @@
+"""Continues a copy of a run from the checkpoint before its failure, to the same failure.
+
+Nothing of the run is changed. That a run continues to the same bits makes it exact, so nothing
+had to be recorded while it trained. The command is the one of the ledger, in the directory that it
+names; code or data that were changed since are not put back (`python -m expbase show RUN
+--reproduce` says how). With --pdb it ends in the debugger, at the failing line of your code; a
+value that is not finite fails there where it is logged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from expbase import checkpoint, crash
+from expbase.ledger import LEDGER, read
+from expbase.output import CONFIG
+
+_LAUNCH = "paddle.distributed.launch"
+
+
+def add_parser(tools: Any) -> None:
+    """Adds the tool to the command line of `python -m expbase`."""
+    parser = tools.add_parser(
+        "replay",
+        help="repeats the failure of a run on a copy, in a debugger if you like",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit codes: 0 the same error came, 1 it did not, or another one did",
+    )
+    add = parser.add_argument
+    add("dir", type=Path, metavar="RUN", help="the output directory of the run")
+    add("--iteration", type=int, metavar="N", help="of the failure (default: the last failure's)")
+    add("--pdb", action="store_true", help="end in the debugger (runs of one process)")
+    parser.set_defaults(run=main, slips=(ValueError, OSError, checkpoint.CheckpointError))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the tool; gives its exit code.
+
+    Raises:
+        ValueError: There is no failure to repeat, or no way to do so.
+    """
+    run = args.dir.resolve()
+    folder = _folder(run, args.iteration)
+    of_ranks = crash.read(folder)
+    facts = next(iter(of_ranks.values()))
+    ranks = int(facts["ranks"])
+    if args.pdb and ranks > 1:
+        raise ValueError(f"--pdb: the run has {ranks} processes; expected one. Leave --pdb out.")
+    program, directory = _program(run)
+    with tempfile.TemporaryDirectory(prefix="expbase-replay-") as temporary:
+        copy = Path(temporary) / run.name
+        _copy(run, copy, facts["checkpoint"])
+        spec = Path(temporary) / "spec.json"
+        result = Path(temporary) / "ended"
+        told = {"run": str(run), "copy": str(copy), "iteration": facts["iteration"]}
+        spec.write_text(json.dumps({**told, "pdb": args.pdb, "result": str(result)}))
+        _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
+        words = [str(Path(__file__).with_name("again.py")), str(spec), *program]
+        subprocess.run([*_python(ranks, Path(temporary)), *words], cwd=directory, check=False)
+        ended = {rank: _read(Path(f"{result}_{rank}")) for rank in of_ranks}
+    ended = {rank: text.replace(str(copy), str(run)) for rank, text in ended.items()}
+    return _judge(of_ranks, ended)
+
+
+def _say(text: str) -> None:
+    print(f"replay: {text}", flush=True)
+
+
+def _folder(run: Path, iteration: int | None) -> Path:
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run}: holds no run; expected the output directory of one.")
+    newest = crash.newest(run)
+    if newest is None:
+        raise ValueError(
+            f"{run}: no failure in training was noted ({crash.CRASH}/iteration-N is not there). "
+            f"How it ended: python -m expbase show {run}"
+        )
+    folder = newest if iteration is None else run / crash.CRASH / f"iteration-{iteration}"
+    if not crash.read(folder):
+        there = sorted(path.name.removeprefix("iteration-") for path in newest.parent.iterdir())
+        raise ValueError(f"--iteration: {iteration} given; expected one of {', '.join(there)}.")
+    return folder
+
+
+def _program(run: Path) -> tuple[list[str], Path]:
+    """The script with its words, without a launcher, and the directory where it was started.
+
+    Raises:
+        ValueError: The ledger names none, or it is not there.
+    """
+    starts = [record for record in read(run / LEDGER) if record.get("event") == "start"]
+    facts = starts[-1] if starts else {}
+    program = _without_launcher(facts.get("command") or [])
+    if not program:
+        raise ValueError(
+            f"{run}: its ledger names no script that was started (in a notebook there is none), so "
+            "it cannot be started again."
+        )
+    for directory in _directories(run, facts.get("directory")):
+        if program[0] == "-m" or (directory / program[0]).is_file():
+            return program, directory
+    raise ValueError(
+        f"{program[0]}: no such file; expected the script of the run. Call replay from the "
+        "directory in which the run was started."
+    )
+
+
+def _without_launcher(command: Sequence[str]) -> list[str]:
+    for number, word in enumerate(command):
+        if word == "-m" and command[number + 1 :][:1] not in ([], [_LAUNCH]):
+            return list(command[number:])
+        if word.endswith(".py"):
+            return list(command[number:])
+    return []
+
+
+def _directories(run: Path, relative: str | None) -> list[Path]:
+    """Where the script may have been started: in the work tree as noted, else here."""
+    here = Path.cwd()
+    trees = [path for start in (here, run) for path in (start, *start.parents)]
+    tops = [path for path in trees if (path / ".git").exists()]
+    return [*((top / relative) for top in tops if relative is not None), here]
+
+
+def _copy(run: Path, copy: Path, name: str | None) -> None:
+    """Copies what a start needs to continue from a checkpoint; a link where that is possible.
+
+    Raises:
+        ValueError: The checkpoint is not there any more.
+    """
+    copy.mkdir()
+    if name is None:
+        return
+    shutil.copy(run / CONFIG, copy / CONFIG)
+    source = run / checkpoint.FOLDER / name
+    if not source.is_dir():
+        raise ValueError(
+            f"{source}: is not there any more, so the failure cannot be repeated from it; the run "
+            "went on since, and training.keep_last checkpoints were kept."
+        )
+    checkpoint.verify(source)
+    shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)  # a checkpoint's files are never written to again
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _python(ranks: int, folder: Path) -> list[str]:
+    if ranks == 1:
+        return [sys.executable]
+    options = ["--nproc_per_node", str(ranks), "--log_dir", str(folder / "log")]
+    return [sys.executable, "-m", _LAUNCH, *options]
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else "the process ended by itself"
+
+
+def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) -> int:
+    """Says how each rank ended that had failed; 0 if one of them did in the same way."""
+    same = False
+    for rank, facts in of_ranks.items():
+        where = f"rank {rank}, " if facts["ranks"] > 1 else ""
+        if _is_same(ended[rank], facts["error"]):
+            same = True
+            _say(f"{where}the same error at iteration {facts['iteration']}: {facts['error']}")
+        elif not ended[rank]:
+            _say(
+                f"{where}iteration {facts['iteration']} passed without {facts['error']!r}: the "
+                "failure is not repeatable, or code, data or the machine were changed since"
+            )
+        else:
+            _say(f"{where}another end: {ended[rank]}; expected {facts['error']!r}")
+    return 0 if same else 1
+
+
+def _is_same(text: str, error: str) -> bool:
+    # With --pdb a value that is not finite fails where it is logged, with the beginning of it.
+    return text == error or (
+        text.startswith("NonFiniteError") and error.startswith(text.removesuffix("."))
+    )
