@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -109,13 +111,41 @@ def test_every_test_that_the_readme_names_exists() -> None:
 
 def test_every_option_that_the_readme_names_exists() -> None:
     helps = default_argument_parser().format_help()
-    helps += "".join(help_of(tool) for tool in ("verify", "ls", "plot", "run"))
+    helps += "".join(help_of(tool) for tool in ("verify", "ls", "plot", "show", "replay", "run"))
     for option in set(re.findall(r"(?<![\w-])--[a-z_]+", README)) - {
         "--logdir",
         "--disable",  # -telemetry, of visualdl
         "--nproc_per_node",
     }:
         assert option in helps, option
+
+
+def test_the_commands_that_look_at_runs_work_as_the_readme_writes_them(tmp_path: Path) -> None:
+    line = next(block for block in blocks("python") if "class Line" in block)
+    failing = line.replace("self.log(loss=loss)", "assert self.iteration < 30, 'too far'")
+    settings = ["training.max_iteration=40", "--device=cpu"]
+    for name, script in (("line", failing), ("other", line)):
+        (tmp_path / "train.py").write_text(script)
+        run_in(tmp_path, "train.py", "--output", f"runs/{name}", *settings)
+    (tmp_path / "train.py").write_text(failing)
+    smoke, many, wrong = (
+        next(block for block in blocks("bash") if word in block).splitlines()
+        for word in ("--smoke", "expbase ls", "expbase replay")
+    )
+    for command in [smoke[0], *many, wrong[0]]:
+        if "board" in command:  # which goes on: tests/test_board.py has it
+            continue
+        result = run_in(tmp_path, *shlex.split(command)[1:])
+        assert result.returncode == 0, (command, result.stderr)
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert not (tmp_path / "runs/smoke").exists()
+
+
+def run_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"}, check=False,
+    )  # fmt: skip
 
 
 def help_of(tool: str) -> str:
