@@ -61,7 +61,7 @@ def curves(output: Path) -> dict[str, list[tuple[int, float]]]:
     from visualdl import LogReader
 
     reader = LogReader(file_path=str(output / "vdlrecords.run.log"))
-    tags = [tag for tag in reader.get_tags()["scalar"] if not tag.startswith("speed/")]
+    tags = [tag for tag in reader.get_tags()["scalar"] if not tag.startswith("wall_clock/")]
     return {tag: [(p.id, p.value) for p in reader.get_data("scalar", tag)] for tag in tags}
 
 
