@@ -24,6 +24,9 @@ from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
 
+# Who forks at the moment, as the children inherit it: a parent may be dead before its child asks.
+_forking: int | None = None
+
 
 def die_with_parent(parent: int | None = None) -> None:
     """Has the kernel kill this process when its parent ends, however it ends.
@@ -46,30 +49,36 @@ def forking() -> Iterator[None]:
     Garbage may hold things whose end waits for a thread, such as paddle's readers, and a child has
     none of its parent's threads: it would wait for ever.
     """
+    global _forking
     gc.freeze()
+    _forking = os.getpid()
     try:
         yield
     finally:
+        _forking = None
         gc.unfreeze()
 
 
 def end_with_parent(files: str) -> None:
     """Ends this process when its parent ends, and then removes files.
 
-    A thread waits for the parent's end. The files are removed by a process of their own when this
+    A thread waits for the parent's end; it may have come before this call, if `forking` stands
+    around the start of this process. The files are removed by a process of their own when this
     one is dead, so that it cannot make another in between.
 
     Args:
         files: A pattern as `glob` has it.
     """
     if not hasattr(os, "pidfd_open"):
-        die_with_parent()
+        die_with_parent(_forking)
         return
-    parent = os.getppid()
+    parent = _forking or os.getppid()
     try:
         descriptor = os.pidfd_open(parent)
     except OSError:
-        os._exit(1)  # it ended before the call
+        os._exit(1)
+    if os.getppid() != parent:  # the number may be another process's by now
+        os._exit(1)
     threading.Thread(target=_wait_for_the_end, args=(descriptor, files), daemon=True).start()
 
 

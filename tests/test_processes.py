@@ -42,6 +42,28 @@ def test_a_child_dies_with_a_parent_that_is_killed() -> None:
                 os.kill(child, signal.SIGKILL)
 
 
+ORPHAN = """
+import os, time
+from expbase import processes
+parent = os.getpid()
+with processes.forking():
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == parent:  # until it is dead
+        time.sleep(0.01)
+    print("asks", flush=True)
+    processes.end_with_parent("no such file")
+    print("lives on", flush=True)
+    time.sleep(10)
+"""
+
+
+def test_a_child_ends_whose_parent_was_dead_before_it_asked() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ORPHAN]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "asks\n", result.stderr
+
+
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (1, 1), (124, 124), (-9, 137)])
 def test_an_exit_code_is_the_one_that_a_shell_shows(returncode: int, code: int) -> None:
     assert processes.exit_code(returncode) == code
