@@ -1,4 +1,4 @@
-"""`python -m expbase`: the tools."""
+"""What looks at runs, repeats them and proves things of them; train.py makes them."""
 
 from __future__ import annotations
 

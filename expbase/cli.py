@@ -29,11 +29,23 @@ from expbase.smoke import smoke
 from expbase.weights import WeightsError
 
 
+class Paragraphs(argparse.HelpFormatter):
+    """Fits each paragraph of a text to the terminal; what is indented stays as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        fill = super()._fill_text
+        return "\n\n".join(
+            part if re.search("^ ", part, re.MULTILINE) else fill(part, width, indent)
+            for part in parts
+        )
+
+
 def default_argument_parser() -> argparse.ArgumentParser:
     """The parser with the options that every experiment has; add your own to it."""
     parser = argparse.ArgumentParser(
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="The same command continues a run that was ended by anything at all.\n"
+        formatter_class=Paragraphs,
+        epilog="The same command continues a run that was ended by anything at all.\n\n"
         "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
         "143 SIGTERM or SIGUSR1",
     )

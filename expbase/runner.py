@@ -31,7 +31,7 @@ from typing import Any
 
 from expbase import checkpoint, distributed
 from expbase.checkpoint import CheckpointError
-from expbase.cli import plainly
+from expbase.cli import Paragraphs, plainly
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.logs import json_value
@@ -370,7 +370,7 @@ def add_parser(tools: Any) -> None:
         "run",
         help="run what a YAML file describes",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         epilog=_KEYS_HELP
         + "\nThe same command continues where it was ended. exit codes: as of an experiment",
     )

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from expbase import checkpoint
+from expbase.cli import Paragraphs
 from expbase.tools.ls import differences
 from expbase.visualizer import board_application, column_name, record_parser, record_store
 
@@ -377,7 +378,7 @@ def add_parser(tools: Any) -> None:
         "board",
         help="VisualDL's pages over the runs below a directory",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         epilog="exit codes: 0 ended by Ctrl-C, 143 ended by SIGTERM, 1 if there are no runs, or "
         "the port or the host cannot be had",
     )

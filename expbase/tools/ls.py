@@ -20,6 +20,7 @@ from typing import Any
 
 from expbase import checkpoint
 from expbase.checkpointer import scores_of
+from expbase.cli import Paragraphs
 from expbase.config import ConfigError, load_yaml
 from expbase.ledger import LEDGER, last_config, read
 from expbase.logs import METRICS, json_lines
@@ -177,7 +178,7 @@ def add_parser(tools: Any) -> None:
         "ls",
         help="a table of the runs below a directory",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         epilog="exit codes: 0, or 1 if there is no such directory",
     )
     parser.add_argument("dir", type=Path, nargs="?", default=Path(), help="default: this one")

@@ -2,8 +2,7 @@
 
 Each metric has a field of its own; runs have colours. Validations are drawn as they are. Of what is
 logged in training the thin line is as it was logged, the thick one its average over the points
-before, whose weights fall by --smooth from point to point. Source of the average, corrected for
-its start: Adam's bias correction (Kingma and Ba, 2015).
+before, whose weights fall by --smooth from point to point.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
 
 Curve = list[tuple[int, float]]
@@ -42,7 +42,10 @@ def curves(run: Path) -> dict[str, Curve]:
 
 
 def smoothed(curve: Curve, weight: float) -> Curve:
-    """The average over the points so far, those before weighing less by the factor each."""
+    """The average over the points so far, those before weighing less by the factor each.
+
+    Source: Adam's bias correction (Kingma and Ba, 2015), for its start.
+    """
     points, total, norm = [], 0.0, 0.0
     for iteration, value in curve:
         total, norm = weight * total + value, weight * norm + 1
@@ -105,7 +108,7 @@ def add_parser(tools: Any) -> None:
         "plot",
         help="the curves of runs as a picture",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         epilog="exit codes: 0, or 1 if a run has no such curve",
     )
     add = parser.add_argument

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import checkpoint, crash
+from expbase.cli import Paragraphs
 from expbase.ledger import LEDGER, read
 from expbase.output import CONFIG
 
@@ -33,7 +34,7 @@ def add_parser(tools: Any) -> None:
         "replay",
         help="repeats the failure of a run on a copy, in a debugger if you like",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         epilog="exit codes: 0 the same error came, 1 it did not, or another one did",
     )
     add = parser.add_argument

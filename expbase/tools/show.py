@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import checkpoint
+from expbase.cli import Paragraphs
 from expbase.config import flatten, get_default_training_config
 from expbase.ledger import LEDGER, Session, read, sessions
 from expbase.output import CONFIG
@@ -457,7 +458,7 @@ def add_parser(tools: Any) -> None:
         "show",
         help="what a run was, and the commands that make it again",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         epilog="exit codes: 0, or 1 if there is no such run or session",
     )
     add = parser.add_argument

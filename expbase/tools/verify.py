@@ -1,4 +1,4 @@
-"""`python -m expbase verify train.py …`: proves that your own experiment survives being killed.
+"""Proves that your own experiment survives being killed.
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every tensor, counter, random state and logged number. The
@@ -25,6 +25,7 @@ import numpy as np
 
 from expbase import checkpoint
 from expbase.checkpointer import STATE_FILE
+from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
 from expbase.tensorfile import Array, parse
 
@@ -51,13 +52,13 @@ def add_parser(tools: Any) -> None:
         "verify",
         help="prove that an experiment continues to the same bits after kill -9",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
         usage="%(prog)s [options] script --output DIR [-- WORDS FOR YOUR SCRIPT]",
         epilog="exit codes: 0 identical, 1 not, or an error",
     )
     add = parser.add_argument
     add("script", type=Path, help="your train.py")
-    add("--config", help="its config file")
+    add("--config", metavar="FILE", help="its config file")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
     add(
         "--iterations",
@@ -68,8 +69,8 @@ def add_parser(tools: Any) -> None:
     )
     add("--kills", type=int, default=6, metavar="K", help="how often to kill (default: 6)")
     add("--nprocs", type=int, default=1, metavar="P", help="processes of each run (default: 1)")
-    add("--device", default="cpu", help="default: cpu")
-    add("--seed", type=int, default=0, help="of the moments (default: 0)")
+    add("--device", default="cpu", metavar="NAME", help="default: cpu")
+    add("--seed", type=int, default=0, metavar="N", help="of the moments (default: 0)")
     add("--tolerance", type=float, default=0.0, metavar="T", help="absolute; 0: the same bits")
     parser.set_defaults(run=run, slips=(OSError, ValueError, RuntimeError))
 
