@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.words = after
     try:
         code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, head say, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except args.slips as error:  # of the person who called; anything else shows its traceback
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1

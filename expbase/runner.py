@@ -1,4 +1,4 @@
-"""Runs described in YAML: `python -m expbase run config.yaml`. Source: PaddleRec's (seed 002).
+"""Runs described in YAML, one after the other.
 
     experiment: "{workspace}/train.py:Clicks"     # or package.module:Class
     mode: [pretrain, test]                        # one name, or several in this order
@@ -17,6 +17,8 @@
 where the runners' folders lie. Paths are relative to the YAML file. Every class is loaded and
 every config is checked before the first runner starts.
 """
+
+# Source of the keys and the stages: PaddleRec's runner (seed 002).
 
 from __future__ import annotations
 

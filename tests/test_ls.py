@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal import terminal
 from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
@@ -155,6 +156,40 @@ def test_the_config_is_that_of_the_last_start(
     runs = listed(tmp_path, capsys)
     assert runs["longer"]["max_iteration"] == 4
     assert runs["longer"]["differs"] == {"training.max_iteration": 4}
+
+
+def test_a_narrow_terminal_has_what_differs_below_and_a_wide_one_beside(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        trained(Tiny, tmp_path / f"a-run-with-a-name-{seed}", max_iteration=2, seed=seed)
+    command = [sys.executable, "-W", "ignore", "-m", "expbase", "ls", str(tmp_path)]
+    for columns in (80, 120):
+        with terminal(command, columns) as shown:
+            head, first, *_ = shown.wait().splitlines()
+        assert head.split()[:4] == ["run", "state", "iteration", "best"]
+        assert first.startswith("a-run-with-a-name-1  finished  2/2")
+        assert ("training.seed=1" in first) == (columns == 120)
+        assert ("\n    training.seed=1\n" in shown.text) == (columns == 80)
+
+
+def test_a_run_whose_config_is_lost_does_not_make_all_values_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2, 3):
+        trained(Tiny, tmp_path / str(seed), max_iteration=2, seed=seed)
+    (tmp_path / "3/config.yaml").write_text("[")
+    runs = listed(tmp_path, capsys)
+    assert [runs[name]["differs"] for name in ("1", "2", "3")] == [
+        {"training.seed": 1}, {"training.seed": 2}, {},
+    ]  # fmt: skip
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    for number in range(3):
+        trained(Tiny, tmp_path / str(number), max_iteration=1)
+    command = f"{sys.executable} -W ignore -m expbase ls {tmp_path} | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert result.stdout.startswith("run ")
+    assert result.stderr == ""
 
 
 def test_ages_are_short() -> None:

@@ -11,7 +11,10 @@ import argparse
 import fcntl
 import json
 import os
+import shutil
 import struct
+import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -109,9 +112,10 @@ def look(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each config the values that are not the same in all of them."""
-    keys = dict.fromkeys(key for config in configs for key in config)
-    varying = [k for k in keys if len({repr(config.get(k)) for config in configs}) > 1]
+    """Of each config the values that are not the same in all of them; empty ones do not count."""
+    known = [config for config in configs if config]
+    keys = dict.fromkeys(key for config in known for key in config)
+    varying = [k for k in keys if len({repr(config.get(k)) for config in known}) > 1]
     return [{key: config[key] for key in varying if key in config} for config in configs]
 
 
@@ -218,11 +222,22 @@ def _print_table(runs: Sequence[Run]) -> None:
         ]
         for run in runs
     ]
-    head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
+    print_table(["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"], rows)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints columns; on a terminal that is too narrow for it the last one stands below its row.
+
+    Not by rich, which would fold it into the few columns that are left.
+    """
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    is_narrow = limit is not None and sum(widths) + 2 * len(head) > limit + 2
     for row in [head, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]).rstrip())
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells[:-1] if is_narrow else cells).rstrip())
+        if is_narrow and row is not head:
+            print(textwrap.indent(textwrap.fill(row[-1] or "-", (limit or 0) - 4), "    "))
 
 
 def _number(value: Any) -> str:
