@@ -14,6 +14,7 @@ import math
 import platform
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from expbase.stopping import Wish
 if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase
 
+_COLUMNS = 58  # of a value in the card: with time and name a line has at most 80
+
 
 def card(exp: ExperimentBase, found: state.Found) -> Iterator[str]:
     """What there is, at the end of setup.
@@ -40,7 +43,9 @@ def card(exp: ExperimentBase, found: state.Found) -> Iterator[str]:
     changed = differences(type(exp).default_config(), exp.config)
     values = " ".join(f"{key}={now!r}" for key, (_, now) in changed.items())
     yield _row("experiment", type(exp).__name__)
-    yield _row("config", f"{values or 'all'} {'(the rest ' if values else '('}by default)")
+    text = f"{values} (the rest by default)" if values else "all by default"
+    parts = textwrap.wrap(text, _COLUMNS, break_long_words=False, break_on_hyphens=False)
+    yield from map(_row, ["config", *[""] * len(parts)], parts)
     for name, layer in found.layers.items():
         count = sum(math.prod(p.shape) for p in layer.parameters())
         trainable = sum(math.prod(p.shape) for p in layer.parameters() if not p.stop_gradient)
@@ -71,15 +76,17 @@ def _data(exp: ExperimentBase) -> str:
     known += [f"{batches:,} batches {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
     held_out = _size(exp.valid_loader)
-    return f"{text}; validation: {held_out:,} samples" if held_out is not None else text
+    return f"{text}; validation: {held_out}" if held_out else text
 
 
-def _size(loader: Any) -> int | None:
-    """The number of samples of a loader; None if nobody knows."""
+def _size(loader: Any) -> str:
+    """How much a loader gives; empty if nobody knows."""
     try:
-        return len(loader.dataset)
+        size = len(loader.dataset)
     except (AttributeError, TypeError, RuntimeError):  # RuntimeError: an IterableDataset's
-        return None
+        return ""
+    is_ready = getattr(loader, "batch_sampler", True) is None  # its data set gives batches
+    return f"{size:,} {'batches' if is_ready else 'samples'}"
 
 
 def _update(exp: ExperimentBase) -> str:

@@ -21,7 +21,9 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
     exp = make(Tiny, tmp_path / "run", accumulation_steps=2)
     exp.setup()
     exp.close()
-    card = dict(re.split(r"  +", line, maxsplit=1) for line in said(tmp_path / "run"))
+    text = "\n".join(said(tmp_path / "run")).replace("\n" + " " * 12, " ")
+    assert max(map(len, said(tmp_path / "run")[:5])) <= 70
+    card = dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines())
     assert card.pop("versions").startswith("expbase ")
     assert card == {
         "experiment": "Tiny",
