@@ -1,4 +1,4 @@
-"""What a start notes: its command, its code, the machine. With real git repositories."""
+"""What a start notes (provenance.py), and its code (sources.py), with real git repositories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import paddle
 import pytest
 from tiny import TESTS, Tiny, training_config
 
-from expbase import provenance
+from expbase import provenance, sources
 
 GIT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -192,7 +192,7 @@ def test_only_small_source_files_that_are_not_of_a_run_are_saved(
     names = ["data.bin", "large.py", "link.py", "nested/"]
     assert code["left_out"] == {"count": 4, "first": names}
     assert code_of(run)["state"] == code["state"]
-    monkeypatch.setattr(provenance, "_ALL_FILES_BYTES", 10)
+    monkeypatch.setattr(sources, "_ALL_FILES_BYTES", 10)
     for number in range(9):
         (repository / f"{number}.py").write_text("four")
     code = code_of(run)
@@ -201,7 +201,7 @@ def test_only_small_source_files_that_are_not_of_a_run_are_saved(
     }
     assert code["left_out"]["count"] == 4 + 7
     assert len(code["left_out"]["first"]) == 5
-    monkeypatch.setattr(provenance, "_FILES", 1)
+    monkeypatch.setattr(sources, "_FILES", 1)
     assert set(saved(run, code_of(run))) == {"untracked/0.py"}
 
 
@@ -221,7 +221,7 @@ def test_of_too_many_files_only_those_that_git_knows_are_looked_at(
     (repository / "train.py").write_text("rate = 3\n")
     for number in range(99):
         (repository / f"{number}.py").touch()
-    monkeypatch.setattr(provenance, "_STATUS_BYTES", 400)
+    monkeypatch.setattr(sources, "_STATUS_BYTES", 400)
     code = code_of(tmp_path / "run")
     assert code["note"] == "files that git does not know are not looked at: too many"
     assert set(saved(tmp_path / "run", code)) == {"changes.diff"}
@@ -231,7 +231,7 @@ def test_of_a_huge_diff_only_the_summary_is_saved(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / "train.py").write_text("rate = 3\n" * 3000)
-    monkeypatch.setattr(provenance, "_DIFF_BYTES", 1000)
+    monkeypatch.setattr(sources, "_DIFF_BYTES", 1000)
     code = code_of(tmp_path / "run")
     assert code["note"] == "the diff has more than 1000 bytes: only its summary is saved"
     files = saved(tmp_path / "run", code)
@@ -288,7 +288,7 @@ def test_nothing_is_written_to_the_repository(repository: Path, tmp_path: Path) 
 def test_a_file_that_was_only_touched_is_no_change(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, characters: int
 ) -> None:
-    monkeypatch.setattr(provenance, "_PATHS_CHARACTERS", characters)
+    monkeypatch.setattr(sources, "_PATHS_CHARACTERS", characters)
     os.utime(repository / ".gitignore", (1, 1))
     assert not code_of(tmp_path / "run")["dirty"]
     (repository / "[t]*.py").write_text("")
@@ -385,7 +385,7 @@ def test_a_git_that_hangs_is_ended_and_noted(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / "train.py").write_text("rate = 2\n")
-    monkeypatch.setattr(provenance, "_SECONDS", 1.0)
+    monkeypatch.setattr(sources, "_SECONDS", 1.0)
     body = 'case "$*" in *"$HANGS"*) sleep 60 & sleep 60;; esac'  # two that hold the pipe
     fake_git(tmp_path / "bin", body, monkeypatch)
     monkeypatch.setenv("HANGS", "files=all")
@@ -397,7 +397,7 @@ def test_a_git_that_hangs_is_ended_and_noted(
     assert code["note"] == "the changes are not saved: git diff took too long"
     assert (len(code["commit"]), code["dirty"], code["state"]) == (40, True, None)
     monkeypatch.setenv("HANGS", "status")
-    monkeypatch.setattr(provenance, "_SECONDS", 0.1)
+    monkeypatch.setattr(sources, "_SECONDS", 0.1)
     assert code_of(tmp_path / "run") == {"note": "git status took too long"}
 
 

@@ -26,7 +26,8 @@ from expbase.cli import Paragraphs
 from expbase.config import flatten, get_default_training_config
 from expbase.ledger import LEDGER, Session, read, sessions
 from expbase.output import CONFIG
-from expbase.provenance import CHANGES, SET_BY_LAUNCHER, SOURCES, UNTRACKED
+from expbase.provenance import SET_BY_LAUNCHER
+from expbase.sources import CHANGES, SOURCES, UNTRACKED
 from expbase.tools import ls
 
 _WIDTH = 80
