@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import glob
+import multiprocessing
 import os
 import select
 import signal
@@ -23,9 +24,6 @@ import time
 from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
-
-# Who forks at the moment, as the children inherit it: a parent may be dead before its child asks.
-_forking: int | None = None
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -49,30 +47,28 @@ def forking() -> Iterator[None]:
     Garbage may hold things whose end waits for a thread, such as paddle's readers, and a child has
     none of its parent's threads: it would wait for ever.
     """
-    global _forking
     gc.freeze()
-    _forking = os.getpid()
     try:
         yield
     finally:
-        _forking = None
         gc.unfreeze()
 
 
 def end_with_parent(files: str) -> None:
     """Ends this process when its parent ends, and then removes files.
 
-    A thread waits for the parent's end; it may have come before this call, if `forking` stands
-    around the start of this process. The files are removed by a process of their own when this
-    one is dead, so that it cannot make another in between.
+    A thread waits for the parent's end, which may have come before this call. The files are
+    removed by a process of their own when this one is dead, so that it cannot make another in
+    between.
 
     Args:
         files: A pattern as `glob` has it.
     """
     if not hasattr(os, "pidfd_open"):
-        die_with_parent(_forking)
+        die_with_parent()
         return
-    parent = _forking or os.getppid()
+    started_by = multiprocessing.parent_process()  # the system gives orphans another parent
+    parent = started_by.pid if started_by and started_by.pid else os.getppid()
     try:
         descriptor = os.pidfd_open(parent)
     except OSError:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,23 +44,28 @@ def test_a_child_dies_with_a_parent_that_is_killed() -> None:
 
 
 ORPHAN = """
-import os, time
+import multiprocessing, os, sys, time
 from expbase import processes
-parent = os.getpid()
-with processes.forking():
-    if os.fork():
-        os._exit(0)
+
+def work(parent):
     while os.getppid() == parent:  # until it is dead
         time.sleep(0.01)
     print("asks", flush=True)
     processes.end_with_parent("no such file")
     print("lives on", flush=True)
     time.sleep(10)
+
+if __name__ == "__main__":
+    way = multiprocessing.get_context(sys.argv[1])
+    way.Process(target=work, args=(os.getpid(),)).start()
+    os._exit(0)
 """
 
 
-def test_a_child_ends_whose_parent_was_dead_before_it_asked() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", ORPHAN]
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_child_ends_whose_parent_was_dead_before_it_asked(tmp_path: Path, way: str) -> None:
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "orphan.py"), way]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.stdout == "asks\n", result.stderr
 
