@@ -1,7 +1,11 @@
 """expbase: the experiment template for PaddlePaddle. Start at expbase/experiment.py."""
 
+import warnings
+
 try:
-    import paddle  # noqa: F401  # asked for first, so that its absence has a plain answer
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No ccache found")  # of use to who compiles paddle's ops
+        import paddle  # noqa: F401  # asked for first, so that its absence has a plain answer
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
         "expbase needs PaddlePaddle: pip install paddlepaddle-gpu, or paddlepaddle for the CPU."

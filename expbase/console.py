@@ -100,6 +100,7 @@ def _console(stream: IO[str]) -> Any:
 
 
 def _drawn(line: Line) -> Any:
+    from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -112,7 +113,7 @@ def _drawn(line: Line) -> Any:
         cells.append(ProgressBar(total=line.total, completed=line.iteration))
     grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_row(*cells, "  ".join(line.words))
-    return grid
+    return Padding(grid, (0, 3, 0, 0))  # room for a ^C, which would break the line otherwise
 
 
 # A data loader's worker is a fork of this process: it has copies of rich's streams, whose locks

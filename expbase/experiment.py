@@ -317,6 +317,8 @@ class ExperimentBase(Events):
                 self.args.output,
                 self._resumable.name,
             )
+        elif not self._looks_only and (self.output_dir / LEDGER).exists():
+            self.logger.info("the run in %s has no checkpoint: it begins anew", self.args.output)
 
     def check_setup(self) -> None:
         """Checks that what training needs stands on self, and says what there is.

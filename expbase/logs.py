@@ -126,8 +126,14 @@ def line(iteration: int, metrics: Mapping[str, Any]) -> str:
 def _shown(key: str, value: Any) -> str:
     if key.endswith("seconds_left"):
         return str(datetime.timedelta(seconds=round(value)))
-    digits = 3 if key.startswith("speed/") else 6
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    if key.startswith("speed/") and isinstance(value, float):
+        return short(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def short(value: float) -> str:
+    """A speed with three digits, or all of those before the point: 0.123, 45.6, 7823."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 METRICS = "metrics.jsonl"

@@ -40,28 +40,35 @@ def card(exp: ExperimentBase, found: state.Found) -> Iterator[str]:
         exp: The experiment.
         found: What on it has state.
     """
-    changed = differences(type(exp).default_config(), exp.config)
-    values = " ".join(f"{key}={now!r}" for key, (_, now) in changed.items())
-    yield _row("experiment", type(exp).__name__)
-    text = f"{values} (the rest by default)" if values else "all by default"
-    parts = textwrap.wrap(text, _COLUMNS, break_long_words=False, break_on_hyphens=False)
-    yield from map(_row, ["config", *[""] * len(parts)], parts)
-    for name, layer in found.layers.items():
-        count = sum(math.prod(p.shape) for p in layer.parameters())
-        trainable = sum(math.prod(p.shape) for p in layer.parameters() if not p.stop_gradient)
-        yield _row(f"self.{name}", f"{count:,} parameters, {trainable:,} trainable")
-    yield _row("data", _data(exp))
-    yield _row("update", _update(exp))
-    yield _row("device", f"{_device()}, ranks: {exp.world_size}")
-    versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
-    yield _row("versions", f"{versions}, python {platform.python_version()}")
-    yield _row("output", str(exp.args.output))
+    rows = [*_facts(exp, found)]
+    width = max(11, *(len(name) for name, _ in rows))
+    for name, text in rows:
+        yield f"{name:<{width}} {text}"
     feed = exp._cursor.feed
     if isinstance(feed, IndexedFeed) and feed.filled:
         yield (
             f"the last round of a pass takes its first {feed.filled} batches again, so that every "
             "rank has one"
         )
+
+
+def _facts(exp: ExperimentBase, found: state.Found) -> Iterator[tuple[str, str]]:
+    changed = differences(type(exp).default_config(), exp.config)
+    values = " ".join(f"{key}={now!r}" for key, (_, now) in changed.items())
+    yield "experiment", type(exp).__name__
+    text = f"{values} (the rest by default)" if values else "all by default"
+    parts = textwrap.wrap(text, _COLUMNS, break_long_words=False, break_on_hyphens=False)
+    yield from zip(["config", *[""] * len(parts)], parts, strict=False)
+    for name, layer in found.layers.items():
+        count = sum(math.prod(p.shape) for p in layer.parameters())
+        trainable = sum(math.prod(p.shape) for p in layer.parameters() if not p.stop_gradient)
+        yield f"self.{name}", f"{count:,} parameters, {trainable:,} trainable"
+    yield "data", _data(exp)
+    yield "update", _update(exp)
+    yield "device", f"{_device()}, ranks: {exp.world_size}"
+    versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
+    yield "versions", f"{versions}, python {platform.python_version()}"
+    yield "output", str(exp.args.output)
 
 
 def _row(name: str, text: str) -> str:
@@ -71,9 +78,9 @@ def _row(name: str, text: str) -> str:
 def _data(exp: ExperimentBase) -> str:
     feed = exp._cursor.feed
     samples, batches = feed.num_samples, feed.batches_per_epoch
-    known = [f"{samples:,} samples"] if samples is not None else []
+    known = [_count(samples, "sample")] if samples is not None else []
     whose = "a rank's pass" if exp.parallel else "a pass"
-    known += [f"{batches:,} batches {whose}"] if batches is not None else []
+    known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
     held_out = _size(exp.valid_loader)
     return f"{text}; validation: {held_out}" if held_out else text
@@ -86,7 +93,12 @@ def _size(loader: Any) -> str:
     except (AttributeError, TypeError, RuntimeError):  # RuntimeError: an IterableDataset's
         return ""
     is_ready = getattr(loader, "batch_sampler", True) is None  # its data set gives batches
-    return f"{size:,} {'batches' if is_ready else 'samples'}"
+    return _count(size, "batch" if is_ready else "sample")
+
+
+def _count(number: int, name: str) -> str:
+    plural = "es" if name.endswith("ch") else "s"
+    return f"{number:,} {name}{plural if number != 1 else ''}"
 
 
 def _update(exp: ExperimentBase) -> str:
@@ -133,7 +145,7 @@ def _line(exp: ExperimentBase) -> console.Line:
     words = [f"epoch {exp.epoch}"]
     words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
     words += [f"{clock(seconds)} left"] if seconds is not None else []
-    words += [f"{1 / step:.3g} it/s"] if step else []
+    words += [f"{logs.short(1 / step)} it/s"] if step else []
     total = None if left is None else exp.iteration + left
     return console.Line(exp.phase, exp.iteration, total, [*words, console.memory()])
 

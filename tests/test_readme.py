@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from tiny import run_script
@@ -81,6 +82,26 @@ def test_the_accumulation_of_the_readme_trains(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "2 batches of 20 samples, 40 together" in result.stderr
     assert float(re.findall(r"valid/error=(\S+)", result.stderr)[-1]) < 0.5
+
+
+def test_a_run_is_looked_at_and_drawn_as_the_readme_says(tmp_path: Path) -> None:
+    line = next(block for block in blocks("python") if "class Line" in block)
+    drawing = next(block for block in blocks("python") if "def draw" in block)
+    imported, method = drawing.split("\n\n\n")
+    body, main = line.split("\n\n\nif __name__")
+    script = f"{imported}\n{body}\n\n{textwrap.indent(method, '    ')}\n\nif __name__{main}"
+    (tmp_path / "train.py").write_text(script)
+    settings = ["training.max_iteration=500", "training.valid_interval=500", "--device=cpu"]
+    run_in(tmp_path, "train.py", "--output", "runs/line", *settings)
+    look = next(block for block in blocks("bash") if "--evaluate last" in block).splitlines()
+    for command in look:
+        result = run_in(tmp_path, *shlex.split(command)[1:])
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout.splitlines()[-1])["iteration"] == 500
+    from visualdl import LogReader
+
+    tags = LogReader(file_path=str(tmp_path / "runs/line/vdlrecords.run.log")).get_tags()
+    assert (tags["image"], tags["histogram"]) == (["line"], ["line/values"])
 
 
 def test_the_table_of_keys_holds_the_defaults() -> None:

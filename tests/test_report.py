@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, trained
@@ -68,6 +69,30 @@ def test_the_end_says_where_the_time_went_what_is_best_and_how_to_see_the_curves
     assert re.fullmatch(r"best        accuracy=[\d.]+ at iteration [24]", best)
     assert curves == f"curves      python -m expbase board '{tmp_path}/a run'"
     assert last.startswith("[4] FINISHED: epoch 1, step-00000004 in ")
+
+
+def test_long_names_move_the_whole_card(tmp_path: Path) -> None:
+    class Named(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.a_rather_long_name = paddle.nn.Linear(1, 1)
+            self.exclude_from_state("a_rather_long_name")
+            self.another_long_name = paddle.nn.Linear(1, 1)
+
+    exp = make(Named, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    rows = [line for line in said(tmp_path / "run") if not line.startswith(("WARNING", "self.a_"))]
+    places = {re.match(r"\S* +", line).end() for line in rows if " parameters" in line}  # type: ignore[union-attr]
+    assert len(places) == 1
+    assert {re.match(r"\S* +", line).end() for line in rows[:1]} == places  # type: ignore[union-attr]
+
+
+def test_a_start_without_a_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        trained(Tiny, tmp_path / "run", max_iteration=2, save_interval=0)
+    text = (tmp_path / "run/worker_0.log").read_text()
+    assert text.count("has no checkpoint: it begins anew") == 1
 
 
 def test_without_a_monitor_nothing_is_called_the_best(tmp_path: Path) -> None:
