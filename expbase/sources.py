@@ -106,7 +106,7 @@ def _look_with(git: _Git, output_dir: Path) -> dict[str, Any]:
     if status.submodules:
         notes.append(f"changes in submodules are not saved: {', '.join(status.submodules)}")
     dirty = status.changed or status.submodules or files or any(map(_is_source, left_out))
-    facts: dict[str, Any] = {"commit": status.commit, "branch": status.branch}
+    facts: dict[str, Any] = {"commit": status.commit or None, "branch": status.branch}
     facts |= {"dirty": bool(dirty), "state": state}
     if left_out:
         facts["left_out"] = {"count": len(left_out), "first": left_out[:5]}
@@ -117,7 +117,7 @@ class _Status:
     """What `git status` tells.
 
     Attributes:
-        commit: Full.
+        commit: Full; empty if there is none yet.
         branch: None if there is none.
         changed: Files that git knows; submodules apart.
         submodules: Those at another commit, or with changes of their own.
@@ -171,7 +171,7 @@ class _Git:
         """The commit and what differs from it.
 
         Raises:
-            _Unknown: There is no commit, or git does not tell.
+            _Unknown: Git does not tell.
         """
         try:
             status = self._status("all")
@@ -182,7 +182,10 @@ class _Git:
                 raise _Unknown("git status took too long") from None
             status.notes.append("files that git does not know are not looked at: too many")
         if status.commit == "(initial)":
-            raise _Unknown("the git repository has no commit yet")
+            status.commit = ""
+            status.untracked += status.changed  # all of it is to be saved
+            status.changed = []
+            status.notes.append("the git repository has no commit yet")
         return status
 
     def _status(self, untracked: str) -> _Status:

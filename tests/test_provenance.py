@@ -357,7 +357,16 @@ def test_where_there_is_no_repository_or_no_commit_that_is_the_note(
     assert code["note"].startswith("git refuses: fatal: not a git repository")
     (tmp_path / "empty/.git").rmdir()
     git(tmp_path / "empty", "init", "--quiet")
-    assert code_of(tmp_path / "run") == {"note": "the git repository has no commit yet"}
+    (tmp_path / "empty/train.py").write_text("rate = 1\n")
+    (tmp_path / "empty/net.py").write_text("size = 2\n")
+    git(tmp_path / "empty", "add", "net.py")
+    code = code_of(tmp_path / "run")
+    assert (code["commit"], code["dirty"]) == (None, True)
+    assert code["note"] == "the git repository has no commit yet"
+    assert saved(tmp_path / "run", code) == {
+        "untracked/net.py": b"size = 2\n",
+        "untracked/train.py": b"rate = 1\n",
+    }
 
 
 def test_without_git_that_is_the_note(
