@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ class Loud(Dataset):
     def __getitem__(self, index):
         if index % 50 == 0:
             print(f"worker says {index}", flush=True)
-            print("and complains", file=sys.stderr, flush=True)
+            print("and complains to", type(sys.stderr).__name__, file=sys.stderr, flush=True)
         return np.ones(2, "float32")
 
 class Slow(ExperimentBase):
@@ -71,6 +72,7 @@ def test_a_terminal_shows_one_line_that_moves_and_keeps_what_is_worth_it(
         assert columns - 6 <= len(last) <= columns - 3 if columns == 80 else len(last) > 80
         assert last.endswith(" MB")
         assert text.count("it/s") == 1
+        assert not shown.screen.cursor.hidden  # after a kill -9 nobody would show it again
         assert "x" * 100 + "end" in shown.text.replace("\n", "")  # not broken into words
         end = shown.wait()
     assert shown.exit_code == 0
@@ -98,7 +100,16 @@ def test_workers_write_to_the_terminal_and_do_not_hang(tmp_path: Path) -> None:
         end = shown.wait()
     assert shown.exit_code == 0
     assert "worker says 150" in end
-    assert "and complains" in end
+    assert "and complains to TextIOWrapper" in end  # not to rich's, with a lock nobody opens
+    assert "FileProxy" not in end
+
+
+def test_what_is_printed_into_a_file_stays_off_the_terminal(tmp_path: Path) -> None:
+    command = shlex.join(script(tmp_path))
+    with terminal(["/bin/sh", "-c", f"{command} > {tmp_path}/printed"]) as shown:
+        end = shown.wait()
+    assert "said by train_batch" in (tmp_path / "printed").read_text()
+    assert "said by train_batch" not in end
 
 
 def test_a_debugger_has_the_terminal_for_itself(tmp_path: Path) -> None:
