@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import paddle
 import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, trained
 
-from expbase.report import clock
+from expbase import console
+from expbase.report import clock, live
 
 
 def said(output: Path) -> list[str]:
@@ -69,6 +71,17 @@ def test_the_end_says_where_the_time_went_what_is_best_and_how_to_see_the_curves
     assert re.fullmatch(r"best        accuracy=[\d.]+ at iteration [24]", best)
     assert curves == f"curves      python -m expbase board '{tmp_path}/a run'"
     assert last.startswith("[4] FINISHED: epoch 1, step-00000004 in ")
+
+
+def test_only_one_rank_draws_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(look: Any) -> NoReturn:
+        raise AssertionError("a live line")
+
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(console, "live_line", draw)
+    rank_1: Any = SimpleNamespace(rank=1)
+    with live(rank_1):
+        pass
 
 
 def test_long_names_move_the_whole_card(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ class Tried(Tiny):
         if BROKEN == "state":
             self.notes = [object()]
             self.register_stateful("notes")
+    def on_save_checkpoint(self):
+        return {"note": "saved and loaded"}
+    def on_load_checkpoint(self, states):
+        print(states["note"])
     def on_train_end(self):
         print("finished:", self.finished, "max:", self.config.training.max_iteration)
 
@@ -59,6 +63,7 @@ def test_an_experiment_that_works_passes_and_nothing_is_left(tmp_path: Path, npr
     assert result.stdout.count("smoke test passed in ") == 1
     assert "2 updates, 0.0 MB saved and loaded, validated: [2] accuracy=" in result.stdout
     assert "finished: False max: 10000" in result.stdout  # schedules are as long as they will be
+    assert "\nsaved and loaded\n" in result.stdout
     assert "expbase board" not in result.stderr  # of a directory that is gone
     assert left == []
 
@@ -71,6 +76,13 @@ def test_what_would_fail_after_hours_fails_now(tmp_path: Path, broken: str, text
     assert result.returncode == 1
     assert text in result.stderr.splitlines()[-1]
     assert "smoke test passed" not in result.stdout
+    assert left == []
+
+
+def test_it_saves_and_loads_where_the_config_never_does(tmp_path: Path) -> None:
+    result, left = smoke(tmp_path, "training.save_interval=0", "training.valid_interval=0")
+    assert result.returncode == 0, result.stderr
+    assert "\nsaved and loaded\n" in result.stdout
     assert left == []
 
 
