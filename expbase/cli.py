@@ -69,7 +69,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)",
     )
-    add("--nprocs", type=_count, default=1, metavar="N", help="processes on this machine")
+    add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
     add("--fresh", action="store_true", help="move what is in the output directory aside first")
     add("--force", action="store_true", help="go on although the config differs from the run's")
     add("--print_config", action="store_true", help="print the resolved config and end")
@@ -80,7 +80,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "a temporary directory",
     )
     look = parser.add_argument_group(
-        "looking at a run (it may be running; its own config holds, but for --config and --opts)"
+        "looking at a run", "It may be running. Its own config holds, but for --config and --opts."
     ).add_mutually_exclusive_group()
     look.add_argument(
         "--evaluate",
@@ -135,6 +135,12 @@ def main(
                 if getattr(args, option):
                     raise ConfigError(
                         f"--{option}: given with --evaluate or --export, which only look at a run."
+                    )
+            for option in ("evaluate", "export"):
+                which = getattr(args, option)
+                if which is not None and not re.fullmatch("best|last|[0-9]+", which):
+                    raise ConfigError(
+                        f"--{option}: {which!r} given; expected best, last or an iteration."
                     )
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     except ConfigError as error:
@@ -236,7 +242,8 @@ def _look(exp: ExperimentBase, args: argparse.Namespace) -> None:
         print(json.dumps(found))
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """The number in a word of the command line, for argparse: 1 or more."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} given; expected 1 or more")
     return int(text)

@@ -12,6 +12,8 @@ from that checkpoint to the same error. Of each rank that failed there are, in
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 
-from expbase.checkpoint import write_single_file
+from expbase.checkpoint import iteration_of, write_single_file
 from expbase.config import ConfigError
 from expbase.tensorfile import Array, serialize
 
@@ -65,7 +67,7 @@ def leave(exp: ExperimentBase, error: BaseException) -> None:
     exp.logger.info(
         "what was under way is in %s; to see it fail again: python -m expbase replay %s",
         folder.relative_to(exp.output_dir),
-        exp.args.output,
+        shlex.quote(str(exp.args.output)),
     )
 
 
@@ -91,20 +93,52 @@ def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
 
 def newest(run: Path) -> Path | None:
     """The folder of the last failure of a run; None if there is none."""
-    folders = [path for path in (run / CRASH).glob("iteration-*") if any(path.glob("crash_*.json"))]
-    return max(folders, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return max(folders(run), key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def folders(run: Path) -> list[Path]:
+    """The folders of the failures of a run, sorted by name."""
+    return [path for path in sorted((run / CRASH).glob("iteration-*")) if _of_ranks(path)]
 
 
 def read(folder: Path) -> dict[int, dict[str, Any]]:
     """What each rank that failed said of it, by rank.
 
     Raises:
-        ValueError: A file is damaged.
+        ValueError: A file is damaged, or cannot be read.
     """
-    found = {}
-    for path in sorted(folder.glob("crash_*.json")):
-        try:
-            found[int(path.stem.removeprefix("crash_"))] = dict(json.loads(path.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: damaged ({error}).") from error
-    return found
+    return {rank: _read_one(path) for rank, path in _of_ranks(folder).items()}
+
+
+def _of_ranks(folder: Path) -> dict[int, Path]:
+    found = {path: re.fullmatch(r"crash_(\d+)", path.stem) for path in folder.glob("crash_*.json")}
+    return {int(rank[1]): path for path, rank in sorted(found.items()) if rank}
+
+
+def _read_one(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_bytes())
+        wrong = _what_is_wrong(facts)
+    except (OSError, ValueError, RecursionError) as error:
+        wrong = getattr(error, "strerror", None) or str(error)
+    if wrong:
+        known = f"traceback_{path.stem.removeprefix('crash_')}.txt"
+        raise ValueError(
+            f"{path}: damaged: {wrong}; expected what was noted of a failure. Without it the "
+            f"failure cannot be repeated. Its traceback is in {known} beside it."
+        )
+    return dict(facts)
+
+
+def _what_is_wrong(facts: Any) -> str:
+    if not isinstance(facts, dict):
+        return f"a {type(facts).__name__} stands there"
+    if not isinstance(facts.get("error"), str):
+        return f"error is {facts.get('error')!r}"
+    for name, least in (("iteration", 0), ("ranks", 1)):
+        value = facts.get(name)
+        if type(value) is not int or value < least:
+            return f"{name} is {value!r}"
+    start = facts.get("checkpoint", "")
+    is_name = isinstance(start, str) and "/" not in start and iteration_of(Path(start)) is not None
+    return "" if start is None or is_name else f"checkpoint is {start!r}"

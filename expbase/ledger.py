@@ -91,10 +91,65 @@ class Session:
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a ledger; torn ones are passed over, and without a file there are none.
 
+    A field that is not of its kind is None, as if it had not been found out.
+
     Raises:
         OSError: It cannot be read.
     """
-    return list(json_lines(path.read_bytes())) if path.exists() else []
+    return parse(path.read_bytes()) if path.exists() else []
+
+
+def parse(data: bytes) -> list[dict[str, Any]]:
+    """The records in the bytes of a ledger, as `read` gives them."""
+    return [*map(_checked, json_lines(data))]
+
+
+# What readers rely on, in the words of _fits: a text may say why a list or mapping is not known.
+_FIELDS: dict[Any, Any] = {
+    "time": (float, int),
+    **dict.fromkeys(("iteration", "first_iteration", "ranks", "exit_code"), int),
+    **dict.fromkeys(("reason", "resumed", "directory", "python", "platform", "host"), str),
+    "command": [str],
+    "config_changes": {...: [object, object]},
+    "packages": ({...: str}, str),
+    "local_packages": ([str], str),
+    "environment": {...: str},
+    "device": ({"name": str}, str),
+    "git": {...: object},
+}
+_GIT_FIELDS: dict[Any, Any] = {
+    **dict.fromkeys(("commit", "branch", "state", "note"), str),
+    "left_out": {"count": int, "first": [str]},
+}
+
+
+def _checked(fields: Mapping[str, Any], kinds: Mapping[Any, Any] = _FIELDS) -> dict[str, Any]:
+    checked = {n: v if _fits(v, kinds.get(n, object)) else None for n, v in fields.items()}
+    if kinds is _FIELDS and isinstance(code := checked.get("git"), dict):
+        checked["git"] = _checked(code, _GIT_FIELDS)
+    return checked
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind.
+
+    Args:
+        value: From JSON.
+        kind: A type; [kind]: a list of it; [kind, kind]: two; {name: kind}: with this entry;
+            {...: kind}: whatever the names; (kind, kind): one of them.
+    """
+    if isinstance(kind, tuple):
+        return any(_fits(value, one) for one in kind)
+    if isinstance(kind, list):
+        is_list = isinstance(value, list) and len(kind) in (1, len(value))
+        return is_list and all(_fits(item, kind[0]) for item in value)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(
+            _fits(item, one)
+            for name, one in kind.items()
+            for item in (value.values() if name is ... else [value.get(name)])
+        )
+    return isinstance(value, kind) and (kind is object or not isinstance(value, bool))
 
 
 def sessions(records: Iterable[Mapping[str, Any]]) -> list[Session]:

@@ -1,8 +1,8 @@
 """Runs described in YAML, one after the other.
 
-    experiment: "{workspace}/train.py:Clicks"     # or package.module:Class
-    mode: [pretrain, test]                        # one name, or several in this order
-    config:                                       # changes the experiment's defaults, for all
+    experiment: "{workspace}/train.py:Clicks"  # or package.module:Class
+    mode: [pretrain, test]  # one name, or several in this order
+    config:  # changes the experiment's defaults, for all
       optim: {lr: 0.01}
     runner:
       - name: pretrain
@@ -33,7 +33,7 @@ from typing import Any
 
 from expbase import checkpoint, distributed
 from expbase.checkpoint import CheckpointError
-from expbase.cli import Paragraphs, plainly
+from expbase.cli import Paragraphs, count, plainly
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.logs import json_value
@@ -64,11 +64,13 @@ _KEYS = (
 _KEYS_HELP = "\n".join(
     [
         "keys of a runner:",
-        "  name, class (train, infer), config (changes for this runner), checkpoints (of an infer",
-        "  runner: all, best, last or an iteration)",
-        *(f"  {key} (training.{ours})" for key, ours in _SHORT.items()),
-        f"  {', '.join(_ARGS)} (as of a training script)",
-        f"  {', '.join(f'{stage}_class_path' for stage in STAGES)}",
+        "  name: of its folder",
+        "  class: train or infer",
+        "  config: changes for this runner",
+        "  checkpoints: of an infer runner: all, best, last or an iteration",
+        *(f"  {key}: training.{ours}" for key, ours in _SHORT.items()),
+        *(f"  {key}: as of a training script" for key in _ARGS),
+        *(f"  {stage}_class_path: file.py:Class, in place of this stage" for stage in STAGES),
     ]
 )
 
@@ -152,8 +154,15 @@ def _load(path: Path, output: str) -> tuple[dict[str, Any], dict[str, Path]]:
             f"{path}: experiment: {plan.get('experiment')!r} given; expected "
             '"{workspace}/train.py:Class" or package.module:Class.'
         )
+    for key in ("workspace", "output"):
+        if not isinstance(plan.get(key, ""), str):
+            raise ConfigError(
+                f"{path}: {key}: {plan[key]!r} given; expected a path. One that begins with a "
+                "{ stands in quotes."
+            )
+    _check_sections(plan, str(path))
     file = path.resolve().parent
-    workspace = (file / str(plan.pop("workspace", "."))).resolve()
+    workspace = (file / plan.pop("workspace", ".")).resolve()
     values = {"workspace": str(workspace)}
     own = _filled(plan.pop("output", "{workspace}/runs"), values, f"{path}: output")
     folders = {"file": file, "workspace": workspace}
@@ -266,7 +275,7 @@ def _chosen(plan: Mapping[str, Any], place: str) -> list[tuple[int, dict[str, An
         raise ConfigError(f"{place}: runner: expected a list of `- name: …` sections.")
     names = [runner.get("name") for runner in runners]
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]*[\w-][\w.-]*", name):
             raise ConfigError(
                 f"{place}: runner[{index}].name: {name!r} given; expected a name for a folder."
             )
@@ -284,8 +293,9 @@ def _chosen(plan: Mapping[str, Any], place: str) -> list[tuple[int, dict[str, An
 
 def _check_runner(runner: Mapping[str, Any], place: str) -> None:
     _check_keys(runner, _KEYS, place)
+    _check_sections(runner, place)
     kind = runner.get("class")
-    if kind not in _CLASSES:
+    if not isinstance(kind, str) or kind not in _CLASSES:
         hint = ""
         if str(kind).startswith("cluster"):
             hint = (
@@ -312,6 +322,12 @@ def _check_runner(runner: Mapping[str, Any], place: str) -> None:
                 f"{place}.{key}: {runner[key]!r} given; expected a path. One that begins with a "
                 "{ stands in quotes."
             )
+    if not isinstance(runner.get("device") or "", str):
+        raise ConfigError(f"{place}.device: {runner['device']!r} given; expected cpu, gpu, gpu:0 …")
+    if not isinstance(runner.get("init_partial") or False, bool):
+        raise ConfigError(
+            f"{place}.init_partial: {runner['init_partial']!r} given; expected true or false."
+        )
 
 
 def _short(runner: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -325,6 +341,20 @@ def _short(runner: Mapping[str, Any], place: str) -> dict[str, Any]:
     if "epochs" in runner and "max_iteration" not in runner:
         training["max_iteration"] = 0  # the passes alone decide
     return training
+
+
+def _check_sections(plan: Mapping[str, Any], place: str) -> None:
+    """Checks that the config is a section, and the one for training in it."""
+    config = plan.get("config") or {}
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"{place}: config: {config!r} given; expected a section of `key: value`s."
+        )
+    training = config.get("training") or {}
+    if not isinstance(training, dict):
+        raise ConfigError(
+            f"{place}: config.training: {training!r} given; expected a section of `key: value`s."
+        )
 
 
 def _check_keys(section: Mapping[str, Any], known: Sequence[str], place: str) -> None:
@@ -374,12 +404,19 @@ def add_parser(tools: Any) -> None:
         description=__doc__,
         formatter_class=Paragraphs,
         epilog=_KEYS_HELP
-        + "\nThe same command continues where it was ended. exit codes: as of an experiment",
+        + "\n\nThe same command continues where it was ended.\n\nexit codes: 0 finished, 1 error, "
+        "2 unknown option, 124 time limit, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
     add("file", type=Path, help="the YAML file")
     add("--output", default="", metavar="DIR", help="folder of the runners' folders")
-    add("--nprocs", type=int, default=1, metavar="N", help="processes on this machine (default: 1)")
+    add(
+        "--nprocs",
+        type=count,
+        default=1,
+        metavar="N",
+        help="processes on this machine (default: 1)",
+    )
     add("--device", metavar="NAME", help="for all runners that name none")
     add("--fresh", action="store_true", help="move what is in the runners' folders aside first")
     add("--force", action="store_true", help="go on although a config differs from its run's")

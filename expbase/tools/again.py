@@ -70,7 +70,8 @@ def _end_after(exp: Any, iteration: int) -> None:
 
     def train_batch_or_end() -> None:
         if exp.iteration > iteration:
-            raise Passed
+            exp._failure = Passed()  # known, so that the log does not tell it as a failure
+            raise exp._failure
         train_batch()
 
     exp.train_batch = train_batch_or_end
@@ -131,7 +132,8 @@ def main() -> None:
         ended = f"{type(error).__name__}: {error}"
         if spec["pdb"] and isinstance(error, Exception):
             pdb.post_mortem(in_user_code(error.__traceback__))
-    Path(f"{spec['result']}_{distributed.rank()}").write_text(ended)
+    result = ended.encode("utf-8", "surrogatepass")  # as json has it in the run
+    Path(f"{spec['result']}_{distributed.rank()}").write_bytes(result)
     sys.stderr.flush()
     os._exit(1)  # other ranks are told by it; and what the script left running ends
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import functools
 import getpass
 import http.client
 import math
@@ -31,10 +30,11 @@ import numpy as np
 
 from expbase import checkpoint
 from expbase.cli import Paragraphs
-from expbase.tools.ls import differences
+from expbase.tools.ending import ended_by_signals
+from expbase.tools.ls import differences, printable
 from expbase.visualizer import board_application, column_name, record_parser, record_store
 
-_EXIT_CODES: dict[int, int] = {signal.SIGINT: 0, signal.SIGTERM: 143}
+_EXIT_CODES: dict[int, int | None] = {signal.SIGINT: 0, signal.SIGTERM: 143}
 _PORT = 8040  # VisualDL's own
 _HEAD = 8  # bytes before a record that hold its length
 _MARK = 256  # bytes of the last record that was read; it holds a time, so no other is like it
@@ -172,7 +172,10 @@ class Runs:
         alone = _newest(os.listdir(folder))
         self._base = self._folder.parent if alone else self._folder
         if not self.find():
-            raise ValueError(f"no runs with VisualDL records below {folder}.")
+            raise ValueError(
+                f"no runs with VisualDL records below {folder}. A run has some as soon as it has "
+                "logged a line."
+            )
         self._files: dict[str, RecordFile] = {}
         self._parse = record_parser()
         self._next_look = -math.inf
@@ -393,9 +396,13 @@ def add_parser(tools: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the tool until a signal ends it."""
-    say = functools.partial(print, file=sys.stdout, flush=True)
+    terminal = sys.stdout
+
+    def say(line: str) -> None:
+        print(printable(line), file=terminal, flush=True)
+
     with (
-        _ended_by_signals(),
+        ended_by_signals(_EXIT_CODES),
         open(os.devnull, "w") as nothing,
         contextlib.redirect_stdout(nothing),  # what VisualDL prints is for its authors
     ):
@@ -504,20 +511,3 @@ def _login() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):  # a container's user without a name
         return socket.gethostname()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Has SIGINT and SIGTERM raise SystemExit, once."""
-
-    def end(number: int, frame: object) -> None:
-        for other in _EXIT_CODES:
-            signal.signal(other, signal.SIG_IGN)
-        raise SystemExit(_EXIT_CODES[number])
-
-    before = {number: signal.signal(number, end) for number in _EXIT_CODES}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,6 +8,7 @@ ended is what its ledger says; one that ended without a word is lost (kill -9, p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -16,8 +17,8 @@ import struct
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from expbase.checkpointer import scores_of
 from expbase.cli import Paragraphs
 from expbase.config import ConfigError, load_yaml
 from expbase.ledger import LEDGER, last_config, read
-from expbase.logs import METRICS, json_lines
+from expbase.logs import METRICS, json_lines, json_value
 from expbase.output import CONFIG, LOCK
 
 _LOCK = LOCK.format(rank=0)
@@ -68,17 +69,22 @@ class Run:
     note: str = ""
 
 
-def find(folder: Path) -> list[Path]:
+def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
     """The directories of runs at or below a folder, sorted.
+
+    Args:
+        folder: Where to look.
+        on_error: Hears of directories that cannot be read.
 
     Raises:
         ValueError: There is no such folder.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such directory; expected one with runs in it.")
+        wrong = "is a file" if folder.exists() else "no such directory"
+        raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
     found = []
-    for directory, names, files in os.walk(folder):
-        if CONFIG in files and (LEDGER in files or _LOCK in files):
+    for directory, names, files in os.walk(folder, onerror=on_error):
+        if len({CONFIG, LEDGER, _LOCK}.intersection(files)) > 1:  # a damaged run may lack one
             found.append(Path(directory))
             names.clear()  # what is below belongs to it
         names[:] = [name for name in sorted(names) if not name.startswith(".")]
@@ -87,24 +93,31 @@ def find(folder: Path) -> list[Path]:
 
 def look(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
     """A run, and the config of its last start by full keys."""
-    records = _records(path)
-    run = Run(name, _state(path, records))
-    config: dict[str, Any] = {}
-    try:
-        config = last_config(load_yaml(path / CONFIG), records)
-    except ConfigError as error:
-        run.note = str(error)
-    run.max_iteration = config.get("training.max_iteration", 0)
+    notes: list[str] = []
+    records: list[dict[str, Any]] = []
+    first: dict[str, Any] = {}
+    saved: list[Path] = []
+    with _noting(notes):
+        records = read(path / LEDGER)
+    with _noting(notes):
+        first = load_yaml(path / CONFIG)
+    with _noting(notes):
+        saved = checkpoint.listed(path / checkpoint.FOLDER)
+    config = last_config(first, records)
+    run = Run(name, "", max_iteration=_whole(config.get("training.max_iteration")))
     for line in _last_lines(path / METRICS):
-        run.iteration = run.iteration or line.get("iteration", 0)
-        if run.loss is None:
-            run.loss = line.get("train/loss")
-    saved = checkpoint.listed(path / checkpoint.FOLDER)
+        run.iteration = run.iteration or _whole(line.get("iteration"))
+        if run.loss is None and isinstance(line.get("train/loss"), (float, str)):
+            run.loss = line["train/loss"]
     if saved:
         run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
         run.best_iteration, run.best = _best(saved[-1])
-    times = [file.stat().st_mtime for file in (path / LEDGER, path / METRICS) if file.exists()]
-    run.age = round(now - max(times), 1) if times else 0.0
+    run.state = _state(path, records, has_begun=bool(run.iteration))
+    if run.state == "lost" and not records and not any(LEDGER in note for note in notes):
+        notes.append(f"{LEDGER}: holds no record")
+    run.age = _age_of([path / LEDGER, path / METRICS], now)
+    # The name of the run stands before it, in its row.
+    run.note = "; ".join(" ".join(note.replace(f"{path}/", "").split()) for note in notes)
     starts = [record for record in records if record.get("event") == "start"]
     code = (starts[-1].get("git") if starts else None) or {}  # none in an old ledger
     run.commit, run.dirty = code.get("commit"), bool(code.get("dirty"))
@@ -119,18 +132,34 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: config[key] for key in varying if key in config} for config in configs]
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def _noting(notes: list[str]) -> Iterator[None]:
+    """Has what cannot be read be a note, and no more."""
     try:
-        return read(path / LEDGER)
-    except OSError:
-        return []
+        yield
+    except OSError as error:
+        notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+    except ConfigError as error:
+        notes.append(str(error).rstrip("."))
 
 
-def _state(path: Path, records: Sequence[Mapping[str, Any]]) -> str:
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _age_of(files: Sequence[Path], now: float) -> float:
+    times = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(round(now - max(times), 1), 0.0) if times else 0.0
+
+
+def _state(path: Path, records: Sequence[Mapping[str, Any]], *, has_begun: bool) -> str:
     if _is_locked(path / _LOCK):
         return "running"
     if not records:
-        return "new"
+        return "lost" if has_begun else "new"
     last = records[-1]
     if last.get("event") != "end":
         return "lost"
@@ -169,8 +198,13 @@ def _best(path: Path) -> tuple[int, float] | tuple[None, None]:
     try:
         scores = scores_of(path)
         return (int(scores[0][0]), float(scores[0][1])) if scores else (None, None)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
         return None, None
+
+
+def printable(text: str) -> str:
+    """With what no terminal can show, or a file name should not hold, as backslash escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 # --- the tool --------------------------------------------------------------------------------
@@ -187,25 +221,35 @@ def add_parser(tools: Any) -> None:
     )
     parser.add_argument("dir", type=Path, nargs="?", default=Path(), help="default: this one")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
-    parser.set_defaults(run=main, slips=(ValueError,))
+    parser.set_defaults(run=main, slips=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the tool; gives its exit code."""
     now = time.time()
-    paths = find(args.dir)
+    paths = find(args.dir, _say_unreadable)
     looked = [look(path, str(path.relative_to(args.dir)), now) for path in paths]
     for (run, _), own in zip(looked, differences([config for _, config in looked]), strict=True):
         run.differs = own
     runs = [run for run, _ in looked]
     if args.json:
         for run in runs:
-            print(json.dumps(asdict(run)))
+            print(json.dumps({**asdict(run), "best": json_value(run.best)}))
     elif runs:
-        _print_table(runs)
+        _print_table([*map(_shown, runs)])
     else:
-        print(f"no runs in {args.dir}")
+        print(f"no runs in {printable(str(args.dir))}")
     return 0
+
+
+def _say_unreadable(error: OSError) -> None:
+    print(f"{error.filename}: {error.strerror}; not looked into.", file=sys.stderr)
+
+
+def _shown(run: Run) -> Run:
+    """A run whose texts keep to their row."""
+    differs = {name: printable(str(value)) for name, value in (run.differs or {}).items()}
+    return replace(run, name=printable(run.name), note=printable(run.note), differs=differs)
 
 
 def _print_table(runs: Sequence[Run]) -> None:

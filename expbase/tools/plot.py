@@ -8,15 +8,20 @@ before, whose weights fall by --smooth from point to point.
 from __future__ import annotations
 
 import argparse
-import math
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
+from expbase.output import CONFIG
+from expbase.tools.ls import printable
 
 Curve = list[tuple[int, float]]
+_LARGEST = 1e300
+_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def curves(run: Path) -> dict[str, Curve]:
@@ -29,16 +34,32 @@ def curves(run: Path) -> dict[str, Curve]:
         ValueError: It has no metrics.jsonl, or nothing in it.
     """
     path = run / METRICS
-    if not path.is_file():
+    if run.is_file():
+        raise ValueError(f"{run}: is a file; expected the output directory of a run.")
+    if not path.exists() and (run / CONFIG).exists():
+        raise ValueError(f"{path}: does not exist yet: the run has logged nothing so far.")
+    if not path.exists():
         raise ValueError(f"{path}: does not exist; expected the output directory of a run.")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}.") from error
     found: dict[str, Curve] = {}
-    for line in json_lines(path.read_bytes()):  # without the torn one of a run that is writing
-        for name, value in line.items():
-            if "/" in name and isinstance(value, (int, float)) and math.isfinite(value):
-                found.setdefault(name, []).append((line["iteration"], value))
+    for line in json_lines(data):  # without the torn one of a run that is writing
+        iteration: Any = line.get("iteration")
+        for name, value in line.items() if _is_number(iteration) else ():
+            if "/" in name and _is_number(value):
+                found.setdefault(name, []).append((iteration, value))
     if not found:
-        raise ValueError(f"{path}: holds no metrics yet.")
+        raise ValueError(
+            f"{path}: holds no metrics{' that can be read' if data.strip() else ' yet'}; expected "
+            "lines of JSON, as a run logs them."
+        )
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < _LARGEST  # neither infinite nor nan
 
 
 def smoothed(curve: Curve, weight: float) -> Curve:
@@ -79,6 +100,7 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], weight: 
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(6 * columns, 3.2 * rows), layout="constrained")
     fields = figure.subplots(rows, columns, squeeze=False).flat
+    lines: dict[str, Any] = {}  # one of each run, for the legend
     for field, name in zip(fields, names, strict=False):
         for index, (run, found) in enumerate(runs.items()):
             curve, colour = found.get(name, []), f"C{index % 10}"
@@ -87,15 +109,20 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], weight: 
                 curve = smoothed(curve, weight)
             if curve:
                 marker = "o" if len(curve) == 1 else None
-                field.plot(*zip(*curve, strict=True), color=colour, label=run, marker=marker)
-        field.set_title(name, loc="left", fontsize=10)
+                (lines[run],) = field.plot(*zip(*curve, strict=True), color=colour, marker=marker)
+        field.set_title(name, loc="left", fontsize=10, parse_math=False)
         field.set_xlabel("iteration")
         field.grid(alpha=0.3)
     for field in list(fields)[len(names) :]:
         field.remove()
     if len(runs) > 1:
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(runs), 4))
+        columns = min(len(lines), 4)
+        # Both are given: a label that begins with _ would not be shown.
+        legend = figure.legend(
+            [*lines.values()], [*lines], loc="outside upper center", ncols=columns
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a name may hold a $
     return figure
 
 
@@ -125,10 +152,23 @@ def main(args: argparse.Namespace) -> int:
     """Runs the tool; gives its exit code."""
     if not 0 <= args.smooth < 1:
         raise ValueError(f"--smooth: {args.smooth} given; expected 0 or more, and below 1.")
+    if args.output.suffix.lower() not in _ENDINGS:
+        raise ValueError(
+            f"--output: {str(args.output)!r} given; expected a name in {', '.join(_ENDINGS)}."
+        )
     found = {str(run): curves(run) for run in args.runs}
     names = chosen(list(found.values()), args.metrics)
     if not names:
         raise ValueError("only speeds and rates were logged; expected --metrics to name some.")
-    draw(found, names, args.smooth).savefig(args.output, dpi=120)
-    print(args.output)
+    for run, own in found.items():
+        if own.keys().isdisjoint(names):
+            print(f"{run}: has none of these metrics; not drawn.", file=sys.stderr)
+    figure = draw(found, names, args.smooth)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that its font does not have, say
+        try:
+            figure.savefig(args.output, dpi=120)
+        except OSError as error:
+            raise ValueError(f"--output: {args.output}: {error.strerror}.") from error
+    print(printable(str(args.output)))
     return 0

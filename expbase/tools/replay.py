@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,8 @@ from expbase import checkpoint, crash
 from expbase.cli import Paragraphs
 from expbase.ledger import LEDGER, read
 from expbase.output import CONFIG
+from expbase.tools.ending import CODES, ended_by_signals, kill
+from expbase.tools.ls import printable
 
 _LAUNCH = "paddle.distributed.launch"
 
@@ -35,13 +39,14 @@ def add_parser(tools: Any) -> None:
         help="repeats the failure of a run on a copy, in a debugger if you like",
         description=__doc__,
         formatter_class=Paragraphs,
-        epilog="exit codes: 0 the same error came, 1 it did not, or another one did",
+        epilog="exit codes: 0 the same error came, 1 it did not, or another one did, 130 Ctrl-C, "
+        "143 SIGTERM",
     )
     add = parser.add_argument
     add("dir", type=Path, metavar="RUN", help="the output directory of the run")
     add("--iteration", type=int, metavar="N", help="of the failure (default: the last failure's)")
     add("--pdb", action="store_true", help="end in the debugger (runs of one process)")
-    parser.set_defaults(run=main, slips=(ValueError, OSError, checkpoint.CheckpointError))
+    parser.set_defaults(run=main, slips=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -50,15 +55,21 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         ValueError: There is no failure to repeat, or no way to do so.
     """
-    run = args.dir.resolve()
-    folder = _folder(run, args.iteration)
+    run = Path(os.path.realpath(args.dir))
+    folder = _folder(args.dir, args.iteration)
     of_ranks = crash.read(folder)
     facts = next(iter(of_ranks.values()))
-    ranks = int(facts["ranks"])
+    ranks = facts["ranks"]
     if args.pdb and ranks > 1:
         raise ValueError(f"--pdb: the run has {ranks} processes; expected one. Leave --pdb out.")
     program, directory = _program(run)
-    with tempfile.TemporaryDirectory(prefix="expbase-replay-") as temporary:
+    codes = {**CODES, signal.SIGINT: None} if args.pdb else CODES  # Ctrl-C is the debugger's
+    with (
+        ended_by_signals(codes),
+        tempfile.TemporaryDirectory(
+            prefix="expbase-replay-", ignore_cleanup_errors=True
+        ) as temporary,
+    ):
         copy = Path(temporary) / run.name
         _copy(run, copy, facts["checkpoint"])
         spec = Path(temporary) / "spec.json"
@@ -67,14 +78,22 @@ def main(args: argparse.Namespace) -> int:
         spec.write_text(json.dumps({**told, "pdb": args.pdb, "result": str(result)}))
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
         words = [str(Path(__file__).with_name("again.py")), str(spec), *program]
-        subprocess.run([*_python(ranks, Path(temporary)), *words], cwd=directory, check=False)
+        process = subprocess.Popen([*_python(ranks, Path(temporary)), *words], cwd=directory)
+        try:
+            process.wait()
+        finally:
+            kill(process)
         ended = {rank: _read(Path(f"{result}_{rank}")) for rank in of_ranks}
     ended = {rank: text.replace(str(copy), str(run)) for rank, text in ended.items()}
     return _judge(of_ranks, ended)
 
 
 def _say(text: str) -> None:
-    print(f"replay: {text}", flush=True)
+    print(f"replay: {_readable(text)}", flush=True)
+
+
+def _readable(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _folder(run: Path, iteration: int | None) -> Path:
@@ -84,11 +103,11 @@ def _folder(run: Path, iteration: int | None) -> Path:
     if newest is None:
         raise ValueError(
             f"{run}: no failure in training was noted ({crash.CRASH}/iteration-N is not there). "
-            f"How it ended: python -m expbase show {run}"
+            f"How it ended: python -m expbase show {shlex.quote(str(run))}"
         )
     folder = newest if iteration is None else run / crash.CRASH / f"iteration-{iteration}"
     if not crash.read(folder):
-        there = sorted(path.name.removeprefix("iteration-") for path in newest.parent.iterdir())
+        there = [path.name.removeprefix("iteration-") for path in crash.folders(run)]
         raise ValueError(f"--iteration: {iteration} given; expected one of {', '.join(there)}.")
     return folder
 
@@ -99,7 +118,11 @@ def _program(run: Path) -> tuple[list[str], Path]:
     Raises:
         ValueError: The ledger names none, or it is not there.
     """
-    starts = [record for record in read(run / LEDGER) if record.get("event") == "start"]
+    try:
+        records = read(run / LEDGER)
+    except OSError as error:
+        raise ValueError(f"{run / LEDGER}: cannot be read: {error.strerror}.") from error
+    starts = [record for record in records if record.get("event") == "start"]
     facts = starts[-1] if starts else {}
     program = _without_launcher(facts.get("command") or [])
     if not program:
@@ -149,8 +172,14 @@ def _copy(run: Path, copy: Path, name: str | None) -> None:
             f"{source}: is not there any more, so the failure cannot be repeated from it; the run "
             "went on since, and training.keep_last checkpoints were kept."
         )
-    checkpoint.verify(source)
-    shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=_link)
+    try:
+        checkpoint.verify(source)
+        shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=_link)
+    except checkpoint.CheckpointError as error:
+        raise ValueError(f"{error} The failure cannot be repeated without it.") from error
+    except OSError as error:
+        why = error.strerror or error.args[0][0][-1]  # of the first file that failed
+        raise ValueError(f"{source}: cannot be copied to {copy}: {why}.") from error
 
 
 def _link(source: str, target: str) -> None:
@@ -168,7 +197,9 @@ def _python(ranks: int, folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else "the process ended by itself"
+    if not path.exists():
+        return "the process ended by itself"
+    return path.read_bytes().decode("utf-8", "surrogatepass")
 
 
 def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) -> int:

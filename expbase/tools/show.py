@@ -9,6 +9,7 @@ another --output. Of a later start: from the checkpoint that it continued.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import re
@@ -24,15 +25,18 @@ from typing import Any
 from expbase import checkpoint
 from expbase.cli import Paragraphs
 from expbase.config import flatten, get_default_training_config
-from expbase.ledger import LEDGER, Session, read, sessions
+from expbase.ledger import LEDGER, Session, parse, sessions
 from expbase.output import CONFIG
 from expbase.provenance import SET_BY_LAUNCHER
 from expbase.sources import CHANGES, SOURCES, UNTRACKED
 from expbase.tools import ls
+from expbase.tools.ls import printable
 
 _WIDTH = 80
 _LABEL = 12  # columns of a row's name
 _NEWEST = 3  # checkpoints that are named
+_TIMES = 1e11  # seconds since 1970 that can be told
+_UNBEGUN = {"new": "it was set up and never began", "running": "it is being set up"}
 
 
 @dataclass
@@ -64,7 +68,6 @@ def look(path: Path) -> Story:
 
     Raises:
         ValueError: There is no run.
-        OSError: Its ledger cannot be read.
     """
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
@@ -73,13 +76,17 @@ def look(path: Path) -> Story:
         below = "; there are runs below it: python -m expbase ls" if ls.find(path) else ""
         raise ValueError(f"{path}: holds no run; expected the output directory of one{below}.")
     run, config = ls.look(path, str(path), time.time())
-    records = read(path / LEDGER)
-    text = (path / LEDGER).read_bytes() if records else b""
+    text, checkpoints = b"", []
+    with contextlib.suppress(OSError):  # run.note tells of it
+        text = (path / LEDGER).read_bytes()
+    with contextlib.suppress(OSError):
+        checkpoints = checkpoint.listed(path / checkpoint.FOLDER)
+    records = parse(text)
     return Story(
         path=path,
         run=run,
         config=config,
-        checkpoints=[found.name for found in checkpoint.listed(path / checkpoint.FOLDER)],
+        checkpoints=[found.name for found in checkpoints],
         sessions=sessions(records),
         unreadable=sum(bool(line.strip()) for line in text.splitlines()) - len(records),
     )
@@ -90,7 +97,7 @@ def look(path: Path) -> Story:
 
 def told(story: Story) -> Iterator[str]:
     """The story in lines of at most 80 columns, as far as its words are short enough."""
-    yield _printable(str(story.path))
+    yield printable(str(story.path))
     for name, text in _rows_of_run(story):
         yield from _row(name, text)
     before: Mapping[str, Any] = {}
@@ -107,22 +114,24 @@ def _rows_of_run(story: Story) -> Iterator[tuple[str, str]]:
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     yield "state", f"{run.state}, {run.iteration} iterations{limit}"
     if run.best is not None:
-        monitor = story.config.get("training.monitor") or "best"
-        yield "best", f"{monitor}={run.best:.6g} at iteration {run.best_iteration}"
-    if isinstance(run.loss, float):
-        yield "loss", f"{run.loss:.6g}"
+        monitor = story.config.get("training.monitor")
+        value = f"{monitor}={run.best:.6g}" if monitor else f"{run.best:.6g}"
+        yield "best", f"{value} at iteration {run.best_iteration}"
+    if run.loss is not None:
+        yield "loss", f"{run.loss:.6g}" if isinstance(run.loss, float) else str(run.loss)
     more = f" and {len(names) - _NEWEST} before" if names[_NEWEST:] else ""
     yield "checkpoints", f"{', '.join(names[-_NEWEST:]) or 'none'}{more}"
     defaults = flatten({"training": get_default_training_config()})
     changed = {k: v for k, v in story.config.items() if k in defaults and v != defaults[k]}
     values = [f"{key.partition('.')[2]}={value!r}" for key, value in changed.items()]
-    yield "training", " ".join(values) or "all by default"
+    is_known = "training.max_iteration" in story.config  # every config has it
+    yield "training", " ".join(values) or ("all by default" if is_known else "not known")
     if run.note:
         yield "note", run.note
     if story.unreadable:
         yield "note", f"lines of {LEDGER} that cannot be read: {story.unreadable}"
-    if not story.sessions:
-        yield "note", "it was set up and never began"
+    if not story.sessions and run.state in _UNBEGUN:
+        yield "note", _UNBEGUN[run.state]
 
 
 def _rows_of_session(
@@ -161,9 +170,10 @@ def _span(session: Session, story: Story, number: int) -> str:
     text = f"{_clock(start.get('time'))}, "
     first = start.get("iteration")
     if end is not None:
-        seconds = _number(end.get("time")) - _number(start.get("time"))
-        took = datetime.timedelta(seconds=round(seconds))
-        return f"{text}{took}, iterations {first} to {end.get('iteration')}"
+        began, ended = _seconds(start.get("time")), _seconds(end.get("time"))
+        if began is not None and ended is not None:
+            text += f"{datetime.timedelta(seconds=round(ended - began))}, "
+        return f"{text}iterations {first} to {end.get('iteration')}"
     if number == len(story.sessions) and story.run.state == "running":
         return f"{text}from iteration {first}, is running"
     return f"{text}from iteration {first}, killed: it noted no end"
@@ -171,7 +181,7 @@ def _span(session: Session, story: Story, number: int) -> str:
 
 def _machine(start: Mapping[str, Any]) -> str:
     device, ranks = _map(start.get("device")), start.get("ranks")
-    name = f"{device['name']} ({device['model']})" if device else str(start.get("device"))
+    name = f"{device['name']} ({device.get('model')})" if device else str(start.get("device"))
     packages = _map(start.get("packages"))
     versions = [f"{n} {v}" for n, v in packages.items() if n.startswith("paddlepaddle")]
     text = f"{start.get('host')}: {ranks} {'process' if ranks == 1 else 'processes'}"
@@ -188,7 +198,7 @@ def _code(start: Mapping[str, Any]) -> str:
             text += f" with changes{saved}"
     if left_out := git.get("left_out"):
         more = ", …" if left_out["count"] > len(left_out["first"]) else ""
-        names = ", ".join(map(_printable, left_out["first"]))
+        names = ", ".join(map(printable, left_out["first"]))
         text += f"; not saved, {left_out['count']} files: {names}{more}"
     return "; ".join(filter(None, [text, git.get("note")]))
 
@@ -212,7 +222,7 @@ def _row(name: str, text: str | Sequence[str]) -> Iterator[str]:
     end = "" if isinstance(text, str) else " \\"
     line = f"{name:<{_LABEL - 1}}"
     is_empty = True
-    for word in map(_printable, words):
+    for word in map(printable, words):
         if not is_empty and len(line) + 1 + len(word) + len(end) > _WIDTH:
             yield line + end
             line = " " * (_LABEL - 1)
@@ -220,24 +230,19 @@ def _row(name: str, text: str | Sequence[str]) -> Iterator[str]:
     yield line
 
 
-def _printable(text: str) -> str:
-    """With what no terminal can show, or a file name should not hold, as backslash escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+def _seconds(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and abs(value) < _TIMES else None
 
 
 def _clock(value: Any) -> str:
-    known = isinstance(value, (int, float))
-    return (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if known else "at no known time"
-    )
+    seconds = _seconds(value)
+    if seconds is None:
+        return "at no known time"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _map(value: Any) -> dict[str, Any]:
@@ -278,7 +283,8 @@ def script(story: Story, number: int) -> Iterator[str]:
 def _start_of(story: Story, number: int) -> Mapping[str, Any]:
     count = len(story.sessions)
     if not 1 <= number <= count:
-        known = f"1 to {count}" if count else "none: the run never began"
+        known = f"1 to {count}" if count else f"none in {LEDGER}, as far as it can be read"
+        known = "none: the run never began" if story.run.state == "new" else known
         raise ValueError(f"--reproduce: session {number} given; there are {known}.")
     start = story.sessions[number - 1].start
     if start is None:
@@ -357,7 +363,8 @@ def _code_again(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _packages_again(start: Mapping[str, Any]) -> Iterator[str]:
-    packages, local = start.get("packages"), start.get("local_packages") or []
+    packages, local = start.get("packages"), start.get("local_packages")
+    local = local if isinstance(local, list) else []
     yield ""
     if not isinstance(packages, dict):
         yield from _comment(f"Which packages there were is not known: {packages}.")
@@ -441,7 +448,7 @@ def _runner_place(words: Sequence[str]) -> int | None:
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(
-        _printable(_one_line(text)), _WIDTH, initial_indent="# ", subsequent_indent="# ",
+        printable(_one_line(text)), _WIDTH, initial_indent="# ", subsequent_indent="# ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

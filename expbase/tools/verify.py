@@ -2,17 +2,15 @@
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every tensor, counter, random state and logged number. The
-script must take expbase's options (`main(Experiment)`, or `default_argument_parser()`).
+script must take expbase's options (`main(Experiment)`, or `default_argument_parser()`). What
+stands after -- goes to it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -28,6 +26,7 @@ from expbase.checkpointer import STATE_FILE
 from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
 from expbase.tensorfile import Array, parse
+from expbase.tools.ending import ended_by_signals, kill
 
 _POLL_SECONDS = 0.0005
 _KINDS = ("at a random moment", "inside a save", "inside a validation")
@@ -53,8 +52,8 @@ def add_parser(tools: Any) -> None:
         help="prove that an experiment continues to the same bits after kill -9",
         description=__doc__,
         formatter_class=Paragraphs,
-        usage="%(prog)s [options] script --output DIR [-- WORDS FOR YOUR SCRIPT]",
-        epilog="exit codes: 0 identical, 1 not, or an error",
+        usage="%(prog)s [options] script --output DIR [-- WORDS]",
+        epilog="exit codes: 0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM",
     )
     add = parser.add_argument
     add("script", type=Path, help="your train.py")
@@ -82,18 +81,13 @@ def run(args: argparse.Namespace) -> int:
         ValueError: The arguments cannot be used.
         RuntimeError: The script fails by itself.
     """
-    if not args.script.is_file():
-        raise ValueError(f"{args.script}: no such file; expected a training script.")
-    if args.output.exists() and any(args.output.iterdir()):
-        raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
-    if args.iterations < 10 or args.kills < 1:
-        raise ValueError("expected --iterations of 10 or more and --kills of 1 or more.")
-    args.output.mkdir(parents=True, exist_ok=True)
+    _check(args)
     straight, killed = Side(args, "straight"), Side(args, "killed")
-    print(f"straight through: {args.iterations} iterations")
-    straight.finish()
-    print(f"again, with {args.kills} times kill -9")
-    counts = killed.finish_with_kills(random.Random(args.seed), args.kills)
+    with ended_by_signals():
+        print(f"straight through: {args.iterations} iterations", flush=True)
+        straight.finish()
+        print(f"again, with {args.kills} times kill -9", flush=True)
+        counts = killed.finish_with_kills(random.Random(args.seed), args.kills)
     for kind, count in counts.items():
         print(f"  killed {count} times {kind}")
     difference = first_difference(straight, killed, args.tolerance)
@@ -105,6 +99,26 @@ def run(args: argparse.Namespace) -> int:
     compared = f"{len(straight.tensors())} tensors, {len(straight.logged())} logged numbers"
     print(f"identical: {args.iterations} iterations, {sum(counts.values())} kills, {compared}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Checks the arguments, and makes the output directory."""
+    if not args.script.is_file():
+        wrong = "is a directory" if args.script.is_dir() else "no such file"
+        raise ValueError(f"{args.script}: {wrong}; expected a training script.")
+    for name, least in (("iterations", 10), ("kills", 1), ("nprocs", 1), ("tolerance", 0)):
+        value = getattr(args, name)
+        if not value >= least:  # nor nan
+            raise ValueError(f"--{name}: {value} given; expected --{name} of {least} or more.")
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(args.output.iterdir())
+    except OSError as error:
+        raise ValueError(
+            f"--output: {args.output} cannot be a directory: {error.strerror}; expected a new one."
+        ) from error
+    if not is_empty:
+        raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
 
 
 @dataclass
@@ -169,8 +183,14 @@ class Side:
         finally:
             self.kill()
         if code:
-            tail = "\n".join(Path(f"{self.directory}.stderr").read_text().splitlines()[-15:])
+            text = Path(f"{self.directory}.stderr").read_text(errors="replace")
+            tail = "\n".join(text.splitlines()[-15:])
             raise RuntimeError(f"the run {self.name!r} ended with code {code}:\n{tail}")
+        if not checkpoint.listed(self.directory / checkpoint.FOLDER):
+            raise RuntimeError(
+                f"{self.args.script}: made no checkpoint in {self.directory}; expected a script "
+                "that ends in main(Experiment), and trains with the options that it is given."
+            )
 
     def finish_with_kills(self, source: random.Random, kills: int) -> dict[str, int]:
         """Kills it at random moments, continues it each time, and at last runs it to its end.
@@ -189,10 +209,12 @@ class Side:
             kind = _KINDS[number % len(_KINDS)]
             self.start()
             delay = source.uniform(0, 0.02) if kind == _KINDS[0] else 0.0
-            if self._wait_for(kind, moment):
-                time.sleep(delay)
-                counts[kind] += self.process.poll() is None
-            self.kill()
+            try:
+                if self._wait_for(kind, moment):
+                    time.sleep(delay)
+                    counts[kind] += self.process.poll() is None
+            finally:
+                self.kill()
         if sum(counts.values()) < kills:
             raise RuntimeError(
                 f"killed {sum(counts.values())} times instead of {kills}: the runs ended before. "
@@ -224,11 +246,8 @@ class Side:
         return True
 
     def kill(self) -> None:
-        """Kills whatever of it still runs, with all its processes; they lead their own groups."""
-        for pid in [self.process.pid, *_descendants(self.process.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        """Kills whatever of it still runs, with all its processes."""
+        kill(self.process)
 
     # What it left
 
@@ -344,21 +363,6 @@ def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, value
     for key, item in items:
         yield from _flat(item, f"{place}.{key}" if place else str(key))
-
-
-def _descendants(pid: int) -> list[int]:
-    """The processes that a process started, and those that they started, and so on."""
-    children: dict[int, list[int]] = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (directory / "stat").read_text().rpartition(")")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(directory.name))
-    found, queue = [], [pid]
-    while queue:
-        young = children.get(queue.pop(), [])
-        found += young
-        queue += young
-    return found
 
 
 class _Tail:
