@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.overrides += rest  # argparse takes them at one place alone
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)} (for your own script: after --)")
+    if after and args.tool != "verify":
+        parser.error(f"words after --: {' '.join(after)}; only verify takes some, for your script")
     args.words = after
     try:
         code: int = args.run(args)
@@ -34,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, head say, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return 130
     except args.slips as error:  # of the person who called; anything else shows its traceback
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1

@@ -200,7 +200,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        # yaml lets through what its own constructors raise, of a date like 2020-13-45, say.
         raise ConfigError(f"{path}: not YAML: {error}") from error
     if loaded is None:
         raise ConfigError(f"{path}: empty; expected `key: value` lines.")

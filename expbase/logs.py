@@ -62,6 +62,7 @@ def open_log(path: Path | None, *, echo: bool) -> logging.Logger:
         console = _Echo()
         console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
         logger.addHandler(console)
+    logger.addHandler(logging.NullHandler())  # without any python would print to stderr
     return logger
 
 

@@ -85,15 +85,18 @@ class Output:
         Raises:
             ConfigError: Another run has it.
         """
-        name = os.path.realpath(
-            self.path / LOCK.format(rank=rank)
-        )  # the same by any name of the path
+        name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same by any name
         if name in _held:
             raise ConfigError(
                 f"args.output: {str(self.path)!r} is in use by another experiment of this process. "
                 "Close that one first, or give each its own directory."
             )
-        file = open(name, "ab")
+        try:
+            file = open(name, "ab")
+        except OSError as error:
+            raise ConfigError(
+                f"args.output: {str(self.path)!r} cannot be locked: {error.strerror}."
+            ) from error
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

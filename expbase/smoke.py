@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expbase.config import complete
+from expbase.config import ConfigError, complete
 from expbase.experiment import ExperimentBase
 from expbase.logs import line
 
@@ -51,7 +51,7 @@ def smoke(experiment: type[ExperimentBase], config: Mapping[str, Any], args: Any
     """Tries an experiment.
 
     Raises:
-        RuntimeError: There was nothing to train.
+        ConfigError: There was nothing to train.
         BaseException: Whatever the experiment raised.
     """
     trial = type(experiment.__name__, (_Trial, experiment), {})
@@ -65,7 +65,7 @@ def smoke(experiment: type[ExperimentBase], config: Mapping[str, Any], args: Any
         exp.run()
         size = sum(path.stat().st_size for path in exp.checkpoint_dir.rglob("*") if path.is_file())
     if not exp.trial_updates:
-        raise RuntimeError(f"--smoke: made no update; training ended at {exp.iteration} already.")
+        raise ConfigError(f"--smoke: made no update; training ended at {exp.iteration} already.")
     if exp.rank == 0:
         print(
             f"smoke test passed in {time.perf_counter() - began:.1f} s: "

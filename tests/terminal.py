@@ -30,8 +30,9 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self.pid, self._fd = pty.fork()
         if self.pid == 0:  # the program
+            kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
             # Not by execv: readline, which pytest loads, has put COLUMNS where python sees it not.
-            os.execve(words[0], [*words], {**os.environ, "TERM": "xterm-256color", **environment})
+            os.execve(words[0], [*words], {**kept, "TERM": "xterm-256color", **environment})
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
         self.exit_code: int | None = None
 

@@ -133,7 +133,7 @@ def test_all_runs_below_a_directory_are_shown_under_their_own_names(tmp_path: Pa
     port = shown.address.rstrip("/").rpartition(":")[2]
     count, address, tunnel = shown.said
     assert count == f"2 runs below {tmp_path}"
-    assert address == f"http://127.0.0.1:{port}/ (Ctrl-C ends it)"
+    assert address == f"http://127.0.0.1:{port}/app/scalar (Ctrl-C ends it)"
     assert f"ssh -N -L {port}:127.0.0.1:{port} " in tunnel
     assert before == {p: (p.read_bytes() if p.is_file() else b"") for p in tmp_path.rglob("*")}
     bound("127.0.0.1", int(port)).close()
@@ -368,10 +368,10 @@ def test_a_free_port_is_found_when_none_is_asked_for() -> None:
 
 
 def test_the_address_is_one_that_a_browser_takes() -> None:
-    assert next(addresses("::1", 80)) == "http://[::1]:80/ (Ctrl-C ends it)"
+    assert next(addresses("::1", 80)) == "http://[::1]:80/app/scalar (Ctrl-C ends it)"
     here, others, tunnel = addresses("0.0.0.0", 80)
-    assert here == "http://127.0.0.1:80/ (Ctrl-C ends it)"
-    assert others.startswith(f"http://{socket.gethostname()}:80/ for everybody")
+    assert here == "http://127.0.0.1:80/app/scalar (Ctrl-C ends it)"
+    assert others.startswith(f"http://{socket.gethostname()}:80/app/scalar for everybody")
     assert "-L 80:127.0.0.1:80" in tunnel
 
 

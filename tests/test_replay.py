@@ -35,6 +35,8 @@ class Failing(Tiny):
         self.log(loss=loss)
         if KIND == "error" and self.iteration == 7:
             raise ValueError(f"a sum of {float(points.sum())!r}")
+        if KIND == "shape" and self.iteration == 7:
+            self.model(points[:, :2])
         if KIND == "rank 1" and self.iteration == 7 and self.rank == 1:
             raise ValueError(f"a sum of {float(points.sum())!r}")
 
@@ -151,8 +153,13 @@ def test_another_error_is_no_repetition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "line"), [("error", "raise ValueError(f\"a sum"), ("nan", "self.log(loss=loss)")]
-)  # fmt: skip
+    ("kind", "line"),
+    [
+        ("error", 'raise ValueError(f"a sum'),
+        ("nan", "self.log(loss=loss)"),
+        ("shape", "self.model(points[:, :2])"),  # raised somewhere in paddle
+    ],
+)
 def test_the_debugger_stands_at_the_failing_line(tmp_path: Path, kind: str, line: str) -> None:
     failed(tmp_path, kind)
     words = [sys.executable, "-m", "expbase", "replay", str(tmp_path / "runs/a"), "--pdb"]

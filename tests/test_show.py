@@ -391,7 +391,7 @@ def test_the_script_quotes_what_it_is_given_and_leaves_out_what_the_launcher_set
         ({"commit": "b2e08eb", "dirty": True, "state": "0123456789ab"}, "0123456789ab is gone."),
         (
             {"commit": "b2e08eb", "left_out": {"count": 9, "first": ["x\n.bin", "y"]}},
-            "not saved, 9 files: x\\n.bin, y, …",
+            "not in git: 9 files: x\\n.bin, y, …",
         ),
     ],
 )

@@ -15,6 +15,7 @@ import os
 import pdb
 import runpy
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,10 +106,12 @@ def start(program: list[str]) -> None:
 
 def in_user_code(trace: TracebackType | None) -> TracebackType | None:
     """The traceback up to the last line that is the user's: where a debugger should stand."""
-    ours = os.path.dirname(os.path.abspath(expbase.__file__))
+    ours = (os.path.dirname(os.path.abspath(expbase.__file__)), sysconfig.get_path("stdlib"))
     entry, last = trace, None
     while entry is not None:
-        if not entry.tb_frame.f_code.co_filename.startswith(ours):
+        file = os.path.abspath(entry.tb_frame.f_code.co_filename)
+        # Installed packages, paddle above all, are not the user's either.
+        if not file.startswith(ours) and "-packages" + os.sep not in file:
             last = entry
         entry = entry.tb_next
     if last is not None and last.tb_next is not None:

@@ -500,10 +500,12 @@ def _own(host: str) -> str:
 def addresses(host: str, port: int) -> Iterator[str]:
     """Where the board is, for people at this machine and at others, a line each."""
     place = f"[{_own(host)}]:{port}" if ":" in host else f"{_own(host)}:{port}"
-    yield f"http://{place}/ (Ctrl-C ends it)"
+    yield f"http://{place}/app/scalar (Ctrl-C ends it)"  # of itself it opens the page of graphs
     if _own(host) != host:
-        yield f"http://{socket.gethostname()}:{port}/ for everybody who reaches this machine"
-    yield f"from another machine: ssh -N -L {port}:{place} {_login()}, then http://127.0.0.1:{port}/"
+        name = socket.gethostname()
+        yield f"http://{name}:{port}/app/scalar for everybody who reaches this machine"
+    tunnel = f"ssh -N -L {port}:{place} {_login()}"
+    yield f"from another machine: {tunnel}, then http://127.0.0.1:{port}/app/scalar"
 
 
 def _login() -> str:

@@ -196,11 +196,15 @@ def _code(start: Mapping[str, Any]) -> str:
         if git.get("dirty"):
             saved = f": {SOURCES}/{git['state']}" if git.get("state") else ", which are not saved"
             text += f" with changes{saved}"
-    if left_out := git.get("left_out"):
-        more = ", …" if left_out["count"] > len(left_out["first"]) else ""
-        names = ", ".join(map(printable, left_out["first"]))
-        text += f"; not saved, {left_out['count']} files: {names}{more}"
+    if git.get("left_out"):
+        text += f"; not saved: {_left_out(git)}"
     return "; ".join(filter(None, [text, git.get("note")]))
+
+
+def _left_out(git: Mapping[str, Any]) -> str:
+    count, first = git["left_out"]["count"], git["left_out"]["first"]
+    names = ", ".join(map(printable, first)) + (", …" if count > len(first) else "")
+    return f"{count} {'file' if count == 1 else 'files'}: {names}"
 
 
 def _differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -338,15 +342,16 @@ def _seen(name: str, start: Mapping[str, Any]) -> Any:
 def _code_again(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     commit, state = str(git.get("commit")), str(git.get("state"))
-    if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+    if re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        yield f"git checkout --detach {commit}"
+        yield "if [ -f .gitmodules ]; then git submodule update --init --recursive; fi"
+    elif not git.get("state"):
         yield from _comment(f"Which code it was is not known: {git.get('note') or 'not noted'}.")
         return
-    yield f"git checkout --detach {commit}"
-    yield "if [ -f .gitmodules ]; then git submodule update --init --recursive; fi"
     if note := git.get("note"):
         yield from _comment(f"Note: {note}.")
     if git.get("left_out"):
-        yield from _comment(f"Not saved with the run, and not in git: {_code({'git': git})[2:]}.")
+        yield from _comment(f"Not saved with the run, and not in git: {_left_out(git)}.")
     if not re.fullmatch(r"[0-9a-f]{12}", state):
         if git.get("dirty"):
             yield from _comment("There were changes that were not committed. They are lost.")

@@ -73,7 +73,7 @@ def board(folder: Path, *words: str) -> Iterator[Board]:
     try:
         said = _said_until(process, "from another machine")
         address = next(line for line in said if line.startswith("http://"))
-        yield Board(address.split()[0], said, process)
+        yield Board(address.split()[0].removesuffix("app/scalar"), said, process)
     finally:
         process.kill()
         process.communicate()
