@@ -152,6 +152,12 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is object or not isinstance(value, bool))
 
 
+def last_start(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the last start noted; empty if there was none."""
+    starts = [record for record in records if record.get("event") == "start"]
+    return dict(starts[-1]) if starts else {}
+
+
 def sessions(records: Iterable[Mapping[str, Any]]) -> list[Session]:
     """The starts with their ends, in order."""
     found: list[Session] = []

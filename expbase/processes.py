@@ -22,7 +22,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+LAUNCHER = "paddle.distributed.launch"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -90,6 +92,19 @@ def _wait_for_the_end(descriptor: int, files: str) -> None:
     for path in glob.glob(files):
         os.unlink(path)
     os._exit(0)
+
+
+def python(count: int, log_dir: Path) -> list[str]:
+    """The words that start python: several times at once under paddle's launcher.
+
+    Args:
+        count: Of processes.
+        log_dir: For what the launcher writes.
+    """
+    if count == 1:
+        return [sys.executable]
+    options = ["--nproc_per_node", str(count), "--log_dir", str(log_dir)]
+    return [sys.executable, "-m", LAUNCHER, *options]
 
 
 def exit_code(returncode: int) -> int:

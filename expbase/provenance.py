@@ -25,6 +25,7 @@ import paddle
 
 from expbase import sources
 from expbase.ledger import config_changes
+from expbase.processes import LAUNCHER
 
 # What paddle's launcher and spawn set for each process, and no person needs to set again.
 SET_BY_LAUNCHER = {
@@ -38,7 +39,6 @@ _PATHS_OF_LAUNCHER = {"PADDLE_LOG_DIR", "PADDLE_BACKUP_ENV_PATH"}  # of this mac
 _PREFIXES = ("FLAGS_", "NCCL_", "PADDLE_")
 _NAMES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _PACKAGE = Path(__file__).resolve().parent
-_LAUNCH = "paddle.distributed.launch"
 
 
 def gather(output_dir: Path, experiment: type, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,17 +123,17 @@ def _words_of(pid: int) -> list[str]:
 def _launcher_words() -> list[str]:
     """Those of paddle's launcher, if it is what started this process."""
     words = _words_of(os.getppid())
-    if _LAUNCH in words:
+    if LAUNCHER in words:
         return words
     names = [os.path.basename(word) for word in words[:1]]
-    return ["-m", _LAUNCH, *words[1:]] if names == ["fleetrun"] else []
+    return ["-m", LAUNCHER, *words[1:]] if names == ["fleetrun"] else []
 
 
 def _launch_line(words: list[str]) -> list[str]:
     """What the launcher's words must have been, by what it told its processes."""
     count = os.environ["PADDLE_LOCAL_SIZE"]
     own = words[1:] if words[:1] == ["-u"] else words  # which the launcher adds
-    return ["-m", _LAUNCH, "--nproc_per_node", count, *own]
+    return ["-m", LAUNCHER, "--nproc_per_node", count, *own]
 
 
 def _directory(main: Path | None, words: Iterable[str]) -> Path:

@@ -31,7 +31,7 @@ import numpy as np
 from expbase import checkpoint
 from expbase.cli import Paragraphs
 from expbase.tools.ending import ended_by_signals
-from expbase.tools.ls import differences, printable
+from expbase.tools.ls import check_folder, differences, printable
 from expbase.visualizer import board_application, column_name, record_parser, record_store
 
 _EXIT_CODES: dict[int, int | None] = {signal.SIGINT: 0, signal.SIGTERM: 143}
@@ -163,9 +163,7 @@ class Runs:
     def __init__(
         self, folder: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if not folder.is_dir():
-            wrong = "is a file" if folder.exists() else "no such directory"
-            raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
+        check_folder(folder)
         self._folder, self._say, self._clock = folder.resolve(), say, clock
         self._said: set[str] = set()
         # A run by itself has a name, too.

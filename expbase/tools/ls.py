@@ -26,7 +26,7 @@ from expbase import checkpoint
 from expbase.checkpointer import scores_of
 from expbase.cli import Paragraphs
 from expbase.config import ConfigError, load_yaml
-from expbase.ledger import LEDGER, last_config, read
+from expbase.ledger import LEDGER, last_config, last_start, read
 from expbase.logs import METRICS, json_lines, json_value
 from expbase.output import CONFIG, LOCK
 
@@ -69,6 +69,17 @@ class Run:
     note: str = ""
 
 
+def check_folder(folder: Path) -> None:
+    """Checks that there is a directory to look into.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not folder.is_dir():
+        wrong = "is a file" if folder.exists() else "no such directory"
+        raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
+
+
 def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
     """The directories of runs at or below a folder, sorted.
 
@@ -79,9 +90,7 @@ def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> lis
     Raises:
         ValueError: There is no such folder.
     """
-    if not folder.is_dir():
-        wrong = "is a file" if folder.exists() else "no such directory"
-        raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
+    check_folder(folder)
     found = []
     for directory, names, files in os.walk(folder, onerror=on_error):
         if len({CONFIG, LEDGER, _LOCK}.intersection(files)) > 1:  # a damaged run may lack one
@@ -118,8 +127,7 @@ def look(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
     run.age = _age_of([path / LEDGER, path / METRICS], now)
     # The name of the run stands before it, in its row.
     run.note = "; ".join(" ".join(note.replace(f"{path}/", "").split()) for note in notes)
-    starts = [record for record in records if record.get("event") == "start"]
-    code = (starts[-1].get("git") if starts else None) or {}  # none in an old ledger
+    code = last_start(records).get("git") or {}  # none in an old ledger
     run.commit, run.dirty = code.get("commit"), bool(code.get("dirty"))
     return run, config
 

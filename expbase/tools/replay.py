@@ -16,7 +16,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +23,11 @@ from typing import Any
 
 from expbase import checkpoint, crash
 from expbase.cli import Paragraphs
-from expbase.ledger import LEDGER, read
+from expbase.ledger import LEDGER, last_start, read
 from expbase.output import CONFIG
+from expbase.processes import LAUNCHER, python
 from expbase.tools.ending import CODES, ended_by_signals, kill
 from expbase.tools.ls import printable
-
-_LAUNCH = "paddle.distributed.launch"
 
 
 def add_parser(tools: Any) -> None:
@@ -78,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         spec.write_text(json.dumps({**told, "pdb": args.pdb, "result": str(result)}))
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
         words = [str(Path(__file__).with_name("again.py")), str(spec), *program]
-        process = subprocess.Popen([*_python(ranks, Path(temporary)), *words], cwd=directory)
+        process = subprocess.Popen([*python(ranks, Path(temporary) / "log"), *words], cwd=directory)
         try:
             process.wait()
         finally:
@@ -122,8 +120,7 @@ def _program(run: Path) -> tuple[list[str], Path]:
         records = read(run / LEDGER)
     except OSError as error:
         raise ValueError(f"{run / LEDGER}: cannot be read: {error.strerror}.") from error
-    starts = [record for record in records if record.get("event") == "start"]
-    facts = starts[-1] if starts else {}
+    facts = last_start(records)
     program = _without_launcher(facts.get("command") or [])
     if not program:
         raise ValueError(
@@ -141,7 +138,7 @@ def _program(run: Path) -> tuple[list[str], Path]:
 
 def _without_launcher(command: Sequence[str]) -> list[str]:
     for number, word in enumerate(command):
-        if word == "-m" and command[number + 1 :][:1] not in ([], [_LAUNCH]):
+        if word == "-m" and command[number + 1 :][:1] not in ([], [LAUNCHER]):
             return list(command[number:])
         if word.endswith(".py"):
             return list(command[number:])
@@ -187,13 +184,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)  # a checkpoint's files are never written to again
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _python(ranks: int, folder: Path) -> list[str]:
-    if ranks == 1:
-        return [sys.executable]
-    options = ["--nproc_per_node", str(ranks), "--log_dir", str(folder / "log")]
-    return [sys.executable, "-m", _LAUNCH, *options]
 
 
 def _read(path: Path) -> str:

@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from expbase import checkpoint
 from expbase.checkpointer import STATE_FILE
 from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
+from expbase.processes import python
 from expbase.tensorfile import Array, parse
 from expbase.tools.ending import ended_by_signals, kill
 
@@ -147,10 +147,6 @@ class Side:
     def command(self) -> list[str]:
         """The words that start it."""
         args, count = self.args, self.args.iterations
-        python = [sys.executable]
-        if args.nprocs > 1:
-            python += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(args.nprocs)]
-            python += ["--log_dir", f"{self.directory}.launch_log"]
         words = ["--config", args.config] if args.config else []
         words += ["--output", str(self.directory), "--device", args.device, *args.words]
         words += [
@@ -162,7 +158,8 @@ class Side:
             "training.keep_last=0",
         ]
         tracer = [str(Path(__file__).with_name("trace.py")), f"{self.directory}.notes"]
-        return [*python, *tracer, str(self.args.script.absolute()), *words]
+        started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
+        return [*started, *tracer, str(self.args.script.absolute()), *words]
 
     def start(self) -> None:
         """Starts it, in a session of its own."""
