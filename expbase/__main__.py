@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from expbase import runner
+from expbase.extras import runner
 from expbase.tools import board, ls, plot, replay, show, verify
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import paddle
 
-from expbase import state
 from expbase.config import ConfigError
-from expbase.data import Feed
+from expbase.data.loaders import LoaderAdapter
 from expbase.events import HELPER_EVENTS
+from expbase.state import objects
 
 
-def check(found: state.Found, feed: Feed) -> None:
+def check(found: objects.StatefulObjects, feed: LoaderAdapter) -> None:
     """Checks that what training needs stands on the experiment.
 
     Raises:
@@ -41,9 +41,9 @@ def check(found: state.Found, feed: Feed) -> None:
                 f"its state. To accept that, call exclude_from_state({name!r}): a resumed run "
                 "begins it anew."
             )
-    names = state.parameter_names(found)
+    names = objects.parameter_names(found)
     for name, optimizer in found.optimizers.items():
-        unknown = [p.name for p in state.parameters_of(optimizer) if p.name not in names]
+        unknown = [p.name for p in objects.parameters_of(optimizer) if p.name not in names]
         if unknown:
             raise ValueError(
                 f"self.{name}: updates {len(unknown)} parameters that belong to no layer on "
@@ -170,9 +170,9 @@ def unfired(heard: Set[str], used: Set[str]) -> Iterator[tuple[str, str]]:
                 yield event, helper
 
 
-def not_updated(found: state.Found) -> list[str]:
+def not_updated(found: objects.StatefulObjects) -> list[str]:
     """The layers with trainable parameters none of which an optimizer updates."""
-    updated = {id(p) for o in found.optimizers.values() for p in state.parameters_of(o)}
+    updated = {id(p) for o in found.optimizers.values() for p in objects.parameters_of(o)}
     trainable = {
         name: [p for p in layer.parameters() if not p.stop_gradient]
         for name, layer in found.layers.items()
@@ -180,9 +180,9 @@ def not_updated(found: state.Found) -> list[str]:
     return [n for n, ps in trainable.items() if ps and not any(id(p) in updated for p in ps)]
 
 
-def unsynchronized(found: state.Found) -> list[str]:
+def unsynchronized(found: objects.StatefulObjects) -> list[str]:
     """The layers with trainable parameters that stand in no DataParallel."""
-    wrapped = {id(state.unwrap(wrapper)) for wrapper in found.parallel.values()}
+    wrapped = {id(objects.unwrap(wrapper)) for wrapper in found.parallel.values()}
     return [
         name
         for name, layer in found.layers.items()

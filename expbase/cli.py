@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.checkpoint import CheckpointError, name_of
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
 from expbase.logs import json_value
-from expbase.output import CONFIG
+from expbase.run_dir import CONFIG
 from expbase.smoke import smoke
-from expbase.weights import WeightsError
+from expbase.state.checkpoint import CheckpointError, name_of
+from expbase.state.weights import WeightsError
 
 
 class Paragraphs(argparse.HelpFormatter):

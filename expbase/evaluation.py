@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 
-from expbase import distributed, rng, state
-from expbase.data import Batches, Feed, IndexedFeed
+from expbase import distributed
+from expbase.data.loaders import Batches, LoaderAdapter, MapStyleLoader
 from expbase.logs import Meter, line
-from expbase.tensorfile import to_numpy
+from expbase.state import encoding, objects, rng
+from expbase.state.arrays import to_numpy
 from expbase.visualizer import Visualizer
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Evaluation:
         self._exp = experiment
         self._loader: Any = None  # that `batches` takes by default; None: the validation loader
         self.limit: int | None = None
-        self._feeds: dict[int, Feed] = {}  # kept: persistent workers serve every run
+        self._feeds: dict[int, LoaderAdapter] = {}  # kept: persistent workers serve every run
         self._open: list[Batches] = []
 
     @contextlib.contextmanager
@@ -128,14 +129,14 @@ class Evaluation:
             purpose = _PURPOSES[name]
             seed = rng.derive(exp.config.training.seed, purpose, exp.iteration, exp.rank)
             exp.phase, self.meter = name, Meter()
-            found = state.find(exp._user_attributes())  # excluded ones, too
+            found = objects.find(exp._user_attributes())  # excluded ones, too
             all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
-            drawn_from = state.generator_states(found)
+            drawn_from = objects.generator_states(found)
             try:
                 with exp._watch.apart("validation"), without_a_trace(all_layers, seed, bare):
                     yield
             finally:
-                state.set_generator_states(found, drawn_from)
+                objects.set_generator_states(found, drawn_from)
                 exp.phase = "train"
                 while self._open:  # one may have been left early
                     self._open.pop().close()
@@ -164,7 +165,7 @@ class Evaluation:
         self._open.append(batches)
         return batches
 
-    def _feed(self, loader: Any) -> Feed:
+    def _feed(self, loader: Any) -> LoaderAdapter:
         name = "self.valid_loader" if loader is None else "valid_batches"
         loader = self._exp.valid_loader if loader is None else loader
         if id(loader) not in self._feeds:
@@ -206,7 +207,7 @@ class Evaluation:
                 "predict: the loader has drop_last=True, so some samples would have no result; "
                 "expected drop_last=False."
             )
-        ready = isinstance(feed, IndexedFeed) and loader.batch_sampler is None  # made by the data
+        ready = isinstance(feed, MapStyleLoader) and loader.batch_sampler is None
         numbered: list[tuple[Any, Any]] = []  # where a sample stands, and its result
         run = self._run_over(loader, rng.PREDICT)
         for batch in self._limited(run):
@@ -228,7 +229,7 @@ class Evaluation:
             self._exp.logger.info("%s", line(self._exp.iteration, means))
         self.wait()
         of_ranks = distributed.gather_objects(numbered)
-        if not isinstance(feed, IndexedFeed):  # sharded by the user, who knows how
+        if not isinstance(feed, MapStyleLoader):  # sharded by the user, who knows how
             return [result for of_rank in of_ranks for _, result in of_rank]
         by_index = {i: result for of_rank in of_ranks for i, result in of_rank}
         return [by_index[i] for i in sorted(by_index)]
@@ -258,12 +259,12 @@ class Evaluation:
         """Takes back afterwards what the block did to the state and to plain attributes."""
         exp = self._exp
         found = exp._find_state()
-        live, values = state.capture(found)
+        live, values = objects.capture(found)
         tensors = {n: {k: a.copy() for k, a in arrays.items()} for n, arrays in live.items()}
         attributes = exp._user_attributes()
         contents = {name: _content(value) for name, value in attributes.items()}
         arrays: dict[str, Any] = {}
-        registered = {n: state.encode(getattr(exp, n), n, arrays) for n in exp._registered}
+        registered = {n: encoding.encode(getattr(exp, n), n, arrays) for n in exp._registered}
         arrays = {name: array.copy() for name, array in arrays.items()}
         counters = exp._handlers.counters()
         try:
@@ -277,10 +278,10 @@ class Evaluation:
             exp._handlers.restore(counters)
             for name, value in registered.items():
                 now: dict[str, Any] = {}
-                same = state.encode(getattr(exp, name), name, now) == value
+                same = encoding.encode(getattr(exp, name), name, now) == value
                 if not same or any((a.data != arrays[n].data).any() for n, a in now.items()):
-                    setattr(exp, name, state.decode(value, arrays))
-            state.apply(found, tensors, values)
+                    setattr(exp, name, encoding.decode(value, arrays))
+            objects.apply(found, tensors, values)
 
     def close(self) -> None:
         """Lets go of the loaders' workers. May be called twice."""
@@ -351,7 +352,7 @@ def _content(value: Any) -> Any:
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             return None
         if isinstance(value, (list, dict, set, np.ndarray)) and not isinstance(value, np.memmap):
-            state.encode(value, "", {})  # plain data alone: no layer, no loader
+            encoding.encode(value, "", {})  # plain data alone: no layer, no loader
             return copy.deepcopy(value)
     except TypeError:
         pass

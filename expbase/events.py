@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Events:
     """Every point at which an experiment can act, in the order in which they come."""
 
-    _listeners: ClassVar[dict[str, tuple[Mark, ...]]] = {}  # by the name of the method
+    _listeners: ClassVar[dict[str, tuple[ListenerSpec, ...]]] = {}  # by the name of the method
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -212,7 +212,7 @@ _MARKS = "_expbase_marks"  # the attribute of a marked method
 
 
 @dataclass(frozen=True)
-class Mark:
+class ListenerSpec:
     """What `on` was asked for."""
 
     event: str
@@ -270,7 +270,7 @@ def on(
     def mark(method: F) -> F:
         if not inspect.isfunction(method):
             raise TypeError(f"@on({event!r}): marks {method!r}; expected a plain method.")
-        marks = (Mark(event, every, once, filter_fn), *getattr(method, _MARKS, ()))
+        marks = (ListenerSpec(event, every, once, filter_fn), *getattr(method, _MARKS, ()))
         setattr(method, _MARKS, marks)
         return method
 
@@ -285,7 +285,7 @@ class Filter:
         num_executed: How often the listener acted.
     """
 
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: ListenerSpec) -> None:
         self.num_called = 0
         self.num_executed = 0
         self._mark = mark
@@ -324,9 +324,9 @@ class Handlers:
             for mark in marks:
                 filter_ = Filter(mark)
                 self._listeners.setdefault(mark.event, []).append((method, filter_))
-                if mark != Mark(mark.event):
+                if mark != ListenerSpec(mark.event):
                     self._counted[_free(f"{method}:{mark.event}", self._counted)] = filter_
-        self.heard = frozenset(event for event in EVENTS if self.hearers(event))
+        self.heard = frozenset(event for event in EVENTS if self.subscribers(event))
 
     def fire(self, event: str, *args: Any) -> Any:
         """Has everybody hear the event.
@@ -345,7 +345,7 @@ class Handlers:
         for method, filter_ in self._listeners.get(event, ()):
             yield method, functools.partial(self._hear, method, filter_, args)
 
-    def hearers(self, event: str) -> list[str]:
+    def subscribers(self, event: str) -> list[str]:
         """The names of the methods that hear an event."""
         own = getattr(type(self._exp), event) is not getattr(Events, event)
         return [event] * own + [method for method, _ in self._listeners.get(event, ())]
@@ -377,13 +377,13 @@ class Handlers:
         return [f"the listener {name} stands on one side only" for name in names]
 
 
-def _listeners_of(cls: type) -> dict[str, tuple[Mark, ...]]:
+def _listeners_of(cls: type) -> dict[str, tuple[ListenerSpec, ...]]:
     """The marked methods of a class and its bases, base classes first.
 
     Raises:
         TypeError: A method's name is nearly that of an event, or a listener cannot be called.
     """
-    marks: dict[str, tuple[Mark, ...]] = {}
+    marks: dict[str, tuple[ListenerSpec, ...]] = {}
     owners: dict[str, type] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
@@ -411,7 +411,7 @@ def _check_name(place: str, name: str) -> None:
         )
 
 
-def _check_listener(place: str, name: str, method: Any, marks: Sequence[Mark]) -> None:
+def _check_listener(place: str, name: str, method: Any, marks: Sequence[ListenerSpec]) -> None:
     if name in EVENTS:
         raise TypeError(
             f"{place}: is an event itself, and called when it comes; expected another name for a "

@@ -24,8 +24,7 @@ from typing import Any
 
 import paddle
 
-from expbase import checkpoint, checks, crash, distributed, provenance, report, rng, state
-from expbase.checkpointer import Checkpointer, choose
+from expbase import checks, distributed
 from expbase.config import (
     Config,
     ConfigError,
@@ -33,20 +32,24 @@ from expbase.config import (
     complete,
     get_default_training_config,
 )
-from expbase.data import Cursor, Feed, FirstBatches, Share, make_feed
+from expbase.data.iterator import TrainIterator
+from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
 from expbase.evaluation import Evaluation
 from expbase.events import BATCH_EVENTS, Events, Handlers
-from expbase.hanging import HangWatch
-from expbase.journal import Journal
-from expbase.ledger import LEDGER, Ledger
 from expbase.logs import METRICS, MetricsFile, close_log, line, open_log, silent_log
-from expbase.output import Output
-from expbase.stepping import Stepper
-from expbase.stopping import Wish, Wishes
+from expbase.metrics import Journal
+from expbase.record import card, crash, provenance
+from expbase.record.hang import HangWatch
+from expbase.record.run_record import LEDGER, Ledger
+from expbase.run_dir import Output
+from expbase.state import checkpoint, objects, rng
+from expbase.state.checkpointer import Checkpointer, choose
+from expbase.state.weights import export_model, read_weights, write_weights
+from expbase.state.weights import load as load_weights
+from expbase.stopping import StopReason, StopRequests
 from expbase.stopwatch import Stopwatch
+from expbase.training import Stepper
 from expbase.visualizer import Visualizer
-from expbase.weights import export_model, read_weights, write_weights
-from expbase.weights import load as load_weights
 
 
 class ExperimentBase(Events):
@@ -119,11 +122,11 @@ class ExperimentBase(Events):
         self._results: dict[str, float] = {}  # of the last validation
         self._registered: list[str] = []
         self._excluded: list[str] = []
-        self._cursor = Cursor(_NOTHING)
+        self._cursor = TrainIterator(_NOTHING)
         self._pass_is_closed = True
-        self._wishes = Wishes(None, 0)
+        self._wishes = StopRequests(None, 0)
         self._agreement = distributed.Agreement(0)
-        self._stopped_by = Wish.NONE
+        self._stopped_by = StopReason.NONE
         self._stop_text = ""
         self._all_stop = False
         self._hang_watch: HangWatch | None = None
@@ -226,7 +229,7 @@ class ExperimentBase(Events):
         self.setup_dataloader()
         feed = self._feed_of(self.train_loader, "self.train_loader")
         few = self.config.training.overfit_batches
-        self._cursor = Cursor(FirstBatches(feed, few) if few else feed)
+        self._cursor = TrainIterator(FirstBatches(feed, few) if few else feed)
         self.setup_model()
         self.startup()
         self.iteration = 0
@@ -300,7 +303,7 @@ class ExperimentBase(Events):
         if self._looks_only:
             return
         limit = self.config.training.time_limit_seconds
-        self._wishes = Wishes(self.output_dir / "STOP" if self.rank == 0 else None, limit)
+        self._wishes = StopRequests(self.output_dir / "STOP" if self.rank == 0 else None, limit)
         if self.rank == 0:
             self._journal.file = MetricsFile(self.output_dir / METRICS)
             self._ledger = Ledger(self.output_dir / LEDGER)
@@ -332,13 +335,13 @@ class ExperimentBase(Events):
         checks.check_ranks(names)
         checks.check(found, self._cursor.feed)
         self._checkpointer.expect(found.names())
-        for text in report.card(self, found):
+        for text in card.card(self, found):
             self.logger.info("%s", text)
         if self._looks_only:
             return
         if self.rank == 0 and (text := checks.unsaved_validations(self.config.training)):
             self.logger.warning("%s", text)
-        for name in checks.not_updated(state.find(self._user_attributes())):
+        for name in checks.not_updated(objects.find(self._user_attributes())):
             self.logger.warning(
                 "self.%s has trainable parameters, and no optimizer on self updates them.", name
             )
@@ -365,7 +368,7 @@ class ExperimentBase(Events):
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel gave: its attributes and methods are there."""
-        return state.unwrap(layer)
+        return objects.unwrap(layer)
 
     def register_stateful(self, *names: str) -> None:
         """Names attributes with plain values that are state: numbers, texts, lists, arrays."""
@@ -406,8 +409,8 @@ class ExperimentBase(Events):
                     self.epoch,
                 )
             else:
-                self.logger.info("%s", report.goal(self))
-                with report.live(self):
+                self.logger.info("%s", card.goal(self))
+                with card.live(self):
                     self._check_sanity()
                     self._train_with_events()
                 self._say_the_end()
@@ -434,7 +437,7 @@ class ExperimentBase(Events):
     @property
     def finished(self) -> bool:
         """Whether training came to its end, by the config or by stop(); not broken off."""
-        over = self._is_last() or self._stopped_by is Wish.CALL
+        over = self._is_last() or self._stopped_by is StopReason.CALL
         return self._resumed and over and not self._running and self._failure is None
 
     def _train_with_events(self) -> None:
@@ -504,7 +507,9 @@ class ExperimentBase(Events):
         )
         if due or (ending and self._is_wanted("save")):
             # A signal's stop at another iteration must not choose another best checkpoint.
-            self._save_at_end_of_iteration(counts=due or last or self._stopped_by is Wish.CALL)
+            self._save_at_end_of_iteration(
+                counts=due or last or self._stopped_by is StopReason.CALL
+            )
         self._checkpointer.raise_failure()
         self._running = not ending
         self._plan()
@@ -531,13 +536,13 @@ class ExperimentBase(Events):
             self.logger.warning(
                 "%s does not come (%s): train_batch did not call self.%s().",
                 event,
-                ", ".join(self._handlers.hearers(event)),
+                ", ".join(self._handlers.subscribers(event)),
                 helper,
             )
 
     def _say_the_end(self) -> None:
         self._checkpointer.close()  # its last line comes before ours
-        for text in (*report.summary(self), report.ending(self)):
+        for text in (*card.summary(self), card.ending(self)):
             self.logger.info("%s", text)
         if self._stopped_by:
             self._wishes.fulfilled()
@@ -585,20 +590,20 @@ class ExperimentBase(Events):
             return
         self._stop_text = reason
         self._all_stop = self._all_stop or on_all_ranks
-        self._wishes.add(Wish.CALL)
+        self._wishes.add(StopReason.CALL)
         self._wake()
 
     def _wake(self) -> None:
         self._next_due = 0
 
-    def _agreed_wish(self) -> Wish:
+    def _agreed_wish(self) -> StopReason:
         """The wish to stop that all ranks act on here; NONE: go on."""
         if self._all_stop:
-            return Wish.CALL
+            return StopReason.CALL
         if self.iteration >= self._agreement.next_iteration:
             self._wishes.look()
-            return Wish(self._agreement.greatest(self.iteration, self._wishes.wish))
-        return Wish.NONE if self.parallel else self._wishes.wish
+            return StopReason(self._agreement.greatest(self.iteration, self._wishes.wish))
+        return StopReason.NONE if self.parallel else self._wishes.wish
 
     # --- the parts of an update; by hand is legal, too ------------------------------------
 
@@ -677,13 +682,15 @@ class ExperimentBase(Events):
         self._pass_is_closed = True
         self._fire("on_train_epoch_end")
 
-    def _feed_of(self, loader: Any, name: str) -> Feed:
+    def _feed_of(self, loader: Any, name: str) -> LoaderAdapter:
         if loader is None:
             raise ValueError(
                 f"{name}: not set by setup_dataloader; expected a paddle.io.DataLoader or an "
                 "iterable of batches."
             )
-        return make_feed(loader, name, Share(self.config.training.seed, self.rank, self.world_size))
+        return adapt_loader(
+            loader, name, Shard(self.config.training.seed, self.rank, self.world_size)
+        )
 
     # --- evaluation ----------------------------------------------------------------------
 
@@ -999,8 +1006,8 @@ class ExperimentBase(Events):
         for note in notes:
             self.logger.warning("not exact: %s", note)
 
-    def _find_state(self) -> state.Found:
-        return state.find(self._user_attributes(), [*self._excluded, *self._registered])
+    def _find_state(self) -> objects.StatefulObjects:
+        return objects.find(self._user_attributes(), [*self._excluded, *self._registered])
 
     def _fire(self, event: str, *args: Any) -> Any:
         return self._handlers.fire(event, *args)
@@ -1088,7 +1095,7 @@ class ExperimentBase(Events):
 
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
-_NOTHING = Feed(None, "self.train_loader", Share(seed=0))  # until setup_dataloader was called
+_NOTHING = LoaderAdapter(None, "self.train_loader", Shard(seed=0))  # until setup_dataloader
 
 
 def _passes(interval: int, before: int, after: int) -> bool:

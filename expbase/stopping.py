@@ -4,7 +4,7 @@ A wish is only noted; the loop ends after the iteration under way, saves, and an
 wish's exit code. With several ranks, one rank's wish becomes the decision of all (distributed.py).
 Signal handlers stand only while `heard` is open, in the main thread.
 
-    wishes = Wishes(output_dir / "STOP", time_limit_seconds=3600)
+    wishes = StopRequests(output_dir / "STOP", time_limit_seconds=3600)
     with wishes.heard(notify): ...         # signals are noted, and notify() is called
     wishes.look()                          # at the file and the clock
     wishes.wish                            # the strongest so far
@@ -26,7 +26,7 @@ import paddle
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 
 
-class Wish(enum.IntEnum):
+class StopReason(enum.IntEnum):
     """Why to stop; of several the greatest counts."""
 
     NONE = 0
@@ -47,28 +47,28 @@ class Wish(enum.IntEnum):
 
 
 _TEXTS = {
-    Wish.NONE: "nothing",
-    Wish.CALL: "stop() was called",
-    Wish.FILE: "a file named STOP",
-    Wish.TIME_LIMIT: "training.time_limit_seconds",
-    Wish.SIGUSR1: "SIGUSR1",
-    Wish.SIGTERM: "SIGTERM",
-    Wish.CTRL_C: "Ctrl-C",
+    StopReason.NONE: "nothing",
+    StopReason.CALL: "stop() was called",
+    StopReason.FILE: "a file named STOP",
+    StopReason.TIME_LIMIT: "training.time_limit_seconds",
+    StopReason.SIGUSR1: "SIGUSR1",
+    StopReason.SIGTERM: "SIGTERM",
+    StopReason.CTRL_C: "Ctrl-C",
 }
-_EXIT_CODES = dict.fromkeys(Wish, 0) | {
-    Wish.TIME_LIMIT: 124,
-    Wish.SIGUSR1: 143,  # the scheduler's warning that SIGTERM will come
-    Wish.SIGTERM: 143,
-    Wish.CTRL_C: 130,
+_EXIT_CODES = dict.fromkeys(StopReason, 0) | {
+    StopReason.TIME_LIMIT: 124,
+    StopReason.SIGUSR1: 143,  # the scheduler's warning that SIGTERM will come
+    StopReason.SIGTERM: 143,
+    StopReason.CTRL_C: 130,
 }
 _SIGNALS = {
-    signal.SIGUSR1: Wish.SIGUSR1,
-    signal.SIGTERM: Wish.SIGTERM,
-    signal.SIGINT: Wish.CTRL_C,
+    signal.SIGUSR1: StopReason.SIGUSR1,
+    signal.SIGTERM: StopReason.SIGTERM,
+    signal.SIGINT: StopReason.CTRL_C,
 }
 
 
-class Wishes:
+class StopRequests:
     """What has been wished in this process.
 
     Args:
@@ -86,23 +86,23 @@ class Wishes:
         time_limit_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.wish = Wish.NONE
+        self.wish = StopReason.NONE
         self._stop_file = stop_file
         self._limit = time_limit_seconds
         self._clock = clock
         self._began = clock()
         self._last_ctrl_c = float("-inf")
 
-    def add(self, wish: Wish) -> None:
+    def add(self, wish: StopReason) -> None:
         """Notes one more."""
         self.wish = max(self.wish, wish)
 
     def look(self) -> None:
         """Looks at the file and the clock."""
         if self._limit and self._clock() - self._began >= self._limit:
-            self.add(Wish.TIME_LIMIT)
+            self.add(StopReason.TIME_LIMIT)
         if self._stop_file is not None and self._stop_file.exists():
-            self.add(Wish.FILE)
+            self.add(StopReason.FILE)
 
     def fulfilled(self) -> None:
         """Removes the file, so that the next start does not stop at once."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from expbase.tensorfile import to_numpy
+from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from expbase import checkpoint
-from expbase.checkpoint import CheckpointError
+from expbase.state import checkpoint
+from expbase.state.checkpoint import CheckpointError
 
 
 def write(directory: Path, iteration: int, **files: bytes) -> Path:

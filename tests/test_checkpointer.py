@@ -11,9 +11,9 @@ import paddle
 import pytest
 from tiny import Tiny, make, same_bits, trained
 
-from expbase import checkpoint
-from expbase.checkpoint import CheckpointError
-from expbase.checkpointer import SECTIONS
+from expbase.state import checkpoint
+from expbase.state.checkpoint import CheckpointError
+from expbase.state.checkpointer import SECTIONS
 
 
 class Rich(Tiny):

@@ -13,7 +13,7 @@ from paddle.io import DataLoader
 from paddle.static import InputSpec
 from tiny import make, run_script, same_bits, trained
 
-from expbase.components import Backbone, Composed, Head, MultiHead, Reader, Task
+from expbase.extras.components import Backbone, Composed, Head, MultiHead, Reader, Task
 
 POINT = InputSpec([-1, 4], "float32", "point")
 LABEL = InputSpec([-1], "int64", "label")

@@ -21,8 +21,9 @@ from paddle.io import (
     get_worker_info,
 )
 
-from expbase import rng
-from expbase.data import Cursor, Feed, Share, make_feed
+from expbase.data.iterator import TrainIterator
+from expbase.data.loaders import LoaderAdapter, Shard, adapt_loader
+from expbase.state import rng
 
 
 class Noisy(Dataset):
@@ -54,8 +55,8 @@ class Lines(IterableDataset):
             yield np.array([index, np.random.rand()])
 
 
-def feed(loader: Any, rank: int = 0, world_size: int = 1, seed: int = 3) -> Feed:
-    return make_feed(loader, "self.train_loader", Share(seed, rank, world_size))
+def feed(loader: Any, rank: int = 0, world_size: int = 1, seed: int = 3) -> LoaderAdapter:
+    return adapt_loader(loader, "self.train_loader", Shard(seed, rank, world_size))
 
 
 def plain(batch: Any) -> Any:
@@ -67,7 +68,7 @@ def plain(batch: Any) -> Any:
     return batch.tolist() if hasattr(batch, "tolist") else batch
 
 
-def drawn(some_feed: Feed, epoch: int = 1, position: int = 0) -> list[Any]:
+def drawn(some_feed: LoaderAdapter, epoch: int = 1, position: int = 0) -> list[Any]:
     batches = some_feed.open(epoch, position)
     result = [plain(batch) for batch in batches]
     assert batches.ended
@@ -397,7 +398,7 @@ def test_an_empty_loader_is_an_error_that_names_it(empty: Any) -> None:
 
 
 def test_a_loader_that_ends_too_early_is_an_error() -> None:
-    cursor = Cursor(feed([1, 2]))
+    cursor = TrainIterator(feed([1, 2]))
     cursor.open(1, position=5)
     with pytest.raises(RuntimeError, match="ended before the pass did"):
         cursor.read()
@@ -480,20 +481,20 @@ class RememberingSampler:
 )
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop: int) -> None:
-    def step(cursor: Cursor, epoch: int) -> tuple[int, Any]:
+    def step(cursor: TrainIterator, epoch: int) -> tuple[int, Any]:
         if cursor.batches.ended:
             epoch += 1
             cursor.open(epoch)
         return epoch, plain(cursor.read())
 
-    whole, epoch = Cursor(feed(make())), 0
+    whole, epoch = TrainIterator(feed(make())), 0
     seen = []
     for number in range(14):
         if number == stop:
             state, at = whole.state(), epoch
         epoch, batch = step(whole, epoch)
         seen.append(batch)
-    resumed = Cursor(feed(make()))
+    resumed = TrainIterator(feed(make()))
     resumed.restore(at, state)
     for number in range(stop, 14):
         at, batch = step(resumed, at)

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 from tiny import Tiny
 from expbase import distributed, main, rank_zero_only
-from expbase.tensorfile import Array
+from expbase.state.arrays import Array
 
 
 class Probe(Tiny):

@@ -33,10 +33,10 @@ from paddle.io import (
 from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
 from expbase import main, on
-from expbase.background import Background
-from expbase.checkpoint import CheckpointError
-from expbase.stopping import Wishes
-from expbase.weights import read_weights
+from expbase.state.background import Background
+from expbase.state.checkpoint import CheckpointError
+from expbase.state.weights import read_weights
+from expbase.stopping import StopRequests
 
 BEST = 4  # the iteration that Graded.valid finds best
 
@@ -1012,8 +1012,10 @@ def test_finished_tells_the_end_from_an_interruption(
         def on_train_end(self) -> None:
             said.append(self.finished)
 
-    hasty = functools.partial(Wishes, clock=itertools.count().__next__)  # a second at every look
-    monkeypatch.setattr("expbase.experiment.Wishes", hasty)
+    hasty = functools.partial(
+        StopRequests, clock=itertools.count().__next__
+    )  # a second at every look
+    monkeypatch.setattr("expbase.experiment.StopRequests", hasty)
     limit = 1 if reason == "the time limit" else 0
     exp = make(
         Ending, tmp_path / "run", max_iteration=3, valid_interval=3, time_limit_seconds=limit

@@ -17,9 +17,10 @@ import pytest
 from paddle.io import DataLoader
 from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
 
-from expbase import Config, ConfigError, ExperimentBase, checkpoint
-from expbase.checkpoint import CheckpointError
-from expbase.journal import NonFiniteError
+from expbase import Config, ConfigError, ExperimentBase
+from expbase.metrics import NonFiniteError
+from expbase.state import checkpoint
+from expbase.state.checkpoint import CheckpointError
 
 
 def saved(output: Path) -> list[int]:

@@ -18,7 +18,7 @@ from tiny import Points, Tiny, curve, run_script, same_bits, training_config
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase, experiment
-from expbase.mixins import EarlyStopping, ExponentialMovingAverage, GradientClipping
+from expbase.extras.mixins import EarlyStopping, ExponentialMovingAverage, GradientClipping
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from paddle.io import BatchSampler, DataLoader, Dataset
 
-from expbase.data import Share, make_feed
-from expbase.permutation import PermutationSampler, permuted
+from expbase.data.loaders import Shard, adapt_loader
+from expbase.extras.permutation import PermutationSampler, permuted
 
 
 def order(size: int, key: int = 0) -> list[int]:
@@ -81,7 +81,7 @@ def test_it_drives_a_loader_of_more_samples_than_a_list_can_hold() -> None:
 
     sampler = PermutationSampler(Huge())
     loader = DataLoader(Huge(), batch_sampler=BatchSampler(sampler=sampler, batch_size=4))
-    feed = make_feed(loader, "self.train_loader", Share(0))
+    feed = adapt_loader(loader, "self.train_loader", Shard(0))
     assert feed.batches_per_epoch == 5 * 10**8
     direct = next(feed.open(1, position=10**8))
     expected = permuted(np.arange(4 * 10**8, 4 * 10**8 + 4, dtype=np.uint64), 2 * 10**9, _key(1))
@@ -89,7 +89,7 @@ def test_it_drives_a_loader_of_more_samples_than_a_list_can_hold() -> None:
 
 
 def _key(epoch: int) -> int:
-    from expbase.rng import derive
+    from expbase.state.rng import derive
 
     return derive(0, epoch)
 

@@ -13,7 +13,8 @@ import paddle
 import pytest
 from tiny import TESTS, Tiny, training_config
 
-from expbase import provenance, sources
+from expbase.record import git as sources
+from expbase.record import provenance
 
 GIT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -34,7 +35,8 @@ WEIRD = [
 LINE = """
 import json, pathlib, sys
 from tiny import Tiny
-from expbase import default_argument_parser, main, provenance
+from expbase import default_argument_parser, main
+from expbase.record import provenance
 
 class Noting(Tiny):
     def setup(self):

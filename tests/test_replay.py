@@ -15,7 +15,7 @@ import pytest
 from terminal import terminal
 from tiny import TESTS, Tiny, trained
 
-from expbase import crash
+from expbase.record import crash
 
 SCRIPT = """
 import paddle

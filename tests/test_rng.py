@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase import rng
+from expbase.state import rng
 
 
 def draws() -> list[Any]:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from tiny import TESTS, metrics, run_script, same_bits
 
-from expbase import ConfigError, runner, stages
+from expbase import ConfigError
 from expbase.__main__ import main
+from expbase.extras import runner, stages
 
 TRAIN = """
 import paddle

@@ -12,8 +12,8 @@ import paddle
 import pytest
 from paddle.optimizer import lr
 
-from expbase import state
-from expbase.tensorfile import Array, parse, serialize
+from expbase.state import encoding, objects
+from expbase.state.arrays import Array, parse, serialize
 
 
 def net() -> Any:
@@ -30,17 +30,17 @@ def step(model: Any, *optimizers: Any) -> None:
             optimizer._learning_rate.step()
 
 
-def carried(found: state.Found) -> tuple[state.Tensors, state.Values]:
+def carried(found: objects.StatefulObjects) -> tuple[objects.Tensors, objects.Values]:
     """Captured, and taken through files."""
-    tensors, values = state.capture(found)
+    tensors, values = objects.capture(found)
     files = {name: b"".join(map(bytes, serialize(arrays))) for name, arrays in tensors.items()}
     return {name: parse(data) for name, data in files.items()}, json.loads(json.dumps(values))
 
 
-def put_back(attributes: dict[str, Any], tensors: state.Tensors, values: state.Values) -> None:
-    found = state.find(attributes)
-    assert state.check(found, tensors, values) == []
-    state.apply(found, tensors, values)
+def put_back(attributes: dict[str, Any], tensors: objects.Tensors, values: objects.Values) -> None:
+    found = objects.find(attributes)
+    assert objects.check(found, tensors, values) == []
+    objects.apply(found, tensors, values)
 
 
 def weights(model: Any) -> list[bytes]:
@@ -76,7 +76,7 @@ def test_everything_stateful_is_found_once_also_in_lists_and_dicts() -> None:
         "number": 3,
         "kind": Tally,
     }
-    found = state.find(attributes)
+    found = objects.find(attributes)
     assert list(found.layers) == ["generator", "blocks.0", "blocks.1.deep"]
     assert list(found.optimizers) == ["d_optimizer"]
     assert list(found.schedulers) == ["d_optimizer.learning_rate"]
@@ -86,7 +86,7 @@ def test_everything_stateful_is_found_once_also_in_lists_and_dicts() -> None:
 
 def test_an_excluded_model_is_left_out_under_all_its_names() -> None:
     judge = net()
-    found = state.find({"judge": judge, "model": net(), "other_name": judge}, ["judge"])
+    found = objects.find({"judge": judge, "model": net(), "other_name": judge}, ["judge"])
     assert list(found.layers) == ["model"]
 
 
@@ -110,7 +110,7 @@ def test_an_optimizer_goes_on_exactly_in_another_order_of_construction(name: str
     optimizer = make_optimizer(name, model.parameters())
     for _ in range(3):
         step(model, optimizer)
-    tensors, values = carried(state.find({"model": model, "optimizer": optimizer}))
+    tensors, values = carried(objects.find({"model": model, "optimizer": optimizer}))
     net()  # paddle's automatic names go on counting
     other = net()
     other_optimizer = make_optimizer(name, other.parameters())
@@ -146,7 +146,7 @@ def test_a_schedule_goes_on_exactly(make: Any) -> None:
     schedule, other = make(), make()
     for _ in range(5):
         schedule.step()
-    tensors, values = carried(state.find({"schedule": schedule}))
+    tensors, values = carried(objects.find({"schedule": schedule}))
     put_back({"schedule": other}, tensors, values)
     for _ in range(8):
         assert other() == schedule()
@@ -166,7 +166,7 @@ def test_a_plateau_schedule_goes_on_exactly() -> None:
     whole = run(make(), [1.0, 1.0, 1.0, 0.9, 0.9, 0.9, 0.9])
     half, rest = make(), make()
     run(half, [1.0, 1.0, 1.0])
-    put_back({"schedule": rest}, *carried(state.find({"schedule": half})))
+    put_back({"schedule": rest}, *carried(objects.find({"schedule": half})))
     assert run(rest, [0.9, 0.9, 0.9, 0.9]) == whole
 
 
@@ -177,7 +177,7 @@ def test_a_float_learning_rate_comes_back() -> None:
     fresh = paddle.optimizer.SGD(0.1, parameters=other.parameters())
     put_back(
         {"model": other, "optimizer": fresh},
-        *carried(state.find({"model": model, "optimizer": optimizer})),
+        *carried(objects.find({"model": model, "optimizer": optimizer})),
     )
     assert fresh.get_lr() == 0.025
 
@@ -195,7 +195,7 @@ def test_generators_objects_and_bare_parameters_come_back() -> None:
     one, other = make(), make()
     one["counter"].count = 5
     one["python"].random(), one["numpy"].normal(), one["legacy"].randn()
-    put_back(other, *carried(state.find(one)))
+    put_back(other, *carried(objects.find(one)))
     assert other["counter"].count == 5
     assert other["python"].random() == one["python"].random()
     assert other["numpy"].normal() == one["numpy"].normal()
@@ -215,58 +215,58 @@ def test_master_weights_come_back() -> None:
     one, other = make(), make()
     block = paddle.base.framework.default_main_program().global_block()
     one["optimizer"]._create_accumulators(block, one["model"].parameters())
-    found = state.find(one)
-    filled = state._accumulators(one["optimizer"], state.parameter_names(found))
+    found = objects.find(one)
+    filled = objects._accumulators(one["optimizer"], objects.parameter_names(found))
     for number, tensor in enumerate(filled.values()):
         tensor.fill_(number + 0.1)
     tensors, values = carried(found)
     assert {"master_weight/model.weight", "moment1/model.weight"} <= set(tensors["optimizer"])
     put_back(other, tensors, values)
-    assert carried(state.find(other))[0]["optimizer"].keys() == tensors["optimizer"].keys()
-    for key, array in carried(state.find(other))[0]["optimizer"].items():
+    assert carried(objects.find(other))[0]["optimizer"].keys() == tensors["optimizer"].keys()
+    for key, array in carried(objects.find(other))[0]["optimizer"].items():
         assert array.data.tobytes() == tensors["optimizer"][key].data.tobytes(), key
 
 
 # --- strictness --------------------------------------------------------------------------------
 
 
-def captured_model() -> tuple[Any, Any, state.Tensors, state.Values]:
+def captured_model() -> tuple[Any, Any, objects.Tensors, objects.Values]:
     model = net()
     optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
     step(model, optimizer)
-    tensors, values = carried(state.find({"model": model, "optimizer": optimizer}))
+    tensors, values = carried(objects.find({"model": model, "optimizer": optimizer}))
     return model, optimizer, tensors, values
 
 
 def test_every_entry_that_is_dropped_is_missed_by_name() -> None:
     model, optimizer, tensors, values = captured_model()
-    found = state.find({"model": model, "optimizer": optimizer})
-    assert state.check(found, tensors, values) == []
+    found = objects.find({"model": model, "optimizer": optimizer})
+    assert objects.check(found, tensors, values) == []
     for file, arrays in tensors.items():
         for key in arrays:
             less = {
                 n: {k: a for k, a in b.items() if (n, k) != (file, key)} for n, b in tensors.items()
             }
-            assert any(key in problem for problem in state.check(found, less, values)), key
+            assert any(key in problem for problem in objects.check(found, less, values)), key
     for name in values:
         less_values = {n: v for n, v in values.items() if n != name}
-        assert state.check(found, tensors, less_values) == [f"{name}: missing in the checkpoint."]
+        assert objects.check(found, tensors, less_values) == [f"{name}: missing in the checkpoint."]
 
 
 def test_a_missing_file_is_an_error_and_not_skipped() -> None:
     model, optimizer, tensors, values = captured_model()
-    found = state.find({"model": model, "optimizer": optimizer})
+    found = objects.find({"model": model, "optimizer": optimizer})
     for file in tensors:
-        assert state.check(found, {n: a for n, a in tensors.items() if n != file}, values)
+        assert objects.check(found, {n: a for n, a in tensors.items() if n != file}, values)
 
 
 def test_what_is_too_much_is_named() -> None:
     model, optimizer, tensors, values = captured_model()
-    found = state.find({"model": model, "optimizer": optimizer})
+    found = objects.find({"model": model, "optimizer": optimizer})
     tensors["head"] = tensors["model"]
     values["counter"] = {}
     tensors["model"]["extra"] = tensors["model"]["0.weight"]
-    problems = "\n".join(state.check(found, tensors, values))
+    problems = "\n".join(objects.check(found, tensors, values))
     for text in ("head: tensors in", "counter: in the checkpoint", "'extra' is in the checkpoint"):
         assert text in problems
 
@@ -276,7 +276,9 @@ def test_another_model_is_refused_with_names_and_shapes_and_nothing_is_changed()
     other = paddle.nn.Sequential(paddle.nn.Linear(3, 5), paddle.nn.Tanh(), paddle.nn.Linear(5, 2))
     optimizer = paddle.optimizer.Adam(0.1, parameters=other.parameters())
     before = weights(other)
-    problems = state.check(state.find({"model": other, "optimizer": optimizer}), tensors, values)
+    problems = objects.check(
+        objects.find({"model": other, "optimizer": optimizer}), tensors, values
+    )
     expected = "model: '0.weight' is float32 [3, 4] in the checkpoint and float32 [3, 5] here."
     assert expected in problems
     assert weights(other) == before
@@ -295,8 +297,8 @@ def test_another_model_is_refused_with_names_and_shapes_and_nothing_is_changed()
 )  # fmt: skip
 def test_values_come_back_as_the_same_values_of_the_same_type(value: Any) -> None:
     arrays: dict[str, Array] = {}
-    text = json.dumps(state.encode(value, "here", arrays), allow_nan=False)
-    back = state.decode(json.loads(text), arrays)
+    text = json.dumps(encoding.encode(value, "here", arrays), allow_nan=False)
+    back = encoding.decode(json.loads(text), arrays)
     assert back == value
     assert type(back) is type(value)
 
@@ -307,8 +309,8 @@ def test_arrays_and_tensors_come_back_from_any_depth() -> None:
         1: np.zeros(2), "1": np.ones(3, dtype=bool), "t": (paddle.ones([2, 2], dtype="bfloat16"),),
     }  # fmt: skip
     arrays: dict[str, Array] = {}
-    encoded = json.loads(json.dumps(state.encode(value, "here", arrays)))
-    back = state.decode(encoded, parse(b"".join(map(bytes, serialize(arrays)))))
+    encoded = json.loads(json.dumps(encoding.encode(value, "here", arrays)))
+    back = encoding.decode(encoded, parse(b"".join(map(bytes, serialize(arrays)))))
     for left, right in zip(back["a"], value["a"], strict=True):
         np.testing.assert_array_equal(left, right)
         assert left.dtype == right.dtype
@@ -320,26 +322,26 @@ def test_arrays_and_tensors_come_back_from_any_depth() -> None:
 
 def test_what_cannot_be_saved_is_named_with_its_place() -> None:
     with pytest.raises(TypeError, match=r"buffer\.frames\.1: a builtins\.object cannot be saved"):
-        state.encode({"frames": [1, object()]}, "buffer", {})
+        encoding.encode({"frames": [1, object()]}, "buffer", {})
     for value in (defaultdict(int), namedtuple("Pair", "a b")(1, 2)):
         with pytest.raises(TypeError, match="cannot be saved"):
-            state.encode(value, "here", {})
+            encoding.encode(value, "here", {})
 
 
 def test_two_arrays_never_share_a_place() -> None:
     arrays: dict[str, Array] = {}
     value = {"a.0": np.zeros(2), "a": [np.ones(2)]}
-    back = state.decode(state.encode(value, "here", arrays), arrays)
+    back = encoding.decode(encoding.encode(value, "here", arrays), arrays)
     assert (back["a.0"].tolist(), back["a"][0].tolist()) == ([0, 0], [1, 1])
 
 
 def test_names_that_would_meet_or_are_no_file_names_are_refused() -> None:
     for attributes in ({"heads": {1: net(), "1": net()}}, {"heads": {"a/b": net()}}):
         with pytest.raises(ValueError, match=r"self\.heads\."):
-            state.find(attributes)
+            objects.find(attributes)
 
 
 def test_cycles_and_long_lists_of_data_are_no_matter() -> None:
     cycle: dict[str, Any] = {"model": net()}
     cycle["self"] = [cycle]
-    assert state.find({"cycle": cycle, "history": [(1, 2.0)] * 10**6}).names() == ["cycle.model"]
+    assert objects.find({"cycle": cycle, "history": [(1, 2.0)] * 10**6}).names() == ["cycle.model"]

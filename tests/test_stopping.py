@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tiny import TESTS, Tiny, curve, make, same_bits, trained
 
-from expbase.stopping import Wish, Wishes
+from expbase.stopping import StopReason, StopRequests
 
 LONG = ["training.max_iteration=1000000", "training.save_interval=1000000"]
 LONG += ["training.valid_interval=1000000", "training.log_interval=1"]
@@ -168,14 +168,14 @@ def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
 
 def test_of_several_wishes_the_strongest_counts_and_times_are_injected(tmp_path: Path) -> None:
     now = [0.0]
-    wishes = Wishes(tmp_path / "STOP", 10, clock=lambda: now[0])
+    wishes = StopRequests(tmp_path / "STOP", 10, clock=lambda: now[0])
     wishes.look()
-    assert wishes.wish == Wish.NONE
+    assert wishes.wish == StopReason.NONE
     now[0] = 10.0
     wishes.look()
-    assert wishes.wish == Wish.TIME_LIMIT
-    wishes.add(Wish.CALL)
-    assert wishes.wish == Wish.TIME_LIMIT
+    assert wishes.wish == StopReason.TIME_LIMIT
+    wishes.add(StopReason.CALL)
+    assert wishes.wish == StopReason.TIME_LIMIT
 
 
 # --- several ranks -----------------------------------------------------------------------------

@@ -24,8 +24,9 @@ from tiny import Tiny, make, trained
 import expbase
 from expbase import default_argument_parser
 from expbase.__main__ import main
-from expbase.ledger import read
-from expbase.tools import board, ending, plot, replay, verify
+from expbase.record.run_record import read
+from expbase.tools import board, plot, replay, verify
+from expbase.tools import process as ending
 
 DRAW = plot.draw
 ERROR = "ArithmeticError: no such number: µ"

@@ -12,8 +12,8 @@ import paddle
 import pytest
 from tiny import Tiny, make, trained
 
-from expbase.tensorfile import Array
-from expbase.weights import WeightsError, read_pickle, read_weights, write_weights
+from expbase.state.arrays import Array
+from expbase.state.weights import WeightsError, read_pickle, read_weights, write_weights
 
 
 def layer() -> Any:

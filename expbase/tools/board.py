@@ -28,10 +28,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from expbase import checkpoint
 from expbase.cli import Paragraphs
-from expbase.tools.ending import ended_by_signals
+from expbase.state import checkpoint
 from expbase.tools.ls import check_folder, differences, printable
+from expbase.tools.process import ended_by_signals
 from expbase.visualizer import board_application, column_name, record_parser, record_store
 
 _EXIT_CODES: dict[int, int | None] = {signal.SIGINT: 0, signal.SIGTERM: 143}

@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from expbase import checkpoint
-from expbase.checkpointer import scores_of
 from expbase.cli import Paragraphs
 from expbase.config import ConfigError, load_yaml
-from expbase.ledger import LEDGER, last_config, last_start, read
 from expbase.logs import METRICS, json_lines, json_value
-from expbase.output import CONFIG, LOCK
+from expbase.record.run_record import LEDGER, last_config, last_start, read
+from expbase.run_dir import CONFIG, LOCK
+from expbase.state import checkpoint
+from expbase.state.checkpointer import scores_of
 
 _LOCK = LOCK.format(rank=0)
 _TAIL = 1 << 16  # bytes of a file's end that are looked at

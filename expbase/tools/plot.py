@@ -16,7 +16,7 @@ from typing import Any
 
 from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
-from expbase.output import CONFIG
+from expbase.run_dir import CONFIG
 from expbase.tools.ls import printable
 
 Curve = list[tuple[int, float]]

@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase import checkpoint, crash
 from expbase.cli import Paragraphs
-from expbase.ledger import LEDGER, last_start, read
-from expbase.output import CONFIG
 from expbase.processes import LAUNCHER, python
-from expbase.tools.ending import CODES, ended_by_signals, kill
+from expbase.record import crash
+from expbase.record.run_record import LEDGER, last_start, read
+from expbase.run_dir import CONFIG
+from expbase.state import checkpoint
 from expbase.tools.ls import printable
+from expbase.tools.process import CODES, ended_by_signals, kill
 
 
 def add_parser(tools: Any) -> None:
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         told = {"run": str(run), "copy": str(copy), "iteration": facts["iteration"]}
         spec.write_text(json.dumps({**told, "pdb": args.pdb, "result": str(result)}))
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
-        words = [str(Path(__file__).with_name("again.py")), str(spec), *program]
+        words = [str(Path(__file__).with_name("replay_worker.py")), str(spec), *program]
         process = subprocess.Popen([*python(ranks, Path(temporary) / "log"), *words], cwd=directory)
         try:
             process.wait()

@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase import checkpoint
 from expbase.cli import Paragraphs
 from expbase.config import flatten, get_default_training_config
-from expbase.ledger import LEDGER, Session, parse, sessions
-from expbase.output import CONFIG
-from expbase.provenance import SET_BY_LAUNCHER
-from expbase.sources import CHANGES, SOURCES, UNTRACKED
+from expbase.record.git import CHANGES, SOURCES, UNTRACKED
+from expbase.record.provenance import SET_BY_LAUNCHER
+from expbase.record.run_record import LEDGER, Session, parse, sessions
+from expbase.run_dir import CONFIG
+from expbase.state import checkpoint
 from expbase.tools import ls
 from expbase.tools.ls import printable
 

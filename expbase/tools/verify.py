@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from expbase import checkpoint
-from expbase.checkpointer import STATE_FILE
 from expbase.cli import Paragraphs
 from expbase.logs import METRICS, json_lines
 from expbase.processes import python
-from expbase.tensorfile import Array, parse
-from expbase.tools.ending import ended_by_signals, kill
+from expbase.state import checkpoint
+from expbase.state.arrays import Array, parse
+from expbase.state.checkpointer import STATE_FILE
+from expbase.tools.process import ended_by_signals, kill
 
 _POLL_SECONDS = 0.0005
 _KINDS = ("at a random moment", "inside a save", "inside a validation")
@@ -157,7 +157,7 @@ class Side:
             f"training.valid_interval={self.valid_interval}",
             "training.keep_last=0",
         ]
-        tracer = [str(Path(__file__).with_name("trace.py")), f"{self.directory}.notes"]
+        tracer = [str(Path(__file__).with_name("fingerprints.py")), f"{self.directory}.notes"]
         started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
         return [*started, *tracer, str(self.args.script.absolute()), *words]
 

@@ -14,7 +14,7 @@ import paddle.nn.functional as F
 from paddle.io import DataLoader
 
 from expbase import Config, ExperimentBase, main, on
-from expbase.mixins import EarlyStopping, GradientClipping
+from expbase.extras.mixins import EarlyStopping, GradientClipping
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"
 SIZE = len(CHARACTERS)  # the last one stands for every other byte

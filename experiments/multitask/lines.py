@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from paddle.static import InputSpec
 
-from expbase.components import Reader
+from expbase.extras.components import Reader
 
 CHARACTERS = "\0" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"
 PADDING, OTHER = 0, len(CHARACTERS) - 1  # the last one stands for every other character

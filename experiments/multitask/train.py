@@ -26,7 +26,7 @@ from paddle.io import DataLoader, Subset
 from paddle.static import InputSpec
 
 from expbase import Config, main
-from expbase.components import Backbone, Composed, Head, MultiHead, Task
+from expbase.extras.components import Backbone, Composed, Head, MultiHead, Task
 
 
 class Encoder(Backbone):

@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 from paddle.io import DataLoader, Dataset  # noqa: E402
 
 from expbase import rng  # noqa: E402
-from expbase.data import Share, make_feed  # noqa: E402
+from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
 
 BATCHES = 1000
 BATCH_SIZE = 16
@@ -39,7 +39,7 @@ class Small(Dataset):
 def by_expbase(data: Dataset, epoch: int) -> float:
     """Seconds per batch."""
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
-    feed = make_feed(loader, "train_loader", Share(seed=0))
+    feed = adapt_loader(loader, "train_loader", Shard(seed=0))
     began = time.perf_counter()
     for _ in feed.open(epoch):
         pass

@@ -19,8 +19,8 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 from paddle.io import BatchSampler, DataLoader, Dataset  # noqa: E402
 
-from expbase.data import Share, make_feed  # noqa: E402
-from expbase.permutation import PermutationSampler  # noqa: E402
+from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
+from expbase.extras.permutation import PermutationSampler  # noqa: E402
 
 BATCHES = 2 * 10**6
 POSITION = 10**6
@@ -42,7 +42,7 @@ class Numbers(Dataset):
 
 def first_batch(loader: DataLoader, position: int) -> None:
     """Opens a feed at a position and takes one batch."""
-    feed = make_feed(loader, "train_loader", Share(seed=0))
+    feed = adapt_loader(loader, "train_loader", Shard(seed=0))
     batches = feed.open(1, position)
     next(iter(batches))
     batches.close()

@@ -28,7 +28,8 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 
-from expbase import ExperimentBase, checkpoint, state  # noqa: E402
+from expbase import ExperimentBase  # noqa: E402
+from expbase.state import checkpoint, objects  # noqa: E402
 
 WIDTH = 2048
 
@@ -66,7 +67,7 @@ class Subjects:
         self.exp.resume_or_load()
         self.exp.new_epoch()
         self.step()
-        tensors, _ = state.capture(state.find(vars(self.exp)))
+        tensors, _ = objects.capture(objects.find(vars(self.exp)))
         self.files = {name: [a.data for a in arrays.values()] for name, arrays in tensors.items()}
         self.arrays = [array for arrays in self.files.values() for array in arrays]
         self.bytes = sum(array.nbytes for array in self.arrays)

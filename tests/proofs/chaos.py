@@ -31,7 +31,7 @@ from pathlib import Path
 from compare import differences, ledger, logged
 from watched import Watched
 
-from expbase import checkpoint
+from expbase.state import checkpoint
 
 NET = Path(__file__).with_name("net.py")
 SHARED_MEMORY = Path("/dev/shm")

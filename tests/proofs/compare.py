@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expbase import checkpoint
+from expbase.state import checkpoint
 
 
 def last_checkpoint(output: Path) -> Path:

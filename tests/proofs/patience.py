@@ -15,7 +15,8 @@ from pathlib import Path
 
 SCRIPT = """
 import time
-from expbase import checkpoint, main
+from expbase.state import checkpoint
+from expbase import main
 from tiny import Tiny
 
 real = checkpoint._write_file

@@ -24,7 +24,7 @@ from pathlib import Path
 from compare import ledger, logged
 from watched import Watched
 
-from expbase import checkpoint
+from expbase.state import checkpoint
 
 NET = Path(__file__).with_name("net.py")
 _LONG_SECONDS = 90.0

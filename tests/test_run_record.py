@@ -10,7 +10,7 @@ import pytest
 from tiny import Tiny, trained, training_config
 
 from expbase import Config
-from expbase.ledger import Ledger, Session, config_changes, last_config, read, sessions
+from expbase.record.run_record import Ledger, Session, config_changes, last_config, read, sessions
 
 
 class Failing(Tiny):

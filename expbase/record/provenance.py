@@ -23,9 +23,9 @@ from typing import Any
 
 import paddle
 
-from expbase import sources
-from expbase.ledger import config_changes
 from expbase.processes import LAUNCHER
+from expbase.record import git
+from expbase.record.run_record import config_changes
 
 # What paddle's launcher and spawn set for each process, and no person needs to set again.
 SET_BY_LAUNCHER = {
@@ -38,7 +38,7 @@ SET_BY_LAUNCHER = {
 _PATHS_OF_LAUNCHER = {"PADDLE_LOG_DIR", "PADDLE_BACKUP_ENV_PATH"}  # of this machine
 _PREFIXES = ("FLAGS_", "NCCL_", "PADDLE_")
 _NAMES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def gather(output_dir: Path, experiment: type, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,11 +62,11 @@ def gather(output_dir: Path, experiment: type, config: Mapping[str, Any]) -> dic
     main = _main_file()
     words = _words(main)
     start = _directory(main, words or [])
-    top = next((top for place in _places(main, experiment) if (top := sources.top_of(place))), None)
+    top = next((top for place in _places(main, experiment) if (top := git.top_of(place))), None)
     return {
         "command": words and [*_portable(words, start, top, main)],
         "directory": os.path.relpath(start, top) if top and start.is_relative_to(top) else None,
-        "git": sources.look(top, output_dir),
+        "git": git.look(top, output_dir),
         "config_changes": config_changes(output_dir, config),
         "packages": _noted(lambda: {name: version for name, version, _ in _installed()}),
         "local_packages": _noted(lambda: [name for name, _, is_local in _installed() if is_local]),

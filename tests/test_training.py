@@ -21,7 +21,7 @@ from tiny import Points, Tiny, make, run_script, same_bits, trained
 
 from expbase import on
 from expbase.events import HELPER_EVENTS
-from expbase.mixins import GradientClipping
+from expbase.extras.mixins import GradientClipping
 
 LONG = {"log_interval": 1000, "valid_interval": 1000, "save_interval": 1000}
 
@@ -101,7 +101,7 @@ def of_batch_size(experiment: type[Tiny], size: int) -> type[Tiny]:
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from test_stepping import ByHand, Helped, of_batch_size, weights_of
+from test_training import ByHand, Helped, of_batch_size, weights_of
 from tiny import trained
 
 for experiment in (Helped, ByHand):

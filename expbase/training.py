@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
-from expbase import state
+from expbase.state import objects
 
 if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase
@@ -50,7 +50,7 @@ class Stepper:
         self.check_complete()
         count = self._exp.config.training.accumulation_steps
         attributes = self._exp._user_attributes()
-        parallel = state.find(attributes).parallel.values() if count > 1 else ()
+        parallel = objects.find(attributes).parallel.values() if count > 1 else ()
         self._count, self._given = count, 0
         for number in range(1, count + 1):
             batch = self._exp.read_batch()
@@ -91,7 +91,7 @@ class Stepper:
                 raise TypeError(
                     f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
                 )
-        standing = state.find(self._exp._user_attributes()).optimizers.values()
+        standing = objects.find(self._exp._user_attributes()).optimizers.values()
         self.optimizers = tuple(optimizers or standing)
         scaler = self.scaler()
         if scaler is not None:

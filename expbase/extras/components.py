@@ -28,12 +28,13 @@ import numpy as np
 import paddle
 from paddle.static import InputSpec
 
-from expbase import rng
 from expbase.config import Config
-from expbase.data import Cursor, Share, make_feed
+from expbase.data.iterator import TrainIterator
+from expbase.data.loaders import Shard, adapt_loader
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.tensorfile import describe, to_numpy
+from expbase.state import rng
+from expbase.state.arrays import describe, to_numpy
 
 PHASES = ("train", "predict")
 Specs = Sequence[InputSpec]
@@ -466,8 +467,8 @@ class Stream:
         passes: That were used up.
     """
 
-    def __init__(self, loader: Any, name: str, share: Share) -> None:
-        self._cursor = Cursor(make_feed(loader, name, share))
+    def __init__(self, loader: Any, name: str, share: Shard) -> None:
+        self._cursor = TrainIterator(adapt_loader(loader, name, share))
         self._epoch = 0
 
     @property
@@ -539,7 +540,7 @@ class MultiHead(ExperimentBase):
             name: Stream(
                 task.loader,
                 f"the loader of task {name}",
-                Share(rng.derive(seed, rng.STREAM, number), self.rank, self.world_size),
+                Shard(rng.derive(seed, rng.STREAM, number), self.rank, self.world_size),
             )
             for number, (name, task) in enumerate(tasks.items())
             if task.loader is not None

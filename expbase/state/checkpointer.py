@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 
-from expbase import checkpoint, distributed, rng, state
-from expbase.background import Background, SnapshotBuffer
-from expbase.checkpoint import CheckpointError
-from expbase.tensorfile import Array, TensorFileError, parse, serialize
+from expbase import distributed
+from expbase.state import checkpoint, encoding, objects, rng
+from expbase.state.arrays import Array, TensorFileError, parse, serialize
+from expbase.state.background import Background, SnapshotBuffer
+from expbase.state.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase
@@ -56,7 +57,7 @@ def _capture_counters(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str
         "iteration": exp.iteration,
         "epoch": exp.epoch,
         "pass_is_closed": exp._pass_is_closed,
-        **state.encode(exp._cursor.state(), "counters", arrays),
+        **encoding.encode(exp._cursor.state(), "counters", arrays),
     }
 
 
@@ -66,23 +67,23 @@ def _restore_counters(
     exp.iteration = values["iteration"]
     exp.epoch = values["epoch"]
     exp._pass_is_closed = values["pass_is_closed"]
-    return exp._cursor.restore(exp.epoch, state.decode(values, arrays))
+    return exp._cursor.restore(exp.epoch, encoding.decode(values, arrays))
 
 
 def _capture_registered(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {n: state.encode(getattr(exp, n), f"registered.{n}", arrays) for n in exp._registered}
+    return {n: encoding.encode(getattr(exp, n), f"registered.{n}", arrays) for n in exp._registered}
 
 
 def _restore_registered(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
     for name, value in values.items():
-        setattr(exp, name, state.decode(value, arrays))
+        setattr(exp, name, encoding.decode(value, arrays))
     return []
 
 
 def _capture_own(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {n: state.encode(value, f"own.{n}", arrays) for n, value in exp._own_states.items()}
+    return {n: encoding.encode(value, f"own.{n}", arrays) for n, value in exp._own_states.items()}
 
 
 def _restore_own(
@@ -90,7 +91,7 @@ def _restore_own(
 ) -> list[str]:
     # Comes last, and must not spoil the random states that were restored before it.
     with rng.isolated():
-        states = {n: state.decode(value, arrays) for n, value in values.items()}
+        states = {n: encoding.decode(value, arrays) for n, value in values.items()}
         exp._handlers.fire("on_load_checkpoint", states)
     return []
 
@@ -127,14 +128,14 @@ def _restore_random(
 
 def _capture_log(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
     journal = exp._journal
-    pending = state.encode(journal.meter.numbers(), "log", arrays)
+    pending = encoding.encode(journal.meter.numbers(), "log", arrays)
     return {"pending": pending, "hparams": journal.has_hparams}
 
 
 def _restore_log(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._journal.meter.restore(state.decode(values["pending"], arrays))
+    exp._journal.meter.restore(encoding.decode(values["pending"], arrays))
     exp._journal.has_hparams = values["hparams"]
     return []
 
@@ -142,7 +143,7 @@ def _restore_log(
 def _capture_gradients(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
     # A gradient of zeros is not none: momentum moves the weights of the one, not of the other.
     zeros = []
-    for name, parameter in state.named_parameters(exp._find_state()):
+    for name, parameter in objects.named_parameters(exp._find_state()):
         gradient = parameter.grad_
         if gradient is None or gradient.is_selected_rows():
             continue
@@ -158,7 +159,7 @@ def _restore_gradients(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
     zeros = set(values["zeros"])
-    for name, parameter in state.named_parameters(exp._find_state()):
+    for name, parameter in objects.named_parameters(exp._find_state()):
         array = arrays.get(f"gradients.{name}")
         if array is None and name not in zeros:
             parameter.clear_gradient(False)
@@ -171,13 +172,13 @@ def _restore_gradients(
 
 
 def _capture_best(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return {"scores": state.encode(exp._checkpointer.scores, "best", arrays)}
+    return {"scores": encoding.encode(exp._checkpointer.scores, "best", arrays)}
 
 
 def _restore_best(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._checkpointer.scores = state.decode(values["scores"], arrays)
+    exp._checkpointer.scores = encoding.decode(values["scores"], arrays)
     return []
 
 
@@ -331,7 +332,7 @@ class Checkpointer:
             )
             rng.seed_all(seed)
             values["random"] = rng.capture()
-        state.apply(exp._find_state(), tensors, values[_OBJECTS])
+        objects.apply(exp._find_state(), tensors, values[_OBJECTS])
         for name, section in SECTIONS.items():
             notes += section.restore(exp, values[name], arrays)
         self.newest_saved = path
@@ -355,7 +356,7 @@ class Checkpointer:
                 self._exp.world_size,
             )
         arrays = tensors.pop(_ARRAYS, {})
-        state.apply(self._exp._find_state(), tensors, values[_OBJECTS])
+        objects.apply(self._exp._find_state(), tensors, values[_OBJECTS])
         for name in ("registered", "own"):
             SECTIONS[name].restore(self._exp, values[name], arrays)
         counters: dict[str, Any] = values["counters"]
@@ -363,7 +364,7 @@ class Checkpointer:
 
     # Capturing
 
-    def refuse_newcomers(self, found: state.Found) -> None:
+    def refuse_newcomers(self, found: objects.StatefulObjects) -> None:
         """Checks that nothing stateful appeared on the experiment since setup.
 
         Raises:
@@ -376,12 +377,12 @@ class Checkpointer:
                 "its state comes back. Make it in setup_model, or exclude_from_state it there."
             )
 
-    def _capture(self, found: state.Found) -> tuple[state.Tensors, dict[str, Any]]:
+    def _capture(self, found: objects.StatefulObjects) -> tuple[objects.Tensors, dict[str, Any]]:
         with rng.isolated():  # first, and felt by nothing: what it changes on self is saved
             self._exp._own_states = dict(self._exp._handlers.fire("on_save_checkpoint") or {})
-        tensors, objects = state.capture(found)
+        tensors, of_objects = objects.capture(found)
         arrays: dict[str, Array] = {}
-        values: dict[str, Any] = {_OBJECTS: objects}
+        values: dict[str, Any] = {_OBJECTS: of_objects}
         for name, section in SECTIONS.items():
             values[name] = section.capture(self._exp, arrays)
         if arrays:
@@ -389,8 +390,8 @@ class Checkpointer:
         return tensors, values
 
     def _gather(
-        self, found: state.Found, tensors: state.Tensors, values: dict[str, Any]
-    ) -> list[tuple[state.Tensors, dict[str, Any]]]:
+        self, found: objects.StatefulObjects, tensors: objects.Tensors, values: dict[str, Any]
+    ) -> list[tuple[objects.Tensors, dict[str, Any]]]:
         """What each rank has other than rank 0, in the order of the ranks; itself is empty."""
         if self._exp.world_size == 1:
             return [({}, {})]
@@ -414,7 +415,7 @@ class Checkpointer:
             for key, array in arrays.items()
         }
         shared, shared_sums = distributed.broadcast_object((values, sums))
-        other: state.Tensors = {}
+        other: objects.Tensors = {}
         for (file, key), checksum in sums.items():
             if shared_sums.get((file, key)) != checksum:
                 other.setdefault(file, {})[key] = local[file][key].copy()
@@ -425,7 +426,7 @@ class Checkpointer:
         return distributed.gather_objects((other, differing))
 
     def _warn_of_drift(
-        self, found: state.Found, tensors: state.Tensors, same: Mapping[str, set[str]]
+        self, found: objects.StatefulObjects, tensors: objects.Tensors, same: Mapping[str, set[str]]
     ) -> None:
         """Says, at the first save, which parameters are not the same on all ranks after all."""
         names = [(layer, n) for layer in found.layers for n in sorted(same[layer])]
@@ -447,9 +448,9 @@ class Checkpointer:
 
     def _writing(
         self,
-        tensors: state.Tensors,
+        tensors: objects.Tensors,
         values: dict[str, Any],
-        ranks: list[tuple[state.Tensors, dict[str, Any]]],
+        ranks: list[tuple[objects.Tensors, dict[str, Any]]],
     ) -> Callable[[], None]:
         """What writes the captured state; it looks at nothing that training changes."""
         exp = self._exp
@@ -480,7 +481,7 @@ class Checkpointer:
 
     # Restoring
 
-    def _read_fitting(self, path: Path) -> tuple[int, state.Tensors, dict[str, Any]]:
+    def _read_fitting(self, path: Path) -> tuple[int, objects.Tensors, dict[str, Any]]:
         """The number of ranks that saved it, and this rank's tensors and values, which fit."""
         content = self._read(path)
         saved = json.loads(content.pop(STATE_FILE).tobytes())
@@ -490,9 +491,9 @@ class Checkpointer:
                 "Continue it with the version of expbase that wrote it."
             )
         tensors, values = self._own_part(content, saved)
-        objects = {name: arrays for name, arrays in tensors.items() if name != _ARRAYS}
+        own = {name: arrays for name, arrays in tensors.items() if name != _ARRAYS}
         problems = self._check_sections(values)
-        problems += state.check(self._exp._find_state(), objects, values.get(_OBJECTS, {}))
+        problems += objects.check(self._exp._find_state(), own, values.get(_OBJECTS, {}))
         self._raise_together(path, problems)
         return saved["world_size"], tensors, values
 
@@ -514,7 +515,7 @@ class Checkpointer:
 
     def _own_part(
         self, content: dict[str, Any], saved: Mapping[str, Any]
-    ) -> tuple[state.Tensors, dict[str, Any]]:
+    ) -> tuple[objects.Tensors, dict[str, Any]]:
         try:
             files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
         except TensorFileError as error:
@@ -608,5 +609,5 @@ def _best(run: Path) -> int:
 def scores_of(path: Path) -> list[tuple[int, float]]:
     """Iteration and score of the best checkpoints that a checkpoint knows of, best first."""
     values = json.loads((path / STATE_FILE).read_bytes())["values"]
-    scores: list[tuple[int, float]] = state.decode(values["best"]["scores"], {})
+    scores: list[tuple[int, float]] = encoding.decode(values["best"]["scores"], {})
     return scores

@@ -1,18 +1,18 @@
 """Driving a user's loader: the order of its batches, their random numbers, the shares of the ranks.
 
-A `Feed` stands in front of one loader and gives its passes, each from any position. What a data
-set draws while it makes the n-th batch of a pass depends on (seed, epoch, n) alone: not on the
-number of workers, nor on what was drawn before, nor on whether the batches before were made.
+A `LoaderAdapter` stands in front of one loader and gives its passes, each from any position. What
+a data set draws while it makes the n-th batch of a pass depends on (seed, epoch, n) alone: not on
+the number of workers, nor on what was drawn before, nor on whether earlier batches were made.
 The loader is asked for its settings and never changed; which batches are trained on is decided
 here, what they hold is decided by the user's data set and collate_fn.
 
 Positions count batches of all ranks together: in round i rank r takes batch i * world_size + r.
 
-    feed = make_feed(loader, "train_loader", Share(seed=0, rank=0, world_size=1))
+    feed = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
     batches = feed.open(epoch=3, position=17)       # batches 0 to 16 are not loaded
     for batch in batches: ...
     batches.ended                                   # true as soon as the last one was given
-    cursor = Cursor(feed)                           # a feed and the place in it
+    cursor = TrainIterator(feed)                           # a feed and the place in it
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 import paddle
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
-from expbase import rng
+from expbase.data.workers import BatchedStream, Fetcher, Numbered, with_hardened_workers, with_last
 from expbase.distributed import gather_objects
-from expbase.fetching import BatchedStream, Fetcher, Numbered, with_hardened_workers, with_last
 from expbase.processes import forking
+from expbase.state import rng
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """Whose batches, and from which random numbers.
 
     Attributes:
@@ -76,13 +76,7 @@ class Batches:
             close()
 
 
-def _ended() -> Batches:
-    batches = Batches(lambda _: iter(()), 0)
-    batches.ended = True
-    return batches
-
-
-class Feed:
+class LoaderAdapter:
     """A loader's batches, as one rank gets them.
 
     Attributes:
@@ -95,7 +89,7 @@ class Feed:
     batch_size: int | None = None
     num_samples: int | None = None
 
-    def __init__(self, loader: Any, name: str, share: Share) -> None:
+    def __init__(self, loader: Any, name: str, share: Shard) -> None:
         self.loader = loader
         self.name = name
         self.share = share
@@ -148,7 +142,7 @@ class Feed:
         )
 
 
-def make_feed(loader: Any, name: str, share: Share) -> Feed:
+def adapt_loader(loader: Any, name: str, share: Shard) -> LoaderAdapter:
     """The feed that fits the loader.
 
     Args:
@@ -161,15 +155,15 @@ def make_feed(loader: Any, name: str, share: Share) -> Feed:
     """
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         if not isinstance(loader.dataset, IterableDataset):
-            return IndexedFeed(loader, name, share)
+            return MapStyleLoader(loader, name, share)
     elif not isinstance(loader, Iterable):
         raise TypeError(
             f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
         )
-    return StreamFeed(loader, name, share)
+    return IterableLoader(loader, name, share)
 
 
-class IndexedFeed(Feed):
+class MapStyleLoader(LoaderAdapter):
     """A DataLoader over a data set with indices: the batches before a position are never made.
 
     The order of a sampler that draws is a function of (seed, epoch); its `set_epoch` is called
@@ -177,7 +171,7 @@ class IndexedFeed(Feed):
     `seek(position)` is asked, and any other is run through without loading anything.
     """
 
-    def __init__(self, loader: DataLoader, name: str, share: Share) -> None:
+    def __init__(self, loader: DataLoader, name: str, share: Shard) -> None:
         super().__init__(loader, name, share)
         self._sampler = loader.batch_sampler
         self._dealt = share.world_size > 1 and not isinstance(
@@ -317,7 +311,7 @@ class IndexedFeed(Feed):
         return Batches(give, first)
 
 
-class FirstBatches(Feed):
+class FirstBatches(LoaderAdapter):
     """The first batches of another feed over and over, bit for bit: what a model should overfit.
 
     Args:
@@ -325,7 +319,7 @@ class FirstBatches(Feed):
         count: How many of them each rank gets in a pass.
     """
 
-    def __init__(self, feed: Feed, count: int) -> None:
+    def __init__(self, feed: LoaderAdapter, count: int) -> None:
         super().__init__(feed.loader, feed.name, feed.share)
         self.batch_size, self.num_samples = feed.batch_size, feed.num_samples
         self.batches_per_epoch = min(count, feed.batches_per_epoch or count)
@@ -363,7 +357,7 @@ def _copied(batch: Any) -> Any:
     return batch.clone() if isinstance(batch, paddle.Tensor) else copy.deepcopy(batch)
 
 
-class StreamFeed(Feed):
+class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
     It runs under random states of its own, which depend on (seed, epoch, rank). One batch is read
@@ -372,7 +366,7 @@ class StreamFeed(Feed):
     throwing away, unless the loader has `state_dict` and `set_state_dict` or `load_state_dict`.
     """
 
-    def __init__(self, loader: Any, name: str, share: Share) -> None:
+    def __init__(self, loader: Any, name: str, share: Shard) -> None:
         super().__init__(loader, name, share)
         self._is_list = isinstance(loader, (list, tuple))
         self._is_stateful = _has_state(loader)
@@ -470,82 +464,6 @@ class StreamFeed(Feed):
                 note()
             yield batch
             batch = following
-
-
-class Cursor:
-    """Where one rank stands in the passes of its feed.
-
-    Args:
-        feed: The training data.
-
-    Attributes:
-        batches: Of the pass under way; ended when there is none.
-        batch_in_epoch: Batches that this rank has read in it.
-        last: The batch that was read last.
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self.last: Any = None
-        self.batches = _ended()
-        self.batch_in_epoch = 0
-        self._next: Iterator[Any] = iter(())
-        self._start = 0  # the position at which this rank began
-
-    def open(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position of a pass."""
-        self.batches.close()
-        self.batches = self.feed.open(epoch, position)
-        self.batch_in_epoch = self.batches.first
-        self._next = iter(self.batches)
-        self._start = position
-
-    def read(self) -> Any:
-        """The next batch of the pass."""
-        try:
-            batch = next(self._next)
-        except StopIteration:
-            raise RuntimeError(
-                f"{self.feed.name}: ended before the pass did; expected the batches that its "
-                "length, or the run that is continued, promised."
-            ) from None
-        self.batch_in_epoch += 1
-        self.last = batch
-        return batch
-
-    def state(self) -> dict[str, Any]:
-        """The position, counted in batches of all ranks."""
-        read = self.batch_in_epoch - self.batches.first
-        return {
-            "batch_in_epoch": self.batch_in_epoch,
-            "position": self._start + read * self.feed.share.world_size,
-            "ended": self.batches.ended,
-            "loader": self.feed.state(),
-            "sizes": [self.feed.num_samples, self.feed.batch_size],
-        }
-
-    def restore(self, epoch: int, values: Mapping[str, Any]) -> list[str]:
-        """Goes to where `state` was taken; gives what of it costs exactness, in words."""
-        self.feed.restore(values["loader"], ended=values["ended"])
-        if values["ended"]:
-            self.batch_in_epoch = self.batches.first = values["batch_in_epoch"]
-            self._start = values["position"]
-        else:
-            self.open(epoch, values["position"])
-        notes = self.feed.inexact_after_resume()
-        sizes = [self.feed.num_samples, self.feed.batch_size]
-        if values["sizes"] != sizes:
-            (samples, size), (samples_now, size_now) = values["sizes"], sizes
-            notes.append(
-                f"{self.feed.name}: {samples} samples in batches of {size} there, {samples_now} in "
-                f"batches of {size_now} now"
-            )
-        return notes
-
-    def close(self) -> None:
-        """Lets go of the loader. May be called twice."""
-        self.batches.close()
-        self.feed.close()
 
 
 class _Isolated:

@@ -11,7 +11,7 @@ import paddle
 import pytest
 import safetensors.paddle
 
-from expbase.tensorfile import Array, TensorFileError, describe, parse, serialize
+from expbase.state.arrays import Array, TensorFileError, describe, parse, serialize
 
 SIZES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 
-from expbase import console, logs, state
+from expbase import console, logs
 from expbase._version import __version__
 from expbase.config import differences
-from expbase.data import IndexedFeed
-from expbase.stopping import Wish
+from expbase.data.loaders import MapStyleLoader
+from expbase.state import objects
+from expbase.stopping import StopReason
 
 if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _COLUMNS = 58  # of a value in the card: with time and name a line has at most 80
 
 
-def card(exp: ExperimentBase, found: state.Found) -> Iterator[str]:
+def card(exp: ExperimentBase, found: objects.StatefulObjects) -> Iterator[str]:
     """What there is, at the end of setup.
 
     Args:
@@ -45,14 +46,14 @@ def card(exp: ExperimentBase, found: state.Found) -> Iterator[str]:
     for name, text in rows:
         yield f"{name:<{width}} {text}"
     feed = exp._cursor.feed
-    if isinstance(feed, IndexedFeed) and feed.filled:
+    if isinstance(feed, MapStyleLoader) and feed.filled:
         yield (
             f"the last round of a pass takes its first {feed.filled} batches again, so that every "
             "rank has one"
         )
 
 
-def _facts(exp: ExperimentBase, found: state.Found) -> Iterator[tuple[str, str]]:
+def _facts(exp: ExperimentBase, found: objects.StatefulObjects) -> Iterator[tuple[str, str]]:
     changed = differences(type(exp).default_config(), exp.config)
     values = " ".join(f"{key}={now!r}" for key, (_, now) in changed.items())
     yield "experiment", type(exp).__name__
@@ -164,7 +165,7 @@ def summary(exp: ExperimentBase) -> Iterator[str]:
 def ending(exp: ExperimentBase) -> str:
     """The last line: why it ended, and where the checkpoint is."""
     if exp._stopped_by:
-        hint = "" if exp._stopped_by is Wish.CALL else "; the same command continues"
+        hint = "" if exp._stopped_by is StopReason.CALL else "; the same command continues"
         return f"[{exp.iteration}] STOPPED by {exp._stop_text or exp._stopped_by}{hint}"
     newest = exp._checkpointer.newest_saved
     where = f"{newest.name} in {exp.args.output}" if newest else "no checkpoint was asked for"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from paddle.io import Sampler
 
-from expbase.rng import derive
+from expbase.state.rng import derive
 
 _ROUNDS = 12  # 8 suffice for large sizes; small ones have few bits to mix
 _BLOCK = 1024  # indices that are computed at a time

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from expbase import checkpoint
-from expbase.tensorfile import Array, TensorFileError, describe, parse, serialize
+from expbase.state import checkpoint
+from expbase.state.arrays import Array, TensorFileError, describe, parse, serialize
 
 Weights = dict[str, Array]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tiny import Tiny, trained
 
-from expbase.hanging import HangWatch
+from expbase.record.hang import HangWatch
 
 
 def wait_for(path: Path, text: str) -> bool:
@@ -39,7 +39,7 @@ def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path) -> None:
     exp = trained(Hanging, tmp_path, hang_seconds=1)
     log = (tmp_path / "worker_0.log").read_text()
     assert "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3" in log
-    assert 'test_hanging.py", line' in log
+    assert 'test_hang.py", line' in log
     assert log.count("no progress") == 1
     assert exp.iteration == 6
     assert "[6] FINISHED" in log

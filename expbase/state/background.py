@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from expbase.tensorfile import Array
+from expbase.state.arrays import Array
 
 
 class Background:

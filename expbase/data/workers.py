@@ -24,8 +24,8 @@ from paddle.io import DataLoader
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
-from expbase import rng
 from expbase.processes import end_with_parent, forking
+from expbase.state import rng
 
 # The number of a batch in its pass, and the indices of its samples.
 Numbered = tuple[int, Any]

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 
-from expbase.checkpoint import iteration_of, write_single_file
 from expbase.config import ConfigError
-from expbase.tensorfile import Array, serialize
+from expbase.state.arrays import Array, serialize
+from expbase.state.checkpoint import iteration_of, write_single_file
 
 if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase

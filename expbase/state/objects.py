@@ -17,10 +17,7 @@ Restoring is strict both ways and in two steps: `check` finds everything that do
 
 from __future__ import annotations
 
-import base64
-import math
 import random
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +28,8 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.tensorfile import Array, describe
+from expbase.state import encoding
+from expbase.state.arrays import Array, describe
 
 _LONG = 1000  # items of a list that is taken for data if its ends are
 
@@ -44,7 +42,7 @@ _PARAMETERS = (
 
 
 @dataclass
-class Found:
+class StatefulObjects:
     """The stateful objects of an experiment, by the names under which they were found."""
 
     layers: dict[str, Any] = field(default_factory=dict)
@@ -73,15 +71,15 @@ def unwrap(layer: Any) -> Any:
     return layer
 
 
-def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> Found:
+def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> StatefulObjects:
     """Finds what has state among the attributes, in their order.
 
     Args:
         attributes: Of the experiment, without the template's own.
         excluded: Names that the user left out.
     """
-    found = Found(excluded=list(excluded))
-    left_out = Found(seen=found.seen)  # what is found there is seen, and nothing more
+    found = StatefulObjects(excluded=list(excluded))
+    left_out = StatefulObjects(seen=found.seen)  # what is found there is seen, and nothing more
     for name in found.excluded:
         if name in attributes:
             _visit(left_out, name, attributes[name])
@@ -95,7 +93,7 @@ def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> Found:
     return found
 
 
-def _visit(found: Found, name: str, value: Any) -> None:
+def _visit(found: StatefulObjects, name: str, value: Any) -> None:
     if isinstance(value, (list, tuple, dict)):
         if id(value) not in found.containers and not _is_plain_data(value):
             found.containers.add(id(value))
@@ -124,7 +122,7 @@ def _is_plain_data(value: Any) -> bool:
     return all(_is_plain(item) for item in (value[0], value[-1]))
 
 
-def _kind(found: Found, value: Any) -> dict[str, Any] | None:
+def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
     if isinstance(value, type):
         return None
     if isinstance(value, paddle.nn.Layer):
@@ -149,7 +147,7 @@ def _setter(value: Any) -> Any:
 # --- capturing -----------------------------------------------------------------------------
 
 
-def capture(found: Found) -> tuple[Tensors, Values]:
+def capture(found: StatefulObjects) -> tuple[Tensors, Values]:
     """The state of everything found; tensors on the CPU are live views, not copies.
 
     Raises:
@@ -172,16 +170,16 @@ def capture(found: Found) -> tuple[Tensors, Values]:
         tensors[name] = arrays
     for name, generator in found.generators.items():
         arrays = {}
-        values[name] = encode(_generator_state(generator), name, arrays)
+        values[name] = encoding.encode(_generator_state(generator), name, arrays)
         tensors[name] = arrays
     for name, stateful in found.objects.items():
         arrays = {}
-        values[name] = encode(stateful.state_dict(), name, arrays)
+        values[name] = encoding.encode(stateful.state_dict(), name, arrays)
         tensors[name] = arrays
     return {name: arrays for name, arrays in tensors.items() if arrays}, values
 
 
-def parameter_names(found: Found) -> dict[str, str]:
+def parameter_names(found: StatefulObjects) -> dict[str, str]:
     """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
     names: dict[str, str] = {}
     for name, parameter in named_parameters(found):
@@ -189,7 +187,7 @@ def parameter_names(found: Found) -> dict[str, str]:
     return names
 
 
-def named_parameters(found: Found) -> list[tuple[str, Any]]:
+def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
     """All parameters with their structured names; one that several layers share has several."""
     layers = found.layers.items()
     of_layers = [(f"{n}.{key}", p) for n, layer in layers for key, p in layer.named_parameters()]
@@ -232,7 +230,7 @@ def _scheduler_values(scheduler: Any, place: str, arrays: dict[str, Array]) -> d
         if isinstance(value, LRScheduler):
             values[name] = {"$scheduler": _scheduler_values(value, f"{place}.{name}", arrays)}
         elif _is_plain(value) and name != "_var_name":  # an automatic name of paddle's
-            values[name] = encode(value, f"{place}.{name}", arrays)
+            values[name] = encoding.encode(value, f"{place}.{name}", arrays)
     return values
 
 
@@ -245,12 +243,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, kinds)
 
 
-def generator_states(found: Found) -> dict[str, Any]:
+def generator_states(found: StatefulObjects) -> dict[str, Any]:
     """The states of the random generators that were found, for `set_generator_states`."""
     return {name: _generator_state(generator) for name, generator in found.generators.items()}
 
 
-def set_generator_states(found: Found, states: Mapping[str, Any]) -> None:
+def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
     """Sets what `generator_states` gave."""
     for name, generator in found.generators.items():
         _set_generator_state(generator, states[name])
@@ -267,7 +265,7 @@ def _generator_state(generator: Any) -> Any:
 # --- restoring -----------------------------------------------------------------------------
 
 
-def check(found: Found, tensors: Tensors, values: Values) -> list[str]:
+def check(found: StatefulObjects, tensors: Tensors, values: Values) -> list[str]:
     """Everything that keeps a captured state from being put back; nothing is changed for good.
 
     Creates the accumulators of the optimizers that have not made a step yet.
@@ -303,7 +301,7 @@ def check(found: Found, tensors: Tensors, values: Values) -> list[str]:
     return problems
 
 
-def apply(found: Found, tensors: Tensors, values: Values) -> None:
+def apply(found: StatefulObjects, tensors: Tensors, values: Values) -> None:
     """Puts back what `check` found to fit."""
     for name, layer in found.layers.items():
         _copy(tensors.get(name, {}), layer.state_dict())
@@ -316,9 +314,9 @@ def apply(found: Found, tensors: Tensors, values: Values) -> None:
     for name, scheduler in found.schedulers.items():
         _set_scheduler_values(scheduler, values[name], tensors.get(name, {}))
     for name, generator in found.generators.items():
-        _set_generator_state(generator, decode(values[name], tensors.get(name, {})))
+        _set_generator_state(generator, encoding.decode(values[name], tensors.get(name, {})))
     for name, stateful in found.objects.items():
-        content = decode(values[name], tensors.get(name, {}))
+        content = encoding.decode(values[name], tensors.get(name, {}))
         # A scaler that switched itself off (bfloat16) saves nothing, refuses nothing, and will
         # switch itself off again.
         if content or not isinstance(stateful, paddle.amp.AmpScaler):
@@ -369,7 +367,7 @@ def _set_scheduler_values(
         if isinstance(value, dict) and "$scheduler" in value:
             _set_scheduler_values(getattr(scheduler, name), value["$scheduler"], arrays)
         else:
-            setattr(scheduler, name, decode(value, arrays))
+            setattr(scheduler, name, encoding.decode(value, arrays))
 
 
 def _set_generator_state(generator: Any, state: Any) -> None:
@@ -379,105 +377,3 @@ def _set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
-
-
-# --- values as JSON ------------------------------------------------------------------------
-
-
-_DICTS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
-_DICT_TAGS = {f"${tag}": kind for kind, tag in _DICTS.items()}
-
-
-def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
-    """A value as JSON, so that `decode` gives the same value of the same type.
-
-    Args:
-        value: Numbers, texts, bytes, None, lists, tuples, sets, dicts, arrays and tensors.
-        place: Where it stands, for messages and as the key of arrays.
-        arrays: Takes the arrays and tensors.
-
-    Raises:
-        TypeError: It, or something in it, is of another type.
-    """
-    if isinstance(value, np.generic):
-        return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": str(value)}
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, paddle.Tensor):
-        place = _free(place, arrays)
-        arrays[place] = Array.of(value)
-        return {"$tensor": place}
-    if isinstance(value, np.ndarray):
-        return _encode_ndarray(value, place, arrays)
-    if type(value) in _DICTS:
-        return _encode_dict(value, place, arrays)
-    if type(value) in (list, tuple, set, frozenset):
-        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        encoded = [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
-        return encoded if type(value) is list else {f"${type(value).__name__}": encoded}
-    raise TypeError(
-        f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
-        "numbers, texts, lists, dicts, arrays or tensors. Give its parts, or exclude_from_state."
-    )
-
-
-def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
-    if value.dtype.hasobject:
-        raise TypeError(f"{place}: an array of Python objects cannot be saved. Give its parts.")
-    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    place = _free(place, arrays)
-    arrays[place] = Array("uint8", (data.size,), data)
-    return {"$array": [place, value.dtype.str, list(value.shape)]}
-
-
-def _encode_dict(value: Mapping[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
-    plain = type(value) is dict
-    if plain and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
-    pairs = [
-        [encode(key, f"{place}.{i}.key", arrays), encode(item, f"{place}.{i}", arrays)]
-        for i, (key, item) in enumerate(value.items())
-    ]
-    return {f"${_DICTS[type(value)]}": pairs}
-
-
-def _free(place: str, arrays: Mapping[str, Array]) -> str:
-    """The place, or one like it that no array has: {"a.0": x, "a": [y]} gives one place twice."""
-    while place in arrays:
-        place += "'"
-    return place
-
-
-def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
-    """The value that `encode` was given."""
-    if isinstance(value, list):
-        return [decode(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    tag: str = next(iter(value), "")
-    content: Any = value.get(tag)
-    if tag == "$float":
-        return float(content)
-    if tag == "$scalar":
-        return np.dtype(content[0]).type(decode(content[1], arrays))
-    if tag == "$bytes":
-        return base64.b64decode(content)
-    if tag == "$tensor":
-        return arrays[content].tensor()
-    if tag == "$array":
-        place, dtype, shape = content
-        return arrays[place].data.copy().view(np.dtype(dtype)).reshape(shape)
-    if tag == "$tuple":
-        return tuple(decode(item, arrays) for item in content)
-    if tag == "$set":
-        return {decode(item, arrays) for item in content}
-    if tag == "$frozenset":
-        return frozenset(decode(item, arrays) for item in content)
-    if tag in _DICT_TAGS:
-        pairs = {decode(key, arrays): decode(item, arrays) for key, item in content}
-        return _DICT_TAGS[tag](pairs)
-    return {key: decode(item, arrays) for key, item in value.items()}

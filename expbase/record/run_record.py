@@ -21,7 +21,7 @@ from typing import Any
 
 from expbase.config import flatten, load_yaml
 from expbase.logs import json_lines, json_value
-from expbase.output import CONFIG
+from expbase.run_dir import CONFIG
 
 LEDGER = "ledger.jsonl"
 

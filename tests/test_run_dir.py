@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from expbase import Config, ConfigError
-from expbase.output import MAY_CHANGE, Output
+from expbase.run_dir import MAY_CHANGE, Output
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
 # Takes the lock as output.py does, and says so; ends when its stdin does.
 HOLDER = """
 import sys
-from expbase.output import Output
+from expbase.run_dir import Output
 output = Output(sys.argv[1])
 output.make()
 output.lock(0)

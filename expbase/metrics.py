@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from expbase import state
 from expbase.config import flatten
 from expbase.logs import Meter, MetricsFile, line
+from expbase.state import objects
 
 if TYPE_CHECKING:
     from expbase.experiment import ExperimentBase
@@ -109,7 +109,7 @@ class Journal:
 
     def learning_rates(self) -> dict[str, float]:
         """Of each optimizer on the experiment, by the name of its curve."""
-        optimizers = state.find(self._exp._user_attributes()).optimizers  # excluded ones, too
+        optimizers = objects.find(self._exp._user_attributes()).optimizers  # excluded ones, too
         rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in optimizers.items()}
         return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
 

@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from expbase.ledger import LEDGER
-from expbase.output import LOCK
+from expbase.record.run_record import LEDGER
+from expbase.run_dir import LOCK
 
 SOURCES = "sources"  # in the output directory
 CHANGES, UNTRACKED = "changes.diff", "untracked"

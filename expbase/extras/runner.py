@@ -31,13 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase import checkpoint, distributed
-from expbase.checkpoint import CheckpointError
+from expbase import distributed
 from expbase.cli import Paragraphs, count, plainly
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
+from expbase.extras.stages import STAGES, ClassLoader, with_stages
 from expbase.logs import json_value
-from expbase.stages import STAGES, ClassLoader, with_stages
+from expbase.state import checkpoint
+from expbase.state.checkpoint import CheckpointError
 
 RESULTS = "results.jsonl"
 _TOP = ("experiment", "workspace", "output", "mode", "config", "runner")

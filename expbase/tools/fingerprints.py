@@ -4,7 +4,7 @@ A script for `verify`, which compares the notes of a run that was killed with th
 was not: the first fingerprint that differs says what the cause is likely to be. The experiment is
 not changed; only two of its methods are wrapped.
 
-    python trace.py NOTES_PREFIX train.py --output …      # writes NOTES_PREFIX.rank_0.jsonl
+    python fingerprints.py NOTES_PREFIX train.py --output …      # writes NOTES_PREFIX.rank_0.jsonl
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from expbase import rng, state
 from expbase.experiment import ExperimentBase
+from expbase.state import encoding, objects, rng
 
 _PAUSE_SECONDS = 0.01  # after each update, so that a kill finds even a toy at work
 
@@ -50,7 +50,7 @@ class Notes:
         self._indices.append(self._exp._cursor.batches.indices)
         with rng.isolated():
             arrays: dict[str, Any] = {}
-            encoded = json.dumps(state.encode(_plain(batch), "batch", arrays), default=repr)
+            encoded = json.dumps(encoding.encode(_plain(batch), "batch", arrays), default=repr)
         self._batches.append(_checksum(encoded, arrays))
         return batch
 
@@ -72,8 +72,8 @@ class Notes:
 
     def _sums(self) -> dict[str, int]:
         # With what the user excluded from the state: its loss is a likely cause.
-        found = state.find(self._exp._user_attributes())
-        tensors, _ = state.capture(found)
+        found = objects.find(self._exp._user_attributes())
+        tensors, _ = objects.capture(found)
         return {name: _checksum("", arrays) for name, arrays in tensors.items()}
 
 
@@ -87,7 +87,7 @@ def _plain(batch: Any) -> Any:
 
 def _is_known(value: Any) -> bool:
     try:
-        state.encode(value, "", {})
+        encoding.encode(value, "", {})
     except TypeError:
         return False
     return True

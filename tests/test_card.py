@@ -13,7 +13,7 @@ from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, trained
 
 from expbase import console
-from expbase.report import clock, live
+from expbase.record.card import clock, live
 
 
 def said(output: Path) -> list[str]:

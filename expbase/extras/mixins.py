@@ -18,10 +18,11 @@ from typing import Any
 
 import paddle
 
-from expbase import checks, state
+from expbase import checks
 from expbase.config import Config, ConfigError
 from expbase.events import on
 from expbase.experiment import ExperimentBase
+from expbase.state import objects
 
 
 class EarlyStopping(ExperimentBase):
@@ -226,7 +227,7 @@ class GradientClipping(ExperimentBase):
     def clip_gradients(self, *optimizers: Any) -> None:
         """Clips the gradients of the optimizers' parameters, and logs their norm."""
         self._stepper.used.add("step_optimizers")  # by hand: nobody misses its events
-        parameters = {id(p): p for o in optimizers for p in state.parameters_of(o)}
+        parameters = {id(p): p for o in optimizers for p in objects.parameters_of(o)}
         gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
             raise ValueError(

@@ -3,7 +3,7 @@
 The experiment is not changed: its output directory is another one, and it is ended when it passes
 the iteration. Each rank writes how it ended.
 
-    python again.py SPEC.json train.py --output …        # or -m expbase run FILE …
+    python replay_worker.py SPEC.json train.py --output …        # or -m expbase run FILE …
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from typing import Any
 import paddle
 
 import expbase
-from expbase import crash, distributed, runner
+from expbase import distributed
 from expbase.experiment import ExperimentBase
-from expbase.journal import NonFiniteError
+from expbase.extras import runner
+from expbase.metrics import NonFiniteError
+from expbase.record import crash
 
 
 class Passed(BaseException):

@@ -1,0 +1,1 @@
+"""What gives batches: loaders, the place in them, workers."""

@@ -1,0 +1,1 @@
+"""What the core does not know: mixins, components, runs from YAML."""
