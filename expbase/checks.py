@@ -1,6 +1,6 @@
 """What is checked before training: at the end of setup, and what the first update shows.
 
-check(found, feed)      # raises where training would fail, or would lose something
+check(found, adapter)      # raises where training would fail, or would lose something
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import paddle
 
 from expbase.config import ConfigError
 from expbase.data.loaders import LoaderAdapter
-from expbase.events import HELPER_EVENTS
+from expbase.events import HELPER_EVENTS, Subscribers
 from expbase.state import objects
 
 
-def check(found: objects.StatefulObjects, feed: LoaderAdapter) -> None:
+def check(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
     """Checks that what training needs stands on the experiment.
 
     Raises:
         ValueError: No batch, no layer, no optimizer, or an optimizer of parameters that nobody
             would save.
     """
-    if feed.batches_per_epoch == 0:
-        raise feed.no_batch()
+    if adapter.batches_per_epoch == 0:
+        raise adapter.no_batch()
     if not found.layers:
         raise ValueError(
             "setup_model: no paddle.nn.Layer on self; expected at least one, self.model say."
@@ -131,20 +131,6 @@ def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
         )
 
 
-def unsaved_validations(training: Mapping[str, Any]) -> str:
-    """That the best validation may be one without a checkpoint, in words; empty if it has one."""
-    valid, save = training["valid_interval"], training["save_interval"]
-    if not (training["monitor"] and training["keep_best"] and valid and save and valid % save):
-        return ""
-    if training["save_every_epoch"]:
-        return ""
-    return (
-        f"training.monitor: validations come every {valid} iterations and checkpoints every "
-        f"{save}, so the best one may have no checkpoint. With training.save_interval at {valid} "
-        "each has one."
-    )
-
-
 def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
     """Checks that an update takes as many batches as the config says, after the first one.
 
@@ -162,29 +148,64 @@ def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
         )
 
 
-def unfired(heard: Set[str], used: Set[str]) -> Iterator[tuple[str, str]]:
-    """The events that somebody hears and that did not come, with the helper they come from."""
+def likely_omissions(batches: int, subscribers: Subscribers, helpers: Set[str]) -> Iterator[str]:
+    """What the first update did not do, and probably should have done.
+
+    Args:
+        batches: That were read.
+        subscribers: Of the events.
+        helpers: That train_batch called.
+    """
+    if not batches:
+        yield (
+            "train_batch did not call self.read_batch(): the data it takes is not in the order "
+            "of the seed, and is not continued after a stop."
+        )
     for helper, events in HELPER_EVENTS.items():
         for event in events:
-            if event in heard and helper not in used:
-                yield event, helper
+            if helper not in helpers and (waiting := subscribers.names(event)):
+                yield (
+                    f"{event} does not come ({', '.join(waiting)}): train_batch did not call "
+                    f"self.{helper}()."
+                )
 
 
-def not_updated(found: objects.StatefulObjects) -> list[str]:
-    """The layers with trainable parameters none of which an optimizer updates."""
+def likely_mistakes(
+    found: objects.StatefulObjects,
+    saved: objects.StatefulObjects,
+    training: Mapping[str, Any],
+    *,
+    parallel: bool,
+) -> Iterator[str]:
+    """What a person would want to be told before training; each may be meant so.
+
+    Args:
+        found: What has state, excluded attributes, too.
+        saved: What of it a checkpoint holds.
+        training: The `training` section of a config.
+        parallel: Whether there are several ranks.
+    """
+    valid, save = training["valid_interval"], training["save_interval"]
+    wants_best = training["monitor"] and training["keep_best"] and not training["save_every_epoch"]
+    if wants_best and valid and save and valid % save:
+        yield (
+            f"training.monitor: validations come every {valid} iterations and checkpoints every "
+            f"{save}, so the best one may have no checkpoint. With training.save_interval at "
+            f"{valid} each has one."
+        )
     updated = {id(p) for o in found.optimizers.values() for p in objects.parameters_of(o)}
-    trainable = {
-        name: [p for p in layer.parameters() if not p.stop_gradient]
-        for name, layer in found.layers.items()
-    }
-    return [n for n, ps in trainable.items() if ps and not any(id(p) in updated for p in ps)]
+    for name, layer in found.layers.items():
+        trained = _trained(layer)
+        if trained and not any(id(parameter) in updated for parameter in trained):
+            yield f"self.{name} has trainable parameters, and no optimizer on self updates them."
+    wrapped = {id(objects.unwrap(wrapper)) for wrapper in saved.parallel.values()}
+    for name, layer in saved.layers.items() if parallel else ():
+        if id(layer) not in wrapped and _trained(layer):
+            yield (
+                f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
+                "rank trains its own."
+            )
 
 
-def unsynchronized(found: objects.StatefulObjects) -> list[str]:
-    """The layers with trainable parameters that stand in no DataParallel."""
-    wrapped = {id(objects.unwrap(wrapper)) for wrapper in found.parallel.values()}
-    return [
-        name
-        for name, layer in found.layers.items()
-        if id(layer) not in wrapped and any(not p.stop_gradient for p in layer.parameters())
-    ]
+def _trained(layer: Any) -> list[Any]:
+    return [parameter for parameter in layer.parameters() if not parameter.stop_gradient]

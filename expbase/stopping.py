@@ -1,13 +1,14 @@
 """Why a run should stop before its end: signals, a file, a time limit, a call.
 
-A wish is only noted; the loop ends after the iteration under way, saves, and answers with the
-wish's exit code. With several ranks, one rank's wish becomes the decision of all (distributed.py).
-Signal handlers stand only while `heard` is open, in the main thread.
+A request is only noted; the loop ends after the iteration under way, saves, and the process answers
+with the exit code of the reason. Several ranks ask each other about every half second, at
+iterations that all of them know beforehand, so no iteration pays for it and all end at the same
+one. Signal handlers are set only while `installed` is open, in the main thread.
 
-    wishes = StopRequests(output_dir / "STOP", time_limit_seconds=3600)
-    with wishes.heard(notify): ...         # signals are noted, and notify() is called
-    wishes.look()                          # at the file and the clock
-    wishes.wish                            # the strongest so far
+    requests = StopRequests(output_dir / "STOP", time_limit_seconds=3600)
+    with requests.installed(notify):       # a signal is noted, and notify() is called
+        requests.start(iteration)
+        if requests.agreed(iteration): ... # all ranks stop here
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from typing import Any
 
 import paddle
 
+from expbase import distributed
+
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
+_ASK_SECONDS = 0.5  # between two questions of the ranks to each other
 
 
 class StopReason(enum.IntEnum):
@@ -69,55 +73,105 @@ _SIGNALS = {
 
 
 class StopRequests:
-    """What has been wished in this process.
+    """The requests of this process, and what the ranks agree on.
 
     Args:
-        stop_file: Its existence is a wish; None: not looked for (on ranks other than 0).
+        stop_file: Its existence is a request; None: not looked for (on ranks other than 0).
         time_limit_seconds: From now; 0: none.
-        clock: Gives seconds; only differences count.
+        parallel: Whether other ranks must agree.
+        clock: Returns seconds; only differences count.
 
     Attributes:
-        wish: The strongest so far.
+        reason: The strongest request of this process so far.
+        text: What stop() was given, for the log.
+        next_iteration: The iteration at which the ranks ask each other next.
     """
 
     def __init__(
         self,
-        stop_file: Path | None,
-        time_limit_seconds: float,
+        stop_file: Path | None = None,
+        time_limit_seconds: float = 0,
+        *,
+        parallel: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.wish = StopReason.NONE
+        self.reason = StopReason.NONE
+        self.text = ""
+        self.next_iteration = 0
         self._stop_file = stop_file
         self._limit = time_limit_seconds
+        self._parallel = parallel
+        self._on_all_ranks = False
         self._clock = clock
         self._began = clock()
+        self._asked = (self._began, 0)
         self._last_ctrl_c = float("-inf")
 
-    def add(self, wish: StopReason) -> None:
-        """Notes one more."""
-        self.wish = max(self.wish, wish)
+    def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
+        """Notes one more request.
 
-    def look(self) -> None:
+        Args:
+            reason: Of what kind.
+            text: For the log, in place of the kind.
+            on_all_ranks: That every rank makes this request in this iteration, so that nobody
+                has to be asked.
+        """
+        self.reason = max(self.reason, reason)
+        self.text = text or self.text
+        self._on_all_ranks = self._on_all_ranks or on_all_ranks
+
+    def poll(self) -> None:
         """Looks at the file and the clock."""
         if self._limit and self._clock() - self._began >= self._limit:
             self.add(StopReason.TIME_LIMIT)
         if self._stop_file is not None and self._stop_file.exists():
             self.add(StopReason.FILE)
 
-    def fulfilled(self) -> None:
+    def clear(self) -> None:
         """Removes the file, so that the next start does not stop at once."""
         if self._stop_file is not None:
             self._stop_file.unlink(missing_ok=True)
 
+    # What the ranks agree on
+
+    def start(self, iteration: int) -> None:
+        """Training begins at this iteration: the first question is asked at once."""
+        self.next_iteration = iteration
+        self._asked = (self._clock(), iteration)
+
+    def agreed(self, iteration: int) -> StopReason:
+        """The reason for which all ranks stop here; NONE: they go on."""
+        if self._on_all_ranks:
+            return StopReason.CALL
+        if iteration >= self.next_iteration:
+            self.poll()
+            return self._ask(iteration)
+        return StopReason.NONE if self._parallel else self.reason
+
+    def _ask(self, iteration: int) -> StopReason:
+        now = self._clock()
+        began, asked_at = self._asked
+        self._asked = (now, iteration)
+        done = iteration - asked_at
+        # The slowest rank's time: every rank must plan the same next question.
+        seconds_each = (now - began) / max(done, 1)
+        greatest, slowest = distributed.max_over_ranks(float(self.reason), seconds_each)
+        # At most twice as far as last time: iterations may become slower than they were.
+        ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)
+        self.next_iteration = iteration + max(ahead, 1)
+        return StopReason(int(greatest))
+
+    # Signals
+
     @contextlib.contextmanager
-    def heard(self, notify: Callable[[], None]) -> Iterator[None]:
-        """Notes SIGTERM, SIGUSR1 and Ctrl-C inside the block; the handlers before come back.
+    def installed(self, notify: Callable[[], None]) -> Iterator[None]:
+        """Notes SIGTERM, SIGUSR1 and Ctrl-C in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
         paddle's launcher sends it up to three times to every process of a group.
 
         Args:
-            notify: Called after each wish, from the handler: it must only set a value.
+            notify: Called after each request, from the handler: it must only set a value.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can set handlers

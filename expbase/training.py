@@ -1,127 +1,44 @@
 """One update in parts: micro-batches, backward, step. All of it may be written by hand instead.
 
-`ExperimentBase.micro_batches`, `backward` and `step_optimizers` are these; they add accumulation,
-the synchronization of gradients over the ranks, a GradScaler if one stands on the experiment, and
-the events in between. Schedules are not stepped here.
+The helpers add accumulation, the averaging of gradients over the ranks, a GradScaler if one is an
+attribute of the experiment, and the events in between. Schedules are not stepped here.
 
-    for batch in stepper.micro_batches():
-        stepper.backward(loss_of(batch))
-    stepper.step()
+    for batch in self.micro_batches():
+        self.backward(loss_of(batch))
+    self.step_optimizers()
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
-from expbase.state import objects
-
-if TYPE_CHECKING:
-    from expbase.experiment import ExperimentBase
+from expbase.attributes import Attributes
 
 
-class Stepper:
-    """The parts of an update of one experiment.
+@dataclass
+class UpdateState:
+    """The update under way.
 
     Attributes:
-        used: The names of the helpers that were called.
-        optimizers: Those that step now; empty outside of `step`.
+        helpers: The names of the helpers that were called in this start, or done by hand.
+        optimizers: Those that step now; empty outside of step_optimizers.
+        count: Micro-batches of the loop under way; 1 outside of it.
+        yielded: How many of them were read; 0 outside of the loop.
+        overflows: Of the steps that the scaler has not been told of.
     """
 
-    def __init__(self, experiment: ExperimentBase) -> None:
-        self.used: set[str] = set()
-        self.optimizers: tuple[Any, ...] = ()
-        self._exp = experiment
-        self._count = 1  # of the micro-batches of the loop under way
-        self._given = 0  # of them; 0 outside of the loop
-        self._overflows: list[Any] = []  # of the steps that the scaler has not heard of
-
-    def micro_batches(self) -> Iterator[Any]:
-        """The batches of one update.
-
-        Raises:
-            RuntimeError: The loop before was left early, in the update under way or the last one.
-        """
-        self.used.add("micro_batches")
-        self.check_complete()
-        count = self._exp.config.training.accumulation_steps
-        attributes = self._exp._user_attributes()
-        parallel = objects.find(attributes).parallel.values() if count > 1 else ()
-        self._count, self._given = count, 0
-        for number in range(1, count + 1):
-            batch = self._exp.read_batch()
-            self._given = number
-            with contextlib.ExitStack() as unsynchronized:
-                if number < count:  # the forward decides whether its backward synchronizes
-                    for layer in parallel:
-                        unsynchronized.enter_context(layer.no_sync())
-                yield batch
-        self._count, self._given = 1, 0
-
-    def backward(self, loss: Any) -> None:
-        """Adds the gradients of the loss, within micro_batches divided by their number."""
-        self.used.add("backward")
-        self.finish()
-        self._fire("on_before_backward", loss)
-        if self._count > 1:
-            loss = loss / self._count
-        scaler = self.scaler()
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        self._fire("on_after_backward")
-
-    def step(self, optimizers: Sequence[Any] = ()) -> None:
-        """Unscales, steps and clears.
-
-        Args:
-            optimizers: All that stand on the experiment by default.
-
-        Raises:
-            RuntimeError: The loop over the micro-batches was left early.
-            TypeError: Something else is given.
-        """
-        self.used.add("step_optimizers")
-        self.check_complete()
-        self._count, self._given = 1, 0
-        for optimizer in optimizers:
-            if not hasattr(optimizer, "clear_grad"):
-                raise TypeError(
-                    f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
-                )
-        standing = objects.find(self._exp._user_attributes()).optimizers.values()
-        self.optimizers = tuple(optimizers or standing)
-        scaler = self.scaler()
-        if scaler is not None:
-            _unscale(scaler, self.optimizers)
-        self._fire("on_before_optimizers_step")
-        for optimizer in self.optimizers:
-            if scaler is None:
-                optimizer.step()
-            else:
-                _step(scaler, optimizer)
-                self._overflows.append(scaler._cache_found_inf if scaler.is_enable() else False)
-        self._fire("on_after_optimizers_step")
-        self._fire("on_before_zero_grad")
-        for optimizer in self.optimizers:
-            optimizer.clear_grad(set_to_zero=False)  # zeros would move what momentum moves
-        self._fire("on_after_zero_grad")
-        if {*map(id, standing)} <= {*map(id, self.optimizers)}:
-            self.finish()
-        self.optimizers = ()
-
-    def finish(self) -> None:
-        """Has the scaler take note of the steps since its last update.
-
-        Not with a step of some optimizers: gradients of the same losses may wait for the others,
-        and must be unscaled by what they were scaled by.
-        """
-        overflows, self._overflows = self._overflows, []
-        scaler = self.scaler() if overflows else None
-        if scaler is not None and scaler.is_enable():
-            _update(scaler, any(map(bool, overflows)))
+    helpers: set[str] = field(default_factory=set)
+    optimizers: tuple[Any, ...] = ()
+    count: int = 1
+    yielded: int = 0
+    overflows: list[Any] = field(default_factory=list)
 
     def check_complete(self) -> None:
         """Checks that the loop over the micro-batches was not left early.
@@ -129,34 +46,154 @@ class Stepper:
         Raises:
             RuntimeError: It was.
         """
-        if 0 < self._given < self._count:
+        if 0 < self.yielded < self.count:
             raise RuntimeError(
-                f"micro_batches: the update was made after {self._given} of {self._count} "
+                f"micro_batches: the update was made after {self.yielded} of {self.count} "
                 "batches; expected it after the whole loop, and no break in the loop: the ranks "
                 "average their gradients with the last one."
             )
 
-    def scaler(self) -> Any:
-        """The GradScaler that stands on the experiment, if one does.
+
+class TrainingSteps(Attributes):
+    """The parts of an update that train_batch may call."""
+
+    def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        super().__init__(config, args)
+        self._update = UpdateState()
+
+    def read_batch(self) -> Any:
+        """The next training batch of this rank; experiment.py has it."""
+        raise NotImplementedError
+
+    def micro_batches(self) -> Iterator[Any]:
+        """The training.accumulation_steps batches of one update, for a loop in train_batch.
+
+        Among several ranks gradients are averaged with the last one. An epoch may end in between;
+        the next one then begins within the update. A by-hand loss.backward() in it divides the
+        loss by training.accumulation_steps itself.
+
+        Raises:
+            RuntimeError: The loop before was left early, in the update under way or the last one.
+        """
+        update, count = self._update, self.config.training.accumulation_steps
+        self.note_helper("micro_batches")
+        update.check_complete()
+        parallel = self.stateful_objects().parallel.values() if count > 1 else ()
+        update.count, update.yielded = count, 0
+        for number in range(1, count + 1):
+            batch = self.read_batch()
+            update.yielded = number
+            with contextlib.ExitStack() as unsynchronized:
+                if number < count:  # the forward decides whether its backward synchronizes
+                    for layer in parallel:
+                        unsynchronized.enter_context(layer.no_sync())
+                yield batch
+        update.count, update.yielded = 1, 0
+
+    def backward(self, loss: Any) -> None:
+        """Adds the gradients of a loss, in micro_batches divided by their number.
+
+        Args:
+            loss: Of one batch, a mean over its samples. It goes through the GradScaler, if one is
+                an attribute of the experiment.
+        """
+        self.note_helper("backward")
+        self._update_scaler()
+        self._fire("on_before_backward", loss)
+        if self._update.count > 1:
+            loss = loss / self._update.count
+        scaler = self.grad_scaler
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        self._fire("on_after_backward")
+
+    def step_optimizers(self, *optimizers: Any) -> None:
+        """Unscales the gradients, steps, clears them. Schedules are yours to step.
+
+        Args:
+            *optimizers: By default all that are attributes of the experiment.
+
+        Raises:
+            RuntimeError: The loop over the micro-batches was left early.
+            TypeError: Something else is given.
+        """
+        update = self._update
+        self.note_helper("step_optimizers")
+        update.check_complete()
+        update.count, update.yielded = 1, 0
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "clear_grad"):
+                raise TypeError(
+                    f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
+                )
+        own = self.stateful_objects().optimizers.values()
+        update.optimizers = tuple(optimizers or own)
+        self._step_and_clear()
+        if {*map(id, own)} <= {*map(id, update.optimizers)}:
+            self._update_scaler()
+        update.optimizers = ()
+
+    def _step_and_clear(self) -> None:
+        update, scaler = self._update, self.grad_scaler
+        if scaler is not None:
+            _unscale(scaler, update.optimizers)
+        self._fire("on_before_optimizers_step")
+        for optimizer in update.optimizers:
+            if scaler is None:
+                optimizer.step()
+            else:
+                _step(scaler, optimizer)
+                update.overflows.append(scaler._cache_found_inf if scaler.is_enable() else False)
+        self._fire("on_after_optimizers_step")
+        self._fire("on_before_zero_grad")
+        for optimizer in update.optimizers:
+            # None and not zeros: momentum moves the weights of a gradient of zeros.
+            optimizer.clear_grad(set_to_zero=False)
+        self._fire("on_after_zero_grad")
+
+    @property
+    def stepping(self) -> tuple[Any, ...]:
+        """The optimizers that step_optimizers is about; empty outside of it."""
+        return self._update.optimizers
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The GradScaler that is an attribute of the experiment; None if there is none.
 
         Raises:
             ValueError: There are several.
         """
-        scalers = {
+        found = {
             name: value
-            for name, value in self._exp._user_attributes().items()
+            for name, value in vars(self).items()
             if isinstance(value, paddle.amp.AmpScaler)
         }
-        if len({*map(id, scalers.values())}) > 1:
+        if len({*map(id, found.values())}) > 1:
             raise ValueError(
-                f"backward: self.{' and self.'.join(scalers)} are GradScalers; expected at most "
+                f"backward: self.{' and self.'.join(found)} are GradScalers; expected at most "
                 "one. With several write the step by hand: scale, backward, step, update, clear."
             )
-        return next(iter(scalers.values()), None)
+        return next(iter(found.values()), None)
 
-    def _fire(self, event: str, *args: Any) -> None:
-        if event in self._exp._handlers.heard:
-            self._exp._handlers.fire(event, *args)
+    def note_helper(self, name: str) -> None:
+        """Notes that train_batch called a helper, or does by hand what it does.
+
+        Who waits for a helper's events is warned when they cannot come.
+
+        Args:
+            name: "micro_batches", "backward" or "step_optimizers".
+        """
+        self._update.helpers.add(name)
+
+    def _update_scaler(self) -> None:
+        """Tells the scaler of the steps since its last update.
+
+        Not with a step of some optimizers: gradients of the same losses may wait for the others,
+        and must be unscaled by what they were scaled by.
+        """
+        overflows, self._update.overflows = self._update.overflows, []
+        scaler = self.grad_scaler if overflows else None
+        if scaler is not None and scaler.is_enable():
+            _tell(scaler, any(map(bool, overflows)))
 
 
 # Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone
@@ -165,7 +202,7 @@ class Stepper:
 
 
 def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
-    """Unscales the gradients of all; one that is not finite has none of them step."""
+    """Unscales the gradients of all; one that is not finite keeps all from stepping."""
     found: list[Any] = []
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
@@ -181,7 +218,7 @@ def _step(scaler: Any, optimizer: Any) -> None:
     scaler.step(optimizer)
 
 
-def _update(scaler: Any, overflowed: bool) -> None:
+def _tell(scaler: Any, overflowed: bool) -> None:
     scaler._cache_found_inf = overflowed
     # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
     scaler._scale = scaler._scale.reshape([])

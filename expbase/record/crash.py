@@ -13,68 +13,58 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import paddle
 
-from expbase.config import ConfigError
 from expbase.state.arrays import Array, serialize
 from expbase.state.checkpoint import iteration_of, write_single_file
 
-if TYPE_CHECKING:
-    from expbase.experiment import ExperimentBase
-
 CRASH = "crash"
 _LONGEST = 200  # letters of what is no array, number or text
+_NO_BATCH = object()
 
 
-def leave(exp: ExperimentBase, error: BaseException) -> None:
-    """Writes what stands above; not of a Ctrl-C, nor of a slip that its message explains.
+def write_crash_report(
+    run: Path, rank: int, error: BaseException, facts: Mapping[str, Any], batch: Any = _NO_BATCH
+) -> Path:
+    """Writes what is listed above.
+
+    Args:
+        run: The output directory.
+        rank: Of this process.
+        error: What training raised.
+        facts: JSON values: phase, iteration, epoch, ranks, checkpoint and so on.
+        batch: That was under way, if one was.
+
+    Returns:
+        The folder.
 
     Raises:
         OSError: The system refused.
     """
-    if not isinstance(error, Exception) or isinstance(error, ConfigError):
-        return
-    if getattr(exp.args, "smoke", False):  # its directory is gone in a moment
-        return
-    exp._quietly("saving", exp._checkpointer.close)  # the last one may still be under way
-    folder = exp.output_dir / CRASH / f"iteration-{exp.iteration}"
-    newest = exp._checkpointer.newest_saved
-    facts: dict[str, Any] = {
-        "error": f"{type(error).__name__}: {error}",
-        "phase": exp.phase,
-        "iteration": exp.iteration,
-        "epoch": exp.epoch,
-        "batch_in_epoch": exp.batch_in_epoch,
-        "ranks": exp.world_size,
-        "checkpoint": newest and newest.name,
-    }
-    if _is_in_train_batch(error, exp):
+    folder = run / CRASH / f"iteration-{facts['iteration']}"
+    report = {"error": f"{type(error).__name__}: {error}", **facts}
+    if batch is not _NO_BATCH:
         arrays: dict[str, Array] = {}
-        facts["samples"] = exp._cursor.batches.indices
-        facts["batch"] = _described(exp._cursor.last, "", arrays)
-        write_single_file(folder / f"batch_{exp.rank}.safetensors", serialize(arrays))
+        report["batch"] = _described(batch, "", arrays)
+        write_single_file(folder / f"batch_{rank}.safetensors", serialize(arrays))
     text = "".join(traceback.format_exception(error))
-    write_single_file(folder / f"traceback_{exp.rank}.txt", [text.encode()])
-    data = json.dumps(facts, default=repr, indent=1).encode()
-    write_single_file(folder / f"crash_{exp.rank}.json", [data])
-    exp.logger.info(
-        "what was under way is in %s; to see it fail again: python -m expbase replay %s",
-        folder.relative_to(exp.output_dir),
-        shlex.quote(str(exp.args.output)),
-    )
+    write_single_file(folder / f"traceback_{rank}.txt", [text.encode()])
+    data = json.dumps(report, default=repr, indent=1).encode()
+    write_single_file(folder / f"crash_{rank}.json", [data])
+    return folder
 
 
-def _is_in_train_batch(error: BaseException, exp: ExperimentBase) -> bool:
+def is_in_method(error: BaseException, owner: object, name: str) -> bool:
+    """Whether an error came out of a method of an object."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    named = [frame for frame in frames if frame.f_code.co_name == "train_batch"]
-    return any(frame.f_locals.get("self") is exp for frame in named)
+    named = [frame for frame in frames if frame.f_code.co_name == name]
+    return any(frame.f_locals.get("self") is owner for frame in named)
 
 
 def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:

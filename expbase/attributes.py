@@ -1,0 +1,202 @@
+"""The attributes of an experiment: the template's, the user's, and which of the latter are state.
+
+Everything that a user sets on the experiment and that has state is saved with no further code;
+`register_stateful` adds plain values, `exclude_from_state` leaves something out. Of the template's
+own attributes the private ones are listed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from expbase import distributed
+from expbase.config import Config, ConfigError, complete, get_default_training_config
+from expbase.data.iterator import TrainIterator
+from expbase.events import Events, Subscribers
+from expbase.life import Life, LoopState
+from expbase.logs import early_log
+from expbase.meter import MetricsFile
+from expbase.metrics import MetricLog
+from expbase.record.run_record import RunRecord
+from expbase.run_dir import RunDirectory
+from expbase.state import checkpoint, objects
+from expbase.state.checkpointer import Checkpointer
+from expbase.stopping import StopRequests
+from expbase.stopwatch import Stopwatch
+from expbase.visualizer import Visualizer
+
+
+@dataclass
+class StateNames:
+    """Names of attributes.
+
+    Attributes:
+        template: The template's own, which are not looked at for state.
+        registered: Plain values that are state.
+        excluded: Left out of the state.
+    """
+
+    template: set[str] = field(default_factory=set)
+    registered: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
+
+
+class Attributes(Events):
+    """What an experiment holds.
+
+    Attributes:
+        config: The completed config, a copy.
+        args: As given.
+        model: Yours; free in name and number, like the optimizers.
+        optimizer: Yours.
+        train_loader: Yours: a paddle.io.DataLoader or any iterable of batches.
+        valid_loader: Yours, for `valid_batches`.
+        test_loader: Yours, if there is one: `--evaluate` takes it.
+        iteration: Updates done; within train_batch the number of the one under way.
+        epoch: Epochs begun.
+        epochs_ended: Epochs used up.
+        batch_in_epoch: Batches that this rank has read in this epoch.
+        batches_per_epoch: On this rank; None if nobody knows. Known after setup_dataloader.
+        phase: "train", "valid", "sanity" or "predict".
+        life: What the run has done last, a Life.
+        logger: The text log of this rank; rank 0's also goes to stderr.
+        visualizer: VisualDL; writes on rank 0 alone.
+        output_dir: Of this run.
+        checkpoint_dir: In it.
+        parallel: Whether there is more than one process.
+        rank: Of this process.
+        world_size: The number of processes.
+    """
+
+    def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        if early := [*vars(self)]:
+            raise TypeError(
+                f"{type(self).__name__}.__init__: self.{early[0]} was set before "
+                "super().__init__(config, args), so its state could not be told from the "
+                "template's. Call super().__init__ first."
+            )
+        if getattr(args, "output", None) in (None, ""):
+            raise ConfigError("args.output: not given; expected the directory of the run.")
+        # What mixins add is there, however the config was made.
+        self.config = complete({**type(self).default_config(), **config})
+        self.args = args
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.train_loader: Any = None
+        self.valid_loader: Any = None
+        self.test_loader: Any = None
+        self.iteration = 0
+        self.epoch = 0
+        self.phase = "train"
+        self.life = Life.NEW
+        self.rank = distributed.rank()
+        self.world_size = distributed.world_size()
+        self.parallel = self.world_size > 1
+        self.output_dir = Path(args.output).absolute()
+        self.checkpoint_dir = self.output_dir / checkpoint.FOLDER
+        self.logger: logging.Logger = early_log()  # until setup_logger, which writes its lines
+        self.visualizer = Visualizer(None)
+
+        self._names = StateNames()
+        self._subscribers = Subscribers(self)
+        self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
+        self._run_dir = RunDirectory(self.output_dir)
+        self._run_record = RunRecord(None)
+        self._stop_requests = StopRequests()
+        self._other_ranks: distributed.FailureWatch | None = None
+        self._stopwatch = Stopwatch()
+        self._metric_log = MetricLog(self.logger, MetricsFile(None), self.visualizer)
+        self._iterator = TrainIterator()
+        self._loop = LoopState()
+        self._checkpointer = Checkpointer(
+            self.checkpoint_dir, self.config.training, self.rank, self.world_size
+        )
+
+    @classmethod
+    def default_config(cls) -> Config:
+        """The config with all its keys and default values; add sections of your own.
+
+        Returns:
+            A Config with the `training` section.
+        """
+        return Config({"training": get_default_training_config()})
+
+    @property
+    def batch_in_epoch(self) -> int:
+        """Batches that this rank has read in this epoch."""
+        return self._iterator.batch_in_epoch
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Of this rank; None if nobody knows. Known after setup_dataloader."""
+        return self._iterator.adapter.batches_per_epoch
+
+    @property
+    def epochs_ended(self) -> int:
+        """Epochs that are used up: as many as began, but for the one under way."""
+        return self.epoch - (not self._iterator.ended)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this start only looks at a run (--evaluate, --export) and writes nothing."""
+        return any(getattr(self.args, name, None) is not None for name in ("evaluate", "export"))
+
+    # --- called in setup_model -----------------------------------------------------------
+
+    def data_parallel(self, layer: Any, **options: Any) -> Any:
+        """The layer in a paddle.DataParallel if there are several processes, else itself.
+
+        Args:
+            layer: With trainable parameters.
+            options: Of paddle.DataParallel: find_unused_parameters=True, say.
+
+        Raises:
+            ValueError: It has a sparse Embedding, which gloo cannot average.
+        """
+        return distributed.data_parallel(layer, **options) if self.parallel else layer
+
+    def unwrap(self, layer: Any) -> Any:
+        """Your layer in what data_parallel returned: its attributes and methods are there."""
+        return objects.unwrap(layer)
+
+    def register_stateful(self, *names: str) -> None:
+        """Names attributes with plain values that are state: numbers, texts, lists, arrays."""
+        self._note(self._names.registered, names)
+
+    def exclude_from_state(self, *names: str) -> None:
+        """Names attributes that are not state: a frozen judge that is built anew each time."""
+        self._note(self._names.excluded, names)
+
+    def _note(self, noted: list[str], names: tuple[str, ...]) -> None:
+        if self.life is not Life.NEW:
+            raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
+        for name in names:
+            if not hasattr(self, name):
+                raise AttributeError(f"self.{name} does not exist; set it before you name it.")
+            if name not in noted:
+                noted.append(name)
+
+    # --- finding state -------------------------------------------------------------------
+
+    def stateful_objects(self) -> objects.StatefulObjects:
+        """What has state among your attributes, what is excluded, too."""
+        return objects.find(self._user_attributes())
+
+    def _saved_objects(self) -> objects.StatefulObjects:
+        """What of it a checkpoint holds."""
+        left_out = [*self._names.excluded, *self._names.registered]
+        return objects.find(self._user_attributes(), left_out)
+
+    def _user_attributes(self) -> dict[str, Any]:
+        own = self._names.template
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def _need_setup(self, name: str) -> None:
+        if self.life is Life.NEW:
+            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")

@@ -1,0 +1,177 @@
+"""The checkpoints of an experiment: what they hold, saving, resuming, looking at one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from expbase import distributed
+from expbase.life import Life, Step
+from expbase.model_files import ModelFiles
+from expbase.record.run_record import LEDGER
+from expbase.state import checkpoint, rng
+from expbase.state.checkpointer import choose
+from expbase.state.entries import Environment, FoundObjects, Gradients, NamedValues, OwnStates
+from expbase.state.objects import named_parameters
+from expbase.training import TrainingSteps
+
+
+class Checkpoints(TrainingSteps, ModelFiles):
+    """Saving the state of an experiment, and restoring it."""
+
+    def setup_checkpointer(self) -> None:
+        """Lists what a checkpoint holds, and looks for one of this run: it is continued."""
+        checkpointer, names = self._checkpointer, self._names
+        checkpointer.logger = self.logger
+        checkpointer.contents = {  # in the order of restoring
+            "objects": FoundObjects(self._saved_objects),
+            "counters": NamedValues(self, ("iteration", "epoch")),
+            "loop": self._loop,
+            "data": self._iterator,
+            "registered": NamedValues(self, names.registered),
+            "gradients": Gradients(lambda: named_parameters(self._saved_objects())),
+            "log": self._metric_log,
+            "best": checkpointer.scores,
+            "listeners": self._subscribers,
+            "environment": Environment(),
+            "random": rng.RandomStates(),
+            "own": OwnStates(self._fire),
+        }
+        self._on_close.callback(checkpointer.close)
+        if self.read_only:
+            return
+        checkpointer.resumable = checkpointer.newest()
+        if checkpointer.resumable is not None:
+            self.logger.info(
+                "CONTINUING the run in %s from %s (--fresh starts over and keeps the old run)",
+                self.args.output,
+                checkpointer.resumable.name,
+            )
+        elif (self.output_dir / LEDGER).exists():
+            self.logger.info("the run in %s has no checkpoint: it begins anew", self.args.output)
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless this iteration has one already.
+
+        Within an iteration it is written at its end, where a resumed run can go on; so call it on
+        all ranks.
+
+        Raises:
+            RuntimeError: The state is not one to go on from: an update failed, or a checkpoint
+                was loaded to be looked at.
+        """
+        loop, checkpointer = self._loop, self._checkpointer
+        if loop.step in (Step.WITHIN, Step.ENDING):
+            loop.save_requested = True
+            return self._wake()
+        if loop.saved_at == self.iteration or self.phase == "sanity" or self.read_only:
+            return
+        if loop.failure is not None:
+            raise RuntimeError(
+                f"save: iteration {self.iteration} failed, and the state is half its update; the "
+                "run continues from the checkpoint before."
+            )
+        if checkpointer.inspected:
+            raise RuntimeError(
+                f"save: the state is that of {checkpointer.inspected}, loaded to be looked at; "
+                f"as iteration {self.iteration} it would spoil the run."
+            )
+        with self._stopwatch.exclude("saving"):
+            self._check_finite()
+            self._update.check_complete()
+            self._update_scaler()
+            validated = loop.validated_at == self.iteration
+            if validated:
+                self._check_monitor(loop.results)
+            results = loop.results if validated and loop.score_counts else {}
+            checkpointer.save(self.iteration, self._metric_log.sizes(), results)
+        loop.saved_at = self.iteration
+
+    def _save_now(self) -> None:
+        self._loop.step, self._loop.save_requested = Step.SAVING, False
+        self.save()
+
+    def resume_or_load(self) -> None:
+        """Restores the state: this run's own, else checkpoint_path's, else init_model_path's.
+
+        Raises:
+            CheckpointError, WeightsError: It is damaged or does not fit.
+        """
+        self._need_setup("resume_or_load")
+        checkpointer, own = self._checkpointer, self._checkpointer.resumable
+        path, other = own, getattr(self.args, "checkpoint_path", None)
+        if path is None and other:
+            path = distributed.on_rank_zero(lambda: checkpoint.find(Path(other)), "checkpoint_path")
+        if path is None and checkpointer.inspected:
+            raise RuntimeError(
+                f"resume_or_load: {checkpointer.inspected} was loaded to be looked at, and "
+                "training would go on from its weights. To start from weights give "
+                "args.init_model_path."
+            )
+        weights = getattr(self.args, "init_model_path", None)
+        if path is not None:
+            self._resume(path)
+        elif weights:
+            self.load_model(weights, partial=getattr(self.args, "init_partial", False))
+        if path is None or checkpointer.saved_by != self.world_size:
+            seed = self.config.training.seed
+            rng.seed_all(rng.derive(seed, rng.TRAIN, self.rank, *([self.iteration] * bool(path))))
+        if path is not None and weights:
+            self.logger.info("--init_model_path: not used, since the whole state is restored")
+        self._metric_log.cut(None if own is None else checkpointer.sizes)  # it is logged again
+        self.life = Life.RESTORED
+        self._begin_record(path)
+
+    def _resume(self, path: Path) -> None:
+        loop, own = self._loop, path == self._checkpointer.resumable
+        notes = self._checkpointer.restore(path)
+        loop.validated_at = loop.saved_at = self.iteration
+        self.logger.info(
+            "resumed %s: iteration %d, epoch %d, batch %d of the epoch, %s",
+            path.name if own else path,
+            self.iteration,
+            self.epoch,
+            self.batch_in_epoch,
+            " ".join(f"{name}={rate:g}" for name, rate in self.learning_rates().items()),
+        )
+        for key, (old, new) in self._run_dir.changed_keys(self.config).items():
+            self.logger.info(
+                "config: %s: %r at the first start, %r now (state, like a learning rate under "
+                "way, is the checkpoint's)",
+                key,
+                old,
+                new,
+            )
+        for note in notes:
+            self.logger.warning("not exact: %s", note)
+
+    def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
+        """Loads models, optimizers and values of a checkpoint, to look at them.
+
+        The place in training stays, and save() is refused afterwards: the run's own checkpoints
+        are not spoiled.
+
+        Args:
+            which: "best", "last" or the number of an iteration.
+            run: Another run's output directory, or a checkpoint itself; this run by default.
+
+        Raises:
+            RuntimeError: Training is under way.
+            CheckpointError: There is no such checkpoint.
+        """
+        if self.life in (Life.RESTORED, Life.TRAINING):
+            raise RuntimeError(
+                "load_checkpoint: called before the end of training, which would go on with other "
+                "weights; expected it after train(): in on_train_end, say."
+            )
+        self._checkpointer.close()  # the last one may still be under way
+        directory = self.output_dir if run is None else Path(run)
+        path = distributed.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
+        assert path is not None
+        counters = self._checkpointer.load_for_inspection(path)
+        if self.life is Life.READY:  # there is no other place in training
+            self.iteration, self.epoch = counters["iteration"], counters["epoch"]
+        self.logger.info("loaded %s (%s)", path.name, which)
+
+    def load_best(self) -> None:
+        """load_checkpoint("best"), for a final test."""
+        self.load_checkpoint("best")

@@ -1,0 +1,236 @@
+"""What an experiment says: logged scalars, the lines at log_interval, the card, the last lines.
+
+Formats are in metrics.py, meter.py and record/card.py; when something is said is decided here and
+in the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from expbase import checks, console, logs, schedule
+from expbase.attributes import Attributes
+from expbase.config import ConfigError, differences
+from expbase.meter import Meter, short
+from expbase.metrics import NonFiniteError
+from expbase.record import card, crash, provenance
+from expbase.record.hang import HangWatch
+from expbase.state.checkpoint import CheckpointError
+
+
+class Reporting(Attributes):
+    """What an experiment says while it lives."""
+
+    def log(self, mapping: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
+        """Notes scalars of this iteration; at log_interval their means become one line.
+
+        Args:
+            mapping: Numbers or one-element tensors by name.
+            **scalars: The same as keywords.
+        """
+        self._meter().add(self.iteration, {**mapping, **scalars} if mapping else scalars)
+
+    def _meter(self) -> Meter:
+        """What `log` adds to; evaluation.py has another one for its phases."""
+        return self._metric_log.meter
+
+    def learning_rates(self) -> dict[str, float]:
+        """Of each optimizer among the attributes, by the name of its curve."""
+        optimizers = self.stateful_objects().optimizers  # excluded ones, too
+        rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in optimizers.items()}
+        return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
+
+    # --- lines of training ---------------------------------------------------------------
+
+    def _log_line(self) -> None:
+        """The means of what was logged since the last line, rates and speeds: one event.
+
+        Raises:
+            NonFiniteError: One is not finite, and training.nonfinite is "error".
+        """
+        self._check_finite()  # waits for the device: that is training's time
+        batch_size = self._iterator.adapter.batch_size
+        samples = batch_size and batch_size * self.world_size
+        speed = self._stopwatch.speed(self.iteration, samples)
+        with self._stopwatch.exclude("logging"):
+            if (left := self._seconds_left()) is not None:
+                speed["seconds_left"] = left
+            means = self._metric_log.meter.means()
+            metrics = {f"train/{name}": mean for name, mean in means.items()}
+            metrics |= self.learning_rates() | {f"speed/{name}": n for name, n in speed.items()}
+            self._fire("on_log", metrics)
+            self._metric_log.last = metrics
+            self._metric_log.write(self.iteration, self.epoch, metrics, is_routine=True)
+            if not schedule.is_wanted(self.config.training, "valid"):
+                self._compare([name for name in metrics if name.startswith("train/")])
+
+    def _compare(self, names: Sequence[str]) -> None:
+        """Adds the run to the board's table of runs, with what is not by default in its config."""
+        self._metric_log.compare(self._config_changes(), names)
+
+    def _config_changes(self) -> dict[str, Any]:
+        changes = differences(type(self).default_config(), self.config)
+        return {key: now for key, (_, now) in changes.items()}
+
+    def _check_finite(self) -> None:
+        """Acts on a logged training scalar that is not finite, before a line or a checkpoint.
+
+        Raises:
+            NonFiniteError: There is one, and training.nonfinite is "error".
+        """
+        policy = self.config.training.nonfinite
+        bad = self._metric_log.meter.nonfinite() if policy != "ignore" else ""
+        if bad and policy == "warn":
+            self.logger.warning("[%d] not finite: %s", self.iteration, bad)
+        elif bad:
+            self._checkpointer.close()  # one may still be under way
+            newest = self._checkpointer.newest_saved
+            raise NonFiniteError(
+                f"not finite: {bad}. No checkpoint holds it; the last good one is "
+                f"{newest.name if newest else 'none yet'}. Lower the learning rate or "
+                "clip gradients; with training.nonfinite=warn the run goes on."
+            )
+
+    def _seconds_left(self) -> float | None:
+        """Until the end that the config asks for; None if nobody knows."""
+        training, per_epoch = self.config.training, self.batches_per_epoch
+        left = schedule.iterations_left(training, self.iteration, per_epoch)
+        if left is None:
+            return None
+        coming = schedule.times_left(training, left, per_epoch)
+        return self._stopwatch.seconds_left(self.iteration, left, coming)
+
+    # --- before and after training -------------------------------------------------------
+
+    def _say_what_there_is(self) -> None:
+        """The card, and what looks like a mistake."""
+        adapter, training = self._iterator.adapter, self.config.training
+        batches = self.world_size * training.accumulation_steps
+        facts = {
+            "data": card.data_row(adapter, self.valid_loader, parallel=self.parallel),
+            "update": card.update_row(adapter.batch_size, batches),
+            "device": card.device_row(self.world_size),
+        }
+        layers = self._saved_objects().layers
+        for text in card.card(
+            type(self).__name__,
+            self._config_changes(),
+            layers,
+            adapter,
+            facts | {"output": str(self.args.output)},
+        ):
+            self.logger.info("%s", text)
+        if self.read_only:
+            return
+        for text in checks.likely_mistakes(
+            self.stateful_objects(), self._saved_objects(), training, parallel=self.parallel
+        ):
+            self.logger.warning("%s", text)
+
+    @contextlib.contextmanager
+    def _live_line(self) -> Iterator[None]:
+        """Shows how far it is, while the block runs, to somebody at a terminal."""
+        if self.rank or not console.is_terminal(sys.stderr):
+            yield
+            return
+        with (
+            console.live_line(self._progress_line) as is_shown,
+            logs.routine_elsewhere(self.logger, is_shown),
+        ):
+            yield
+
+    def _progress_line(self) -> console.Line:
+        """Called in another thread: it looks, and changes nothing."""
+        last, step = self._metric_log.last, self._stopwatch.step_seconds(self.iteration)
+        loss = next((name for name in ("train/loss", *last) if name in last), None)
+        left = schedule.iterations_left(
+            self.config.training, self.iteration, self.batches_per_epoch
+        )
+        seconds = self._seconds_left()
+        words = [f"epoch {self.epoch}"]
+        words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
+        words += [f"{card.clock(seconds)} left"] if seconds is not None else []
+        words += [f"{short(1 / step)} it/s"] if step else []
+        total = None if left is None else self.iteration + left
+        return console.Line(self.phase, self.iteration, total, [*words, console.memory()])
+
+    def _say_the_end(self) -> None:
+        self._checkpointer.close()  # its last line comes before ours
+        watch, loop, newest = self._stopwatch, self._loop, self._checkpointer.newest_saved
+        shown = self.rank == 0 and not getattr(self.args, "smoke", False)
+        output = str(self.args.output)
+        best, monitor = self._checkpointer.scores.best, self.config.training.monitor
+        shares = watch.time_breakdown()
+        for text in card.summary(watch.seconds(), shares, best, monitor, output if shown else None):
+            self.logger.info("%s", text)
+        where = f"{newest.name} in {output}" if newest else "no checkpoint was asked for"
+        where = where if self.rank == 0 else "rank 0 has the checkpoints"
+        place, reason = f"[{self.iteration}]", self._stop_requests.text
+        self.logger.info("%s", card.ending(place, self.epoch, loop.stopped_by, reason, where))
+
+    # --- what stays of a start and an end ------------------------------------------------
+
+    @property
+    def _log_path(self) -> Path:
+        return self.output_dir / f"worker_{self.rank}.log"
+
+    def _begin_record(self, path: Path | None) -> None:
+        """Notes this start in the ledger, and that its end is to be noted."""
+        if self._run_record.writes:
+            facts = provenance.gather(self.output_dir, type(self), self.config)
+            facts |= {"ranks": self.world_size, "resumed": path and path.name}
+            self._run_record.write("start", iteration=self.iteration, **facts)
+            self._on_close.callback(self._note_end)
+
+    def _note_end(self) -> None:
+        failure, stopped_by = self._loop.failure, self._loop.stopped_by
+        reason = repr(failure) if failure else str(stopped_by or "finished")
+        code = 1 if failure else stopped_by.exit_code
+        if isinstance(failure, KeyboardInterrupt):
+            code = 130
+        self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
+
+    def _end_with_another_rank(self, text: str) -> None:
+        """The last thing that this rank does when another one failed; called in a thread."""
+        self.logger.error("[%d] ended, because another rank failed: %s", self.iteration, text)
+        self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
+
+    def _watch_for_hanging(self) -> None:
+        if seconds := self.config.training.hang_seconds:
+            watch = HangWatch(seconds, self._progress, self.logger, self._log_path)
+            self._on_close.callback(watch.stop)
+
+    def _progress(self) -> dict[str, Any]:
+        """What changes while the run makes progress; called in another thread."""
+        place = {"iteration": self.iteration, "batch_in_epoch": self.batch_in_epoch}
+        return {"phase": self.phase, **place}
+
+    def _report_crash(self, error: BaseException) -> None:
+        """Leaves what `replay` needs; not of a Ctrl-C, nor of a mistake that its message explains.
+
+        Raises:
+            OSError: The system refused.
+        """
+        explained = isinstance(error, ConfigError) or not isinstance(error, Exception)
+        if explained or getattr(self.args, "smoke", False):  # whose directory is gone in a moment
+            return
+        with contextlib.suppress(CheckpointError):
+            self._checkpointer.close()  # the last one may still be under way
+        newest = self._checkpointer.newest_saved
+        facts = {**self._progress(), "epoch": self.epoch, "ranks": self.world_size}
+        facts["checkpoint"] = newest and newest.name
+        batch = {}
+        if crash.is_in_method(error, self, "train_batch"):
+            facts["samples"] = self._iterator.batches.indices
+            batch = {"batch": self._iterator.last}
+        folder = crash.write_crash_report(self.output_dir, self.rank, error, facts, **batch)
+        self.logger.info(
+            "what was under way is in %s; to see it fail again: python -m expbase replay %s",
+            folder.relative_to(self.output_dir),
+            shlex.quote(str(self.args.output)),
+        )

@@ -1,0 +1,88 @@
+"""The steps of setup that every run takes alike; their order is in experiment.py.
+
+Each step adds to `_on_close` how it is undone.
+"""
+
+from __future__ import annotations
+
+import paddle
+
+from expbase import distributed
+from expbase.attributes import Attributes
+from expbase.logs import open_log
+from expbase.meter import METRICS, MetricsFile
+from expbase.metrics import MetricLog
+from expbase.record.run_record import LEDGER, RunRecord
+from expbase.stopping import StopRequests
+from expbase.visualizer import Visualizer
+
+
+class SetupSteps(Attributes):
+    """Device, processes, output directory, config dump, VisualDL, log."""
+
+    def prepare(self) -> None:
+        """The first thing in setup: downloads, environment. Does nothing here."""
+
+    def startup(self) -> None:
+        """After setup_model: fills parameters, say. A state that is restored overrides it."""
+
+    def setup_device(self) -> None:
+        """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU.
+
+        Raises:
+            ConfigError: There is no such device, or the processes would share one.
+        """
+        distributed.set_device(getattr(self.args, "device", None), self.world_size)
+        if self.config.training.deterministic and paddle.device.get_device().startswith("gpu"):
+            paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
+
+    def init_parallel(self) -> None:
+        """Connects the processes."""
+        distributed.init_parallel(paddle.device.get_device())
+        self._other_ranks = distributed.FailureWatch(self._end_with_another_rank)
+        self._on_close.callback(self._other_ranks.stop)
+
+    def setup_output_dir(self) -> None:
+        """Makes and locks the output directory.
+
+        Raises:
+            ConfigError: It cannot be used, is in use, or holds a run of another config.
+        """
+        if self.read_only:  # it writes nothing, so it needs no lock
+            return self._run_dir.expect()
+        self._on_close.callback(self._run_dir.release)
+        fresh, force = getattr(self.args, "fresh", False), getattr(self.args, "force", False)
+        moved_aside = distributed.on_rank_zero(
+            lambda: self._run_dir.claim(self.config, fresh=fresh, force=force), "output directory"
+        )
+        if self.rank > 0:  # perhaps on another machine
+            self._run_dir.make()
+            self._run_dir.lock(self.rank)
+        if moved_aside is not None:
+            self.logger.info("the run that was here is now in %s", moved_aside)
+
+    def dump_config(self) -> None:
+        """Writes the resolved config, once in the life of a run."""
+        if self.rank == 0 and not self.read_only:
+            self._run_dir.dump(self.config)
+
+    def setup_visualizer(self) -> None:
+        """Prepares VisualDL; its file is opened at the first record."""
+        writes = self.rank == 0 and not self.read_only
+        self.visualizer = Visualizer(self.output_dir if writes else None)
+        self._on_close.callback(self.visualizer.close)
+
+    def setup_logger(self) -> None:
+        """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
+        path = None if self.read_only else self._log_path
+        self.logger = open_log(path, echo=self.rank == 0, early=self.logger)
+        writes = self.rank == 0 and not self.read_only
+        file = MetricsFile(self.output_dir / METRICS if writes else None)
+        self._metric_log = MetricLog(self.logger, file, self.visualizer)
+        self._on_close.callback(file.close)
+        self._run_record = RunRecord(self.output_dir / LEDGER if writes else None)
+        self._stop_requests = StopRequests(
+            self.output_dir / "STOP" if writes else None,
+            self.config.training.time_limit_seconds,
+            parallel=self.parallel,
+        )

@@ -1,0 +1,146 @@
+"""Small entries of a checkpoint: the best scores, the environment, what the user adds.
+
+    scores = BestScores(config.training)
+    scores.add(iteration=400, results={"accuracy": 0.98})
+    scores.best                                # [(400, 0.98)], best first
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import paddle
+
+from expbase.state import rng
+from expbase.state.objects import StatefulObjects
+
+_Names = set[tuple[str, str]]  # file and key of tensors
+
+
+class FoundObjects:
+    """The attributes of the experiment that have state, found anew each time.
+
+    Args:
+        find: Finds them.
+    """
+
+    def __init__(self, find: Callable[[], StatefulObjects]) -> None:
+        self._find = find
+
+    def names(self) -> list[str]:
+        """Of everything found."""
+        return self._find().names()
+
+    def trained(self) -> _Names:
+        """The trained parameters. Running statistics are parameters, too, which are not trained."""
+        return {
+            (name, key)
+            for name, layer in self._find().layers.items()
+            for key, parameter in layer.named_parameters()
+            if not parameter.stop_gradient
+        }
+
+    def of_optimizers(self, tensors: Mapping[str, Mapping[str, Any]]) -> _Names:
+        """Which of the tensors are those of optimizers."""
+        return {(name, k) for name in self._find().optimizers for k in tensors.get(name, ())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """`tensors` by file and key, and `values` by name."""
+        return self._find().state_dict()
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """What of a state does not fit."""
+        return self._find().problems(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Restores a state that fits; always exact."""
+        return self._find().load_state_dict(state)
+
+
+class BestScores:
+    """Iteration and score of the best checkpoints.
+
+    Args:
+        training: The `training` section of a config.
+
+    Attributes:
+        best: Of those that were saved, best first.
+    """
+
+    def __init__(self, training: Any) -> None:
+        self.best: list[tuple[int, float]] = []
+        self._training = training
+
+    def add(self, iteration: int, results: Mapping[str, float]) -> None:
+        """Remembers how good the checkpoint of an iteration is; nan is never the best.
+
+        Args:
+            iteration: Of the checkpoint.
+            results: Of the validation in it; empty if there was none.
+        """
+        name = self._training.monitor.removeprefix("valid/")
+        if name and results and not math.isnan(results[name]):
+            sign = -1 if self._training.monitor_mode == "max" else 1
+            scores = [*self.best, (iteration, results[name])]
+            count = max(self._training.keep_best, 1)
+            self.best = sorted(scores, key=lambda score: sign * score[1])[:count]
+
+    def kept(self) -> list[int]:
+        """The iterations whose checkpoints stay for being the best."""
+        return [iteration for iteration, _ in self.best[: self._training.keep_best]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best ones so far."""
+        return {"scores": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Restores what `state_dict` returned; always exact."""
+        self.best = state["scores"]
+        return []
+
+
+class Environment:
+    """What the bits of a run depend on beside its state; compared, not restored."""
+
+    def state_dict(self) -> dict[str, str]:
+        """Version of paddle, kind of device, number of threads."""
+        return {
+            "paddle": paddle.__version__,
+            "device": paddle.device.get_device().partition(":")[0],
+            "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Compares; returns reasons why continuing is not exact."""
+        return [
+            f"{name}: {state.get(name)} there, {now} now: kernels may sum in another order"
+            for name, now in self.state_dict().items()
+            if state.get(name) != now
+        ]
+
+
+class OwnStates:
+    """What on_save_checkpoint returns and on_load_checkpoint takes.
+
+    Both run under random states of their own, so that what they draw has no effect on training.
+
+    Args:
+        fire: Calls the subscribers of an event.
+    """
+
+    def __init__(self, fire: Callable[..., Any]) -> None:
+        self._fire = fire
+
+    def state_dict(self) -> dict[str, Any]:
+        """What on_save_checkpoint returns."""
+        with rng.isolated():
+            return dict(self._fire("on_save_checkpoint") or {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Hands it to on_load_checkpoint; always exact, as far as we know."""
+        with rng.isolated():
+            self._fire("on_load_checkpoint", dict(state))
+        return []

@@ -1,0 +1,100 @@
+"""What differs between the ranks, at a save and at a resume.
+
+Rank 0 alone reads and writes checkpoints. At a save it gathers what the other ranks have that is
+not the same as its own (random states, running statistics); at a resume it sends everybody the
+files, and each rank takes its own part.
+
+    parts = differing(tensors, values, same=found.shared_tensors())
+    files = broadcast_files(read_here)
+    overlay(files, values, saved, rank)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import paddle
+
+from expbase import distributed
+from expbase.state import checkpoint
+from expbase.state.arrays import Array
+
+Tensors = dict[str, dict[str, Array]]  # by file, by key
+Part = tuple[Tensors, dict[str, Any]]  # tensors and values that one rank has other than rank 0
+
+_CHUNK = 1 << 26  # bytes of one broadcast
+
+
+def differing(tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str]]) -> list[Part]:
+    """What each rank has other than rank 0, in the order of the ranks; rank 0's part is empty.
+
+    Args:
+        tensors: Of this rank.
+        values: JSON values of this rank, by entry and name.
+        same: File and key of tensors that are the same on all ranks, and need no look.
+    """
+    if distributed.world_size() == 1:
+        return [({}, {})]
+    sums = {
+        (file, key): (str(array), _checksum(array))
+        for file, arrays in tensors.items()
+        for key, array in arrays.items()
+        if (file, key) not in same
+    }
+    shared, shared_sums = distributed.broadcast_object((values, sums))
+    other: Tensors = {}
+    for (file, key), checksum in sums.items():
+        if shared_sums.get((file, key)) != checksum:
+            other.setdefault(file, {})[key] = tensors[file][key].copy()
+    own = {
+        entry: {n: v for n, v in parts.items() if shared[entry].get(n) != v}
+        for entry, parts in values.items()
+    }
+    return distributed.gather_objects((other, own))
+
+
+def drifted(tensors: Tensors, same: set[tuple[str, str]]) -> list[str]:
+    """The tensors that should be the same on all ranks and are not, as `file.key`; sorted."""
+    names = sorted(same)
+    others = distributed.gather_objects([_checksum(tensors[file][key]) for file, key in names])
+    return [
+        f"{file}.{key}"
+        for (file, key), *of_ranks in zip(names, *others, strict=True)
+        if len(set(of_ranks)) > 1
+    ]
+
+
+def broadcast_files(read_here: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The files that rank 0 reads, on every rank, as arrays of bytes by name."""
+    contents: dict[str, Any] = {}
+
+    def read() -> list[tuple[str, int]]:
+        contents.update(read_here())
+        return [(name, content.size) for name, content in contents.items()]
+
+    names = distributed.on_rank_zero(read, "reading the checkpoint") or []
+    if distributed.world_size() > 1:
+        for name, size in names:
+            contents[name] = _broadcast_bytes(contents.get(name), size)
+    return contents
+
+
+def _broadcast_bytes(data: Any, size: int) -> Any:
+    """An array of bytes, chunk by chunk; on the other ranks `data` is None."""
+    received = np.empty(size, np.uint8) if data is None else data
+    for start in range(0, size, _CHUNK):
+        end = min(start + _CHUNK, size)
+        if data is None:
+            chunk = paddle.empty([end - start], dtype="uint8")
+        else:
+            chunk = paddle.to_tensor(np.array(data[start:end]))
+        paddle.distributed.broadcast(chunk, src=0)
+        if data is None:
+            received[start:end] = chunk.numpy()
+    return received
+
+
+def _checksum(array: Array) -> int:
+    return checkpoint.checksum([array.data])
