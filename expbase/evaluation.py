@@ -266,7 +266,7 @@ class Evaluation:
         arrays: dict[str, Any] = {}
         registered = {n: encoding.encode(getattr(exp, n), n, arrays) for n in exp._registered}
         arrays = {name: array.copy() for name, array in arrays.items()}
-        counters = exp._handlers.counters()
+        counters = exp._handlers.state_dict()
         try:
             yield
         finally:
@@ -275,7 +275,7 @@ class Evaluation:
             for name, value in attributes.items():
                 setattr(exp, name, value)
                 _set_content(value, contents[name])
-            exp._handlers.restore(counters)
+            exp._handlers.load_state_dict(counters)
             for name, value in registered.items():
                 now: dict[str, Any] = {}
                 same = encoding.encode(getattr(exp, name), name, now) == value

@@ -35,7 +35,7 @@ from expbase.config import (
 from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
 from expbase.evaluation import Evaluation
-from expbase.events import BATCH_EVENTS, Events, Handlers
+from expbase.events import BATCH_EVENTS, Events, Subscribers
 from expbase.logs import METRICS, MetricsFile, close_log, line, open_log, silent_log
 from expbase.metrics import Journal
 from expbase.record import card, crash, provenance
@@ -141,8 +141,8 @@ class ExperimentBase(Events):
         self._updated = 0  # the iteration whose update is known to be done
         self._failure: BaseException | None = None  # that was logged
         self._has_looked = False  # at what the first update showed
-        self._handlers = Handlers(self)
-        self._hears_batches = not self._handlers.heard.isdisjoint(BATCH_EVENTS)
+        self._handlers = Subscribers(self)
+        self._hears_batches = not self._handlers.subscribed.isdisjoint(BATCH_EVENTS)
         self._stepper = Stepper(self)
         self._evaluation = Evaluation(self)
         self._looks_only = any(
@@ -462,7 +462,7 @@ class ExperimentBase(Events):
         self._agreement = distributed.Agreement(self.iteration)
         self._plan()
         self._watch.start(self.iteration)
-        batch_end = "on_train_batch_end" in self._handlers.heard
+        batch_end = "on_train_batch_end" in self._handlers.subscribed
         cursor = self._cursor
         self._stopped_by = self._agreed_wish()  # stop() may have been called in on_train_begin
         self._running = not self._stopped_by
@@ -532,11 +532,11 @@ class ExperimentBase(Events):
             )
         self._stepper.check_complete()
         checks.check_accumulation(self.config.training.accumulation_steps, self._stepper.used)
-        for event, helper in checks.unfired(self._handlers.heard, self._stepper.used):
+        for event, helper in checks.unfired(self._handlers.subscribed, self._stepper.used):
             self.logger.warning(
                 "%s does not come (%s): train_batch did not call self.%s().",
                 event,
-                ", ".join(self._handlers.subscribers(event)),
+                ", ".join(self._handlers.names(event)),
                 helper,
             )
 

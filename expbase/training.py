@@ -155,7 +155,7 @@ class Stepper:
         return next(iter(scalers.values()), None)
 
     def _fire(self, event: str, *args: Any) -> None:
-        if event in self._exp._handlers.heard:
+        if event in self._exp._handlers.subscribed:
             self._exp._handlers.fire(event, *args)
 
 

@@ -183,13 +183,13 @@ def _restore_best(
 
 
 def _capture_listeners(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
-    return dict(exp._handlers.counters())
+    return dict(exp._handlers.state_dict())
 
 
 def _restore_listeners(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    return exp._handlers.restore(values)
+    return exp._handlers.load_state_dict(values)
 
 
 # In the order in which they are restored; what objects on the experiment hold is restored before.
