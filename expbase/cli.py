@@ -23,7 +23,7 @@ from expbase import distributed
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
 from expbase.launch import spawn
-from expbase.logs import json_value
+from expbase.meter import json_value
 from expbase.run_dir import CONFIG
 from expbase.smoke import smoke
 from expbase.state.checkpoint import CheckpointError, name_of

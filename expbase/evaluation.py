@@ -26,7 +26,7 @@ import paddle
 
 from expbase import distributed
 from expbase.data.loaders import Batches, LoaderAdapter, MapStyleLoader
-from expbase.logs import Meter, line
+from expbase.meter import Meter, line
 from expbase.state import encoding, objects, rng
 from expbase.state.arrays import to_numpy
 from expbase.visualizer import Visualizer

@@ -36,7 +36,8 @@ from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
 from expbase.evaluation import Evaluation
 from expbase.events import BATCH_EVENTS, Events, Subscribers
-from expbase.logs import METRICS, MetricsFile, close_log, line, open_log, silent_log
+from expbase.logs import close_log, early_log, open_log
+from expbase.meter import METRICS, MetricsFile, line
 from expbase.metrics import Journal
 from expbase.record import card, crash, provenance
 from expbase.record.hang import HangWatch
@@ -107,7 +108,7 @@ class ExperimentBase(Events):
         self.parallel = self.world_size > 1
         self.output_dir = Path(args.output).absolute()
         self.checkpoint_dir = self.output_dir / checkpoint.FOLDER
-        self.logger = silent_log()  # until setup_logger
+        self.logger = early_log()  # until setup_logger
         self.visualizer = Visualizer(None)
 
         self._output = Output(self.output_dir)
@@ -299,7 +300,8 @@ class ExperimentBase(Events):
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl."""
-        self.logger = open_log(None if self._looks_only else self._log_path, echo=self.rank == 0)
+        path = None if self._looks_only else self._log_path
+        self.logger = open_log(path, echo=self.rank == 0, early=self.logger)
         if self._looks_only:
             return
         limit = self.config.training.time_limit_seconds

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from expbase.config import flatten
-from expbase.logs import Meter, MetricsFile, line
+from expbase.meter import Meter, MetricsFile, line
 from expbase.state import objects
 
 if TYPE_CHECKING:

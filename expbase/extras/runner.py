@@ -37,7 +37,7 @@ from expbase.config import Config, ConfigError, check_training, did_you_mean, fi
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, ClassLoader, with_stages
 from expbase.launch import spawn
-from expbase.logs import json_value
+from expbase.meter import json_value
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
 

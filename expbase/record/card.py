@@ -25,6 +25,7 @@ from expbase import console, logs
 from expbase._version import __version__
 from expbase.config import differences
 from expbase.data.loaders import MapStyleLoader
+from expbase.meter import short
 from expbase.state import objects
 from expbase.stopping import StopReason
 
@@ -146,7 +147,7 @@ def _line(exp: ExperimentBase) -> console.Line:
     words = [f"epoch {exp.epoch}"]
     words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
     words += [f"{clock(seconds)} left"] if seconds is not None else []
-    words += [f"{logs.short(1 / step)} it/s"] if step else []
+    words += [f"{short(1 / step)} it/s"] if step else []
     total = None if left is None else exp.iteration + left
     return console.Line(exp.phase, exp.iteration, total, [*words, console.memory()])
 

@@ -128,14 +128,14 @@ def _restore_random(
 
 def _capture_log(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
     journal = exp._journal
-    pending = encoding.encode(journal.meter.numbers(), "log", arrays)
+    pending = encoding.encode(journal.meter.state_dict(), "log", arrays)
     return {"pending": pending, "hparams": journal.has_hparams}
 
 
 def _restore_log(
     exp: ExperimentBase, values: dict[str, Any], arrays: Mapping[str, Array]
 ) -> list[str]:
-    exp._journal.meter.restore(encoding.decode(values["pending"], arrays))
+    exp._journal.meter.load_state_dict(encoding.decode(values["pending"], arrays))
     exp._journal.has_hparams = values["hparams"]
     return []
 
