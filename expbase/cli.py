@@ -22,7 +22,8 @@ from typing import Any
 from expbase import distributed
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
-from expbase.logs import json_value
+from expbase.launch import spawn
+from expbase.meter import json_value
 from expbase.run_dir import CONFIG
 from expbase.smoke import smoke
 from expbase.state.checkpoint import CheckpointError, name_of
@@ -147,7 +148,7 @@ def main(
         sys.exit(f"{parser.prog}: error: {error}")
     if args.nprocs > 1 and distributed.world_size() == 1:
         words = (experiment, config, args, parser.prog)
-        if code := distributed.spawn(_run, words, args.nprocs, args.device):
+        if code := spawn(_run, words, args.nprocs, args.device):
             sys.exit(code)
     else:
         _run(experiment, config, args, parser.prog)

@@ -1,10 +1,9 @@
-"""Configurations: defaults, YAML files, overrides, checks. The only file that imports yacs.
+"""Configs: defaults, YAML files, options, checks. The only file that imports yacs.
 
-A config is a tree of named values. Its defaults declare which keys exist and of what type; a
-file and the command line may change values, never add keys. Numbers are taken as a person means
-them (`1` for a float, `1e5` for an int); all other mismatches are errors that name the key, and
-a failed change leaves the config as it was. Values are plain data: nothing in a config file is
-executed.
+A config is a tree of named values. Its defaults declare which keys exist and their types; a file
+and the command line may change values but not add keys. Numbers are read as a person means them
+(`1` for a float, `1e5` for an int); every other mismatch is an error that names the key and
+leaves the config as it was. Nothing in a config file is executed.
 
     config = Config({"optim": {"lr": 0.1}, "training": get_default_training_config()})
     config.merge_from_file("digits.yaml")
@@ -25,45 +24,47 @@ from yacs.config import CfgNode
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.
     "max_iteration": 10000,  # iterations; 0: no limit, if max_epoch is set
-    "max_epoch": 0,  # passes over the data; 0: no limit
-    # What happens how often.
+    "max_epoch": 0,  # epochs; 0: no limit
+    # How often something happens.
     "valid_interval": 1000,  # iterations; 0: never
     "save_interval": 1000,  # iterations; 0: never
     "log_interval": 10,  # iterations; 0: never
-    "valid_every_epoch": 0,  # passes; 0: never
-    "save_every_epoch": 0,  # passes; 0: never
+    "valid_every_epoch": 0,  # epochs; 0: never
+    "save_every_epoch": 0,  # epochs; 0: never
     "accumulation_steps": 1,  # batches per update
     # Repeatability.
-    "seed": 0,  # of everything that is drawn
-    "deterministic": False,  # ask the device for repeatable kernels
+    "seed": 0,  # of all random numbers
+    "deterministic": False,  # whether the device uses repeatable kernels only
     # Which checkpoints are kept.
     "keep_last": 3,  # the newest n; 0: all
-    "keep_every": 0,  # and those at every n-th iteration; 0: none
+    "keep_every": 0,  # and the one at every n-th iteration; 0: none
     "keep_best": 1,  # and the best n by `monitor`; 0: none
-    "monitor": "",  # a metric of valid(), "accuracy" say; "": none
-    "monitor_mode": "max",  # is more better ("max") or less ("min")?
-    "background_save": True,  # write files while training goes on
+    "monitor": "",  # a metric of valid(), for example "accuracy"; "": none
+    "monitor_mode": "max",  # whether more is better ("max") or less ("min")
+    "background_save": True,  # whether files are written while training goes on
     # Limits.
-    "time_limit_seconds": 0,  # seconds from start to stop and save; 0: none
+    "time_limit_seconds": 0,  # seconds after which a start saves and stops; 0: none
     "hang_seconds": 600,  # seconds without progress until stacks are logged; 0: never
-    # Tests.
-    "sanity_batches": 0,  # batches that valid() is tried on before training
-    "overfit_batches": 0,  # train on this many batches over and over; 0: on all
-    "nonfinite": "error",  # a loss that is not finite: "error", "warn" or "ignore"
+    # Checks.
+    "sanity_batches": 0,  # batches on which valid() is tried before training; 0: no try
+    "overfit_batches": 0,  # train on this many batches again and again; 0: on all
+    "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
 }
 
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
+# What yaml raises: its constructors end in a ValueError at a date like 2020-13-45.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 _CHOICES = {"monitor_mode": ("max", "min"), "nonfinite": ("error", "warn", "ignore")}
 
 
 class ConfigError(ValueError):
-    """What a person wrote into a config, a file or an option cannot be used."""
+    """A value that a user wrote into a config, a file or an option cannot be used."""
 
 
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     """A tree of named values, read and written as attributes: `config.training.seed`.
 
-    An empty section among the defaults is an open one: it takes any keys.
+    A section that is empty in the defaults is open: it takes any keys.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -84,7 +85,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both.
 
         Raises:
-            ConfigError: A word has no partner, or does not fit the defaults.
+            ConfigError: A key has no value, or one does not fit the defaults.
         """
         self._merge(_parse_options(words), "options")
 
@@ -93,7 +94,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
 
         Args:
             other: The tree.
-            source: Where it stands, for messages.
+            source: The place where a user finds it, for error messages.
 
         Raises:
             ConfigError: It does not fit the defaults.
@@ -131,20 +132,15 @@ def fill(config: Mapping[str, Any]) -> Config:
     """A copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
-        ConfigError: No `training` section, one of its three triggers missing, a mistyped
-            key, or a value of a wrong type.
+        ConfigError: There is no `training` section, one of its three required keys is missing, a
+            key is misspelt, or a value has a wrong type.
     """
-    if not isinstance(config, Mapping):
-        raise ConfigError(
-            f"config: {config!r} given; expected a Config with a `training` section. "
-            "Start from get_default_training_config()."
-        )
-    if not isinstance(config.get("training"), Mapping):
+    given = config.get("training") if isinstance(config, Mapping) else None
+    if not isinstance(given, Mapping):
         raise ConfigError(
             "config: no `training` section; expected one with "
             f"{', '.join(_REQUIRED)}. Start from get_default_training_config()."
         )
-    given = config["training"]
     for key in _REQUIRED:
         if key not in given:
             raise ConfigError(
@@ -152,10 +148,9 @@ def fill(config: Mapping[str, Any]) -> Config:
                 "Add it, or start from get_default_training_config()."
             )
     _check_own_keys(given)
-    training = get_default_training_config()
-    for key in _TRAINING_DEFAULTS.keys() & given.keys():
-        training[key] = coerced(given[key], training[key], f"training.{key}", "config")
+    ours = {key: given[key] for key in given if key in _TRAINING_DEFAULTS}
     own = {key: given[key] for key in given if key not in _TRAINING_DEFAULTS}
+    training = _merged(get_default_training_config(), ours, "config", prefix="training.")
     completed = Config({key: value for key, value in config.items() if key != "training"})
     completed["training"] = Config({**training, **own})
     return completed
@@ -165,7 +160,7 @@ def check_training(training: Mapping[str, Any]) -> None:
     """Checks the values of a complete training section.
 
     Raises:
-        ConfigError: One of them is of no use.
+        ConfigError: One of them is out of range or not among the choices.
     """
     for key, default in _TRAINING_DEFAULTS.items():
         value = training[key]
@@ -180,7 +175,7 @@ def check_training(training: Mapping[str, Any]) -> None:
     if not training["max_iteration"] and not training["max_epoch"]:
         raise ConfigError(
             "training.max_iteration: 0 given; expected 1 or more. "
-            "Without a limit of iterations set training.max_epoch."
+            "To train without a limit of iterations, set training.max_epoch."
         )
 
 
@@ -200,15 +195,12 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
-    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
-        # yaml lets through what its own constructors raise, of a date like 2020-13-45, say.
+    except _YAML_ERRORS as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     if loaded is None:
         raise ConfigError(f"{path}: empty; expected `key: value` lines.")
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{path}: a {type(loaded).__name__} stands there; expected `key: value` lines."
-        )
+        raise ConfigError(f"{path}: holds a {type(loaded).__name__}; expected `key: value` lines.")
     return loaded
 
 
@@ -241,11 +233,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The full keys whose values differ, with both values; None where a side has no such key."""
+    """The full keys whose values differ, with both values; None if a side has no such key."""
     before, after = flatten(to_dict(old)), flatten(to_dict(new))
     keys = list(before) + [key for key in after if key not in before]
     pairs = {key: (before.get(key), after.get(key)) for key in keys}
-    # By their texts too: a nan that was read back is not equal to itself.
+    # The texts are compared too, because nan is not equal to itself.
     return {
         key: (one, other)
         for key, (one, other) in pairs.items()
@@ -253,22 +245,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     }
 
 
-def coerced(value: Any, default: Any, key: str, source: str) -> Any:
-    """The value as the default's type, if a person would read it so.
-
-    Raises:
-        ConfigError: It is of another type.
-    """
-    converted = _convert(value, default)
-    if converted is _UNFIT:
-        raise ConfigError(
-            f"{source}: {key}: {value!r} given; expected {_TYPE_NAMES[type(default)]} "
-            f"like {default!r}."
-        )
-    return converted
-
-
-_UNFIT = object()
 _TYPE_NAMES = {
     bool: "true or false,",
     int: "a whole number",
@@ -279,85 +255,90 @@ _TYPE_NAMES = {
 }
 
 
-def _convert(value: Any, default: Any) -> Any:
-    if (
-        default is None
-        or isinstance(value, type(default))
-        and type(default) not in (int, list, tuple)
-    ):
-        return value
+def _coerced(value: Any, default: Any, key: str, source: str) -> Any:
+    """The value as the default's type, if a person would read it so."""
+    try:
+        return _converted(value, default)
+    except (LookupError, OverflowError, TypeError, ValueError):
+        name = _TYPE_NAMES.get(type(default), f"a {type(default).__name__}")
+        raise ConfigError(
+            f"{source}: {key}: {value!r} given; expected {name} like {default!r}."
+        ) from None
+
+
+def _converted(value: Any, default: Any) -> Any:
+    # Every error of a conversion means that the value has the wrong type.
     if isinstance(default, bool):
-        return {"true": True, "false": False}.get(str(value).lower(), _UNFIT)
-    if isinstance(value, bool):
-        return _UNFIT
-    if isinstance(default, (int, float)):
-        return _convert_number(value, default)
+        return {"true": True, "false": False}[str(value).lower()]
+    if isinstance(value, bool) and default is not None:
+        raise TypeError  # Python would take True for the number 1
+    if isinstance(default, float):
+        return float(value)
+    if isinstance(default, int):
+        number = value if isinstance(value, int) else float(value)
+        if number != int(number):
+            raise ValueError
+        return int(number)
+    if isinstance(default, (list, tuple)):
+        return _converted_items(value, default)
     if isinstance(default, str) and isinstance(value, int):
         return str(value)
-    if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
-        return _convert_items(value, default)
-    return _UNFIT
+    if default is not None and not isinstance(value, type(default)):
+        raise TypeError
+    return value
 
 
-def _convert_number(value: Any, default: int | float) -> Any:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return _UNFIT
-    if isinstance(default, float):
-        return number
-    if isinstance(value, int):
-        return value
-    return int(number) if number.is_integer() else _UNFIT
-
-
-def _convert_items(values: Sequence[Any], default: Sequence[Any]) -> Any:
-    # The items are held to the default's only where it shows one type; [] and mixed lists take all.
+def _converted_items(values: Any, default: Sequence[Any]) -> Any:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError
+    # Only a default whose items have one type says which type is expected; [] takes anything.
     kinds = {type(item) for item in default}
     if len(kinds) == 1 and kinds <= {bool, int, float, str}:
-        values = [_convert(value, default[0]) for value in values]
-        if _UNFIT in values:
-            return _UNFIT
+        values = [_converted(value, default[0]) for value in values]
     return tuple(values) if isinstance(default, tuple) else list(values)
 
 
 def _merged(
-    config: Config, changes: Mapping[str, Any], source: str, known: list[str], prefix: str = ""
+    config: Config,
+    changes: Mapping[str, Any],
+    source: str,
+    known: Sequence[str] = (),
+    prefix: str = "",
 ) -> Config:
+    # `prefix` is the full key of this section; `known` are all full keys, for suggestions.
     merged: Config = config.clone()
     if not merged:
         merged.set_new_allowed(True)  # an open section stays open when it has keys
     for name, value in changes.items():
         key = f"{prefix}{name}"
         if name not in merged and not merged.is_new_allowed():
-            # Down to the value: under a misspelt section, its own name finds the right one.
-            if "." in str(name) and source != "options":
-                section, _, rest = str(name).partition(".")
-                raise ConfigError(
-                    f"{source}: key {key!r} with a dot; expected a section in a file:\n"
-                    f"{section}:\n  {rest}: {value!r}"
-                )
-            key = next(iter(flatten({name: value}, prefix)))
-            raise ConfigError(f"{source}: unknown key {key!r}.{_suggestion(key, known)}")
+            raise ConfigError(f"{source}: {_unknown(str(name), value, prefix, known)}")
         default = merged.get(name)
         if isinstance(value, _OptionText):
             value = value.read_for(default, key)
-        if default is None and isinstance(value, Mapping):
-            merged[name] = _merged(Config(), value, source, known, f"{key}.")
+        if isinstance(value, Mapping) and (default is None or isinstance(default, Config)):
+            section = Config() if default is None else default
+            merged[name] = _merged(section, value, source, known, f"{key}.")
         elif not isinstance(default, Config):
-            merged[name] = coerced(value, default, key, source)
-        elif isinstance(value, Mapping):
-            merged[name] = _merged(default, value, source, known, f"{key}.")
+            merged[name] = _coerced(value, default, key, source)
         elif value is not None:  # a section with nothing under it changes nothing
-            raise ConfigError(
-                f"{source}: {key}: {value!r} given; expected a section with "
-                f"{', '.join(default) or 'keys of your own'}."
-            )
+            keys = ", ".join(default) or "keys of your own"
+            raise ConfigError(f"{source}: {key}: {value!r} given; expected a section with {keys}.")
     return merged
 
 
+def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
+    if "." in name:
+        section, _, rest = name.partition(".")
+        form = f"{section}:\n  {rest}: {value!r}"
+        return f"key {prefix + name!r} with a dot; expected a section:\n{form}"
+    # The whole key: if a section is misspelt, the names in it find the right one.
+    key = next(iter(flatten({name: value}, prefix)))
+    return f"unknown key {key!r}.{did_you_mean(key, known)}"
+
+
 def _check_own_keys(given: Mapping[str, Any]) -> None:
-    # Keys of the user's own are welcome; one that is nearly ours, which is absent, is a slip.
+    # A user may add keys. One that nearly has the name of a key that is absent is a mistake.
     absent = [key for key in _TRAINING_DEFAULTS if key not in given]
     for key in given:
         if key not in _TRAINING_DEFAULTS:
@@ -366,35 +347,28 @@ def _check_own_keys(given: Mapping[str, Any]) -> None:
             if near:
                 raise ConfigError(
                     f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
-                    "A key of your own stands better in a section of its own."
+                    "Put a key of your own into a section of its own."
                 )
 
 
 def did_you_mean(name: str, known: Iterable[Any], cutoff: float = 0.5) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
     texts = [*map(str, known)]
-    near = difflib.get_close_matches(name, texts, n=1, cutoff=cutoff)
+    # The last part alone finds a key that was written without its section or under a wrong one.
+    near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
+    near = near or difflib.get_close_matches(name, texts, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
-def _suggestion(key: str, known: list[str]) -> str:
-    # The last part alone finds a key that was written without, or under a wrong, section.
-    last = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
-    near = last or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if near:
-        return f" Did you mean {near[0]!r}?"
-    return f" Known keys: {', '.join(known)}."
-
-
 class _OptionText(str):
-    """An option's value, not yet read: `1e5` is a text for a text, a number for a number."""
+    """An option's value before it is known whether `1e5` means a text or a number."""
 
     def read_for(self, default: Any, key: str) -> Any:
         if isinstance(default, str):
             return str(self)
         try:
             return yaml.load(self, Loader=_Loader)
-        except yaml.YAMLError as error:
+        except _YAML_ERRORS as error:
             raise ConfigError(f"options: {key}: {str(self)!r} cannot be read: {error}") from error
 
 
@@ -419,9 +393,9 @@ def _plant(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader, with the numbers of YAML 1.2, and without silence at a key given twice.
+    """YAML's safe loader with the numbers of YAML 1.2; a key that is given twice is an error.
 
-    `1e-3` is a number; `012`, `12:30` and `1_000` are not octal, minutes and so on, but texts.
+    `1e-3` is a number. `012`, `12:30` and `1_000` are texts, not an octal number, minutes and 1000.
     """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -429,13 +403,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         for place, (key, _) in enumerate(node.value):
             if key.value in names[:place]:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} stands there twice", key.start_mark
+                    None, None, f"key {key.value!r} is given twice", key.start_mark
                 )
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Its partner: it quotes a text that the loader would take for a number."""
+    """Quotes a text that the loader would read as a number."""
 
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"

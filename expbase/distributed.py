@@ -1,14 +1,14 @@
-"""Several processes: ranks, reductions over them, starting them.
+"""Several processes: which rank this one is, and what all ranks do together.
 
-Starting and connecting is paddle's (`paddle.distributed.launch`, `spawn`, NCCL or gloo); this
-module asks it questions. Every function is legal with one process, where it does nothing.
-Under gloo a collective whose peer comes more than 30 s late fails, so whatever may take long on
-one rank is waited for with `wait_for_all`, which polls and has no such limit.
+Paddle starts and connects the processes (launch.py). Every function also works with one process,
+where it has nothing to do. Under gloo a collective fails if a rank is more than 30 s late, so
+whatever may take long on one rank is waited for with `wait_for_all`, which has no such limit.
 
     rank(), world_size()
-    gather_objects(value)        # every rank's value, in rank order, on every rank
-    broadcast_object(value)      # rank 0's
-    Agreement(0).greatest(400, 1) # the greatest wish of all ranks
+    gather_objects(value)             # the values of all ranks, in rank order, on every rank
+    broadcast_object(value)           # the value of rank 0, on every rank
+    on_rank_zero(write, "saving")     # the others wait, and fail if it fails
+    max_over_ranks(seconds, bytes)    # the maximum of each number
 """
 
 from __future__ import annotations
@@ -18,40 +18,33 @@ import functools
 import itertools
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
-from expbase.processes import die_with_parent, exit_code
+from expbase.processes import die_with_parent
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What a process that was asked to stop answers; every other code but 0 is a failure.
-STOP_CODES = (124, 130, 143)
-_counter = itertools.count()  # of the waits of this process; all ranks make the same ones
+_counter = itertools.count()  # numbers the waits of this process, so that each has its own key
 
-_ASK_SECONDS = 0.5  # between two agreements on stopping
+_ASK_SECONDS = 0.5  # between two questions of an Agreement
 _WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
-_TELL_SECONDS = 3.0  # that a failing rank gives the others to hear of it
-_GRACE_SECONDS = 10.0  # that the other processes get to end when one has failed
+_TELL_SECONDS = 3.0  # for which a failing rank waits until the others know
 
 
 class RankZeroError(RuntimeError):
-    """What was done on rank 0 alone failed there; the other ranks hear of it by this."""
+    """Raised on the other ranks when something that only rank 0 does has failed there."""
 
 
 def rank() -> int:
-    """The number of this process, 0 to world_size() - 1. Right before init_parallel, too."""
+    """The number of this process, 0 to world_size() - 1; known before init_parallel, too."""
     return int(dist.get_rank())
 
 
@@ -61,7 +54,7 @@ def world_size() -> int:
 
 
 def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
-    """Makes a function run on rank 0 alone; it gives None on the others."""
+    """Makes a function run on rank 0 only; on the other ranks it returns None."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -71,10 +64,10 @@ def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def init_parallel(device: str) -> None:
-    """Connects the processes, once: by gloo on the CPU, else by the device's own backend."""
+    """Connects the processes, once: with gloo on the CPU, else with the device's own backend."""
     if dist.is_initialized():
         return
-    die_with_parent()  # a launcher that was killed with -9 leaves no rank behind
+    die_with_parent()  # so a launcher that is killed with -9 leaves no rank behind
     if device == "cpu":
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     dist.init_parallel_env()
@@ -88,8 +81,12 @@ def default_device() -> str:
 def data_parallel(layer: Any, **options: Any) -> Any:
     """The layer in a paddle.DataParallel.
 
+    Args:
+        layer: The layer.
+        **options: Passed on to paddle.DataParallel.
+
     Raises:
-        ValueError: It has a sparse Embedding, which gloo cannot average.
+        ValueError: The layer has a sparse Embedding, which gloo cannot average.
     """
     if paddle.device.get_device() == "cpu":
         for name, sublayer in layer.named_sublayers(include_self=True):
@@ -102,7 +99,7 @@ def data_parallel(layer: Any, **options: Any) -> Any:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Every rank's value, in the order of the ranks, on every rank; one collective."""
+    """The values of all ranks, in rank order, on every rank; one collective."""
     if not dist.is_initialized():
         return [value]
     values: list[T] = []
@@ -111,7 +108,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's value, on every rank; one collective."""
+    """The value of rank 0, on every rank; one collective."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -120,17 +117,17 @@ def broadcast_object(value: T) -> T:
 
 
 def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
-    """Calls the function on rank 0; the others wait for its end, however long it takes.
+    """Calls the function on rank 0; the other ranks wait until it is done, however long it takes.
 
     Args:
-        function: Without arguments; its value must be picklable if there are several ranks.
-        doing: What it does, for the message of the other ranks: "saving".
+        function: Takes no arguments; its value must be picklable if there are several ranks.
+        doing: What it does, for the error message of the other ranks: "saving".
 
     Returns:
-        Its value, on every rank.
+        The function's value, on every rank.
 
     Raises:
-        RankZeroError: On the other ranks, with the error of rank 0, which goes its own way there.
+        RankZeroError: On the other ranks; rank 0 raises the error of the function itself.
     """
     if not dist.is_initialized():
         return function()
@@ -139,8 +136,8 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
         try:
             value = function()
         except Exception as raised:
-            error = raised
-    wait_for_all()
+            error = raised  # raised below: the others must not wait for a rank that has failed
+    wait_for_all()  # and not in broadcast_object, where gloo gives up after 30 s
     value, text = broadcast_object((value, repr(error) if error else None))
     if error is not None:
         raise error
@@ -150,29 +147,29 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
 
 
 def wait_for_all(poll_seconds: float = 0.02) -> None:
-    """Returns when every rank has called it, however late one is; all ranks make the same calls.
+    """Returns when every rank has called it, however late one is.
 
     Args:
-        poll_seconds: The time between two looks.
+        poll_seconds: The time between two questions to the store that the processes share.
     """
     if not dist.is_initialized():
         return
     store = core.create_or_get_global_tcp_store()
-    key = f"expbase/wait/{next(_counter)}"
+    key = f"expbase/wait/{next(_counter)}"  # the same on all ranks, which make the same waits
     with _without_signals():
-        arrived = store.add(key, 1)
+        arrived = store.add(key, 1)  # adds this rank to those that are here
     while arrived < world_size():
         time.sleep(poll_seconds)
         with _without_signals():
-            arrived = store.add(key, 0)
+            arrived = store.add(key, 0)  # adds nothing, only reads
 
 
 @contextlib.contextmanager
 def _without_signals() -> Iterator[None]:
-    """Has signals wait for the end of the block.
+    """Delays signals until the end of the block.
 
-    One that interrupts a question to paddle's store, SIGCHLD of a loader's worker say, makes it
-    fail, and its answer the answer to the next question.
+    A signal that interrupts a question to paddle's store, such as the SIGCHLD of a loader's worker,
+    makes the question fail; its answer is then taken for the answer to the next question.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -182,12 +179,12 @@ def _without_signals() -> Iterator[None]:
 
 
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-    """The mean of each metric over all ranks, each rank counting as its weight says.
+    """The mean of each metric over all ranks, weighted; one collective.
 
     Args:
-        metrics: Numbers or one-element tensors, each a mean over this rank's share.
-        weight: The size of the share, in samples say. With 0 the metrics are not looked at, so
-            a rank without a sample may give anything, an empty mapping too.
+        metrics: Numbers or one-element tensors, each a mean over this rank's samples.
+        weight: The number of this rank's samples. If it is 0 the metrics are not used, and the
+            mapping may be empty.
 
     Returns:
         The same on every rank; empty if all weights are 0.
@@ -208,15 +205,14 @@ def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, flo
 
 
 class Agreement:
-    """A wish of some rank, until all ranks act on it at the same iteration.
+    """A request of one rank, until all ranks act on it at the same iteration.
 
-    The ranks ask each other about every half second, at iterations that all of them know
-    beforehand: nobody looks at a clock in between, and no iteration pays for it. The question
-    goes over the CPU, so no device is waited for.
+    The ranks ask each other about every half second, at iterations that all of them know in
+    advance: nobody looks at a clock in between, and the other iterations cost nothing.
 
     Args:
-        iteration: At which training starts.
-        clock: Gives seconds; only differences count.
+        iteration: The iteration at which training starts.
+        clock: Returns seconds; only differences count.
 
     Attributes:
         next_iteration: When to ask next.
@@ -228,19 +224,20 @@ class Agreement:
         self._asked = (clock(), iteration)
 
     def greatest(self, iteration: int, wish: int) -> int:
-        """The greatest wish of all ranks; the same on each. Plans the next question."""
+        """The greatest request of all ranks, the same on each; plans the next question."""
         now = self._clock()
         began, asked_at = self._asked
         self._asked = (now, iteration)
         done = iteration - asked_at
-        greatest, seconds = _greatest(float(wish), (now - began) / max(done, 1))
+        greatest, seconds = max_over_ranks(float(wish), (now - began) / max(done, 1))
         # At most twice as far as last time: iterations may become slower than they were.
         ahead = min(int(_ASK_SECONDS / max(seconds, 1e-9)), 2 * done)
         self.next_iteration = iteration + max(ahead, 1)
         return int(greatest)
 
 
-def _greatest(*numbers: float) -> list[float]:
+def max_over_ranks(*numbers: float) -> list[float]:
+    """The maximum of each number over all ranks; one collective, which waits for no device."""
     if not dist.is_initialized():
         return list(numbers)
     tensor = paddle.to_tensor(numbers, dtype="float64", place=paddle.CPUPlace())
@@ -250,7 +247,7 @@ def _greatest(*numbers: float) -> list[float]:
 
 @functools.cache
 def _cpu_group() -> Any:
-    """The group for questions over the CPU: the default one if that is gloo's."""
+    # On the CPU the default group is gloo's already.
     if paddle.device.get_device() == "cpu":
         return None
     return dist.new_group(backend="gloo")
@@ -262,14 +259,14 @@ def number(value: Any) -> float:
 
 
 class FailureWatch:
-    """Tells the other ranks that this one failed, and ends this one when another did.
+    """Tells the other ranks that this one has failed, and ends this one when another has.
 
-    A thread asks the processes' common store twice a second, over a connection of its own, so it
-    works while the main thread is stuck in a collective whose peer is gone.
+    A rank whose peer is gone waits in a collective, where no Python code of its main thread runs.
+    So a thread asks the processes' common store twice a second, over a connection of its own.
 
     Args:
-        on_failure: Called in the thread with what the other rank said, before the process ends
-            with code 1.
+        on_failure: Called in the thread with the message of the rank that failed; afterwards the
+            process ends with code 1.
     """
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
@@ -281,19 +278,19 @@ class FailureWatch:
         self._thread.start()
 
     def _watch(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for other threads
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has them
         while not self._stopped.wait(_WATCH_SECONDS):
             try:
                 failed = self._store.add("expbase/failed", 0)
             except Exception:
-                return  # the store went with rank 0; whoever waits for it hears of that
+                return  # rank 0, which holds the store, has ended: whoever waits for it fails
             if failed and not self._stopped.is_set():
-                self._store.add("expbase/heard", 1)
+                self._store.add("expbase/informed", 1)
                 self._on_failure(self._store.get("expbase/failure").decode())
-                os._exit(1)  # nothing less ends a thread that waits in a collective
+                os._exit(1)  # nothing gentler ends a main thread that waits in a collective
 
     def tell(self, text: str) -> None:
-        """Tells the others, and waits a little until they have heard it."""
+        """Tells the other ranks; waits until all of them know, but not for long."""
         self.stop()
         with _without_signals():
             self._store.set("expbase/failure", f"rank {rank()}: {text}")
@@ -301,8 +298,8 @@ class FailureWatch:
         deadline = time.monotonic() + _TELL_SECONDS
         while time.monotonic() < deadline:
             with _without_signals():
-                heard = self._store.add("expbase/heard", 0)
-            if heard >= world_size() - 1:
+                informed = self._store.add("expbase/informed", 0)
+            if informed >= world_size() - 1:
                 return
             time.sleep(0.05)
 
@@ -314,87 +311,9 @@ class FailureWatch:
 
 
 def _store_address() -> tuple[str, int]:
-    # As paddle's init_parallel_env finds it.
+    # Found as paddle's init_parallel_env finds it, which does not tell.
     master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     address = ":".join(map(str, master)) if all(master) else os.environ.get("PADDLE_MASTER")
     address = address or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
     host, _, port = address.rpartition(":")
     return host, int(port)
-
-
-def spawn(
-    function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
-) -> int:
-    """Runs the function in as many new processes, one per rank, and waits for them.
-
-    The processes get SIGTERM and SIGUSR1 from this one; Ctrl-C reaches them from the terminal.
-    When one fails, the others are ended.
-
-    Args:
-        function: A function of a module, given `args`.
-        args: Values that can be pickled.
-        nprocs: The number of processes.
-        device: "cpu", or a device that paddle knows; None: the default one.
-
-    Returns:
-        The exit code of the first that failed, else of the first that was stopped, else 0.
-    """
-    on_cpu = (device or default_device()) == "cpu"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
-        context = dist.spawn(
-            _child,
-            (os.getpid(), function, tuple(args)),
-            nprocs=nprocs,
-            join=False,
-            backend="gloo" if on_cpu else "auto",
-        )
-    processes = context.processes
-
-    def forward(signum: int, frame: Any) -> None:
-        for process in processes:
-            if process.is_alive():
-                os.kill(process.pid, signum)
-
-    handlers: dict[int, Any] = {
-        signal.SIGTERM: forward,
-        signal.SIGUSR1: forward,
-        signal.SIGINT: signal.SIG_IGN,
-    }
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
-    try:
-        return _join(processes)
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _join(processes: Sequence[Any]) -> int:
-    codes: list[int] = []
-    running = {process.sentinel: process for process in processes}
-    deadline: float | None = None
-    while running:
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ended = wait(list(running), timeout)
-        for sentinel in ended:
-            process = running.pop(sentinel)
-            process.join()
-            codes.append(exit_code(process.exitcode))
-            failed = process.exitcode < 0 or (codes[-1] and codes[-1] not in STOP_CODES)
-            if failed and deadline is None:
-                deadline = time.monotonic() + _GRACE_SECONDS
-        if deadline is not None and not ended:
-            for process in running.values():
-                process.kill()
-            deadline = None
-    failures = [code for code in codes if code and code not in STOP_CODES]
-    return next(iter(failures or [code for code in codes if code]), 0)
-
-
-def _child(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-    die_with_parent(parent)
-    try:
-        function(*args)
-    except Exception:  # paddle would hide it until all have ended
-        traceback.print_exc()
-        sys.exit(1)

@@ -1,23 +1,24 @@
 """The events of an experiment: methods to override, and listeners beside them.
 
-Each event is a method that does nothing here, with the whole experiment at hand. It fires on every
-rank, at the place that DESIGN's order gives it; an override that wants the behaviour of its bases
-calls `super()`. An event that nobody overrides or listens to costs nothing in the training loop.
+An event is a method that does nothing here and has the whole experiment at hand. It is called on
+every rank, at the place that docs/events.md shows; an override that wants the behaviour of its
+base classes calls `super()`. An event without an override or a listener costs nothing.
 
     class Experiment(ExperimentBase):
         def on_train_epoch_end(self): ...             # an event, overridden
 
         @on("on_train_batch_end", every=100)
-        def show_samples(self): ...                   # a listener, any number of them
+        def show_samples(self): ...                   # a listener; any number of them
 
-The method runs first, then the listeners, base classes first, in the order of their definition.
+The overridden method runs first, then the listeners: those of base classes first, in the order of
+their definition.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -27,9 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Events:
-    """Every point at which an experiment can act, in the order in which they come."""
+    """Every point at which an experiment can act, in the order of a run."""
 
-    _listeners: ClassVar[dict[str, tuple[ListenerSpec, ...]]] = {}  # by the name of the method
+    _listeners: ClassVar[dict[str, tuple[ListenerSpec, ...]]] = {}  # by method name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -38,19 +39,18 @@ class Events:
     # Setup
 
     def on_setup_begin(self) -> None:
-        """Before setup_dataloader; device, output directory, logger and seed stand."""
+        """Before setup_dataloader; device, output directory, logger and seed are set up."""
 
     def on_setup_end(self) -> None:
-        """After everything was built and checked; the state is not back yet."""
+        """After everything was built and checked; the state is not restored yet."""
 
     # Sanity check
 
     def on_sanity_check_begin(self) -> None:
         """Before the sanity check, once per start, if training.sanity_batches asks for it.
 
-        The check calls valid() alone: on_evaluate_begin does not come, and evaluate is not called.
-        What it did to the state, to plain data on self and to VisualDL is undone; files that it
-        wrote stay.
+        The check calls only valid(), neither evaluate() nor on_evaluate_begin. Its effects on the
+        state, on plain data of the experiment and on VisualDL are undone; its files stay.
         """
 
     def on_sanity_check_end(self, results: Mapping[str, float]) -> None:
@@ -65,21 +65,21 @@ class Events:
     def on_train_begin(self) -> None:
         """Once per start, after the state was restored, before the first batch.
 
-        Runs under random states of its own: training does not feel what it draws.
+        It has random states of its own: the numbers that it draws have no effect on training.
         """
 
     def on_train_end(self) -> None:
-        """Once per start, after the last batch, also after a failure, if on_train_begin came.
+        """Once per start, after the last batch; after a failure too, if on_train_begin was called.
 
-        `self.finished` tells whether training came to its end. It may not come if the process is
-        killed after its last checkpoint; `terminal` comes then at the next start.
+        `self.finished` tells whether training reached its end. If the process is killed after its
+        last checkpoint, this is not called, but `terminal` is at the next start.
         """
 
     def on_train_epoch_begin(self) -> None:
-        """At the start of a pass; not again when a run is resumed within one."""
+        """At the start of an epoch; not again when a run is resumed within one."""
 
     def on_train_epoch_end(self) -> None:
-        """When the pass is used up, after the validation and before the save of its iteration."""
+        """When the batches of an epoch are used up, after a validation that is due then."""
 
     def on_fetch_data_begin(self) -> None:
         """Before a training batch is fetched, in read_batch."""
@@ -92,21 +92,21 @@ class Events:
 
         Args:
             batch: What read_batch is about to return.
-            indices: Where its samples stand in the data set, if the loader has indices.
+            indices: Of its samples in the data set; None if the loader has no indices.
         """
 
     def on_before_backward(self, loss: Any) -> None:
         """In backward(loss), with each micro-batch.
 
         Args:
-            loss: As it was given, neither divided nor scaled.
+            loss: As passed to backward, neither divided nor scaled.
         """
 
     def on_after_backward(self) -> None:
-        """In backward(loss); among several ranks the gradients are averaged with the last one."""
+        """In backward(loss); the last micro-batch averages the gradients over the ranks."""
 
     def on_before_optimizers_step(self) -> None:
-        """In step_optimizers, once per call; gradients are unscaled and may be changed.
+        """In step_optimizers; the gradients are unscaled and may be changed.
 
         `self.stepping` holds the optimizers.
         """
@@ -121,13 +121,13 @@ class Events:
         """In step_optimizers, after the gradients were cleared."""
 
     def on_train_batch_end(self) -> None:
-        """After each train_batch: the update is done; whatever it left on self can be read."""
+        """After each train_batch: the update is done; attributes that it set can be read."""
 
     def on_log(self, metrics: Mapping[str, float]) -> None:
-        """Every log_interval iterations, with the numbers that go into the line.
+        """Every log_interval iterations, before the metrics are written.
 
         Args:
-            metrics: By full name, `train/loss`; what is changed or added is written.
+            metrics: Numbers by full name, `train/loss`; changed and added ones are written.
         """
 
     # Evaluation
@@ -139,8 +139,8 @@ class Events:
         """After valid(); the models are still in eval mode.
 
         Args:
-            results: What valid() returned on rank 0; what is changed or added counts and is
-                written, so do the same on every rank.
+            results: What valid() returned on rank 0. Changed and added ones count and are
+                written, so make the same change on every rank.
         """
 
     def on_predict_begin(self) -> None:
@@ -154,7 +154,7 @@ class Events:
         """
 
     def on_predict_end(self, results: Sequence[Any]) -> None:
-        """After the results of all ranks were put together.
+        """After the results of all ranks were joined.
 
         Args:
             results: One per sample, in the order of the data.
@@ -166,8 +166,8 @@ class Events:
         """Before a checkpoint is written, under random states of its own.
 
         Returns:
-            Values of your own that come back to on_load_checkpoint: numbers, texts, lists,
-            mappings, arrays and tensors.
+            Values of your own for on_load_checkpoint: numbers, texts, lists, mappings, arrays
+            and tensors.
         """
         return None
 
@@ -187,18 +187,18 @@ class Events:
     # Failure
 
     def on_exception(self, exception: BaseException) -> None:
-        """After an exception in training, which goes on its way afterwards.
+        """After an exception in training, which is raised again afterwards.
 
         Args:
-            exception: The original one. What is raised here is logged and hides nothing.
+            exception: The original one. An exception that is raised here is logged only.
         """
 
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
 
-# What fires with every batch that is read; the loop asks once whether anybody hears one of them.
+# The events of every batch; the loop asks once whether one of them is subscribed.
 BATCH_EVENTS = frozenset({"on_fetch_data_begin", "on_fetch_data_end", "on_train_batch_begin"})
-# What fires in a helper of the training step alone: a step that is written by hand has none.
+# The events inside a helper of the training step: a step that is written by hand has none.
 HELPER_EVENTS = {
     "backward": ("on_before_backward", "on_after_backward"),
     "step_optimizers": (
@@ -206,19 +206,24 @@ HELPER_EVENTS = {
         *("on_before_zero_grad", "on_after_zero_grad"),
     ),
 }
-# Once per start, before the counters are back or after they were saved.
+# Once per start, before the counters are restored or after they were saved.
 _UNCOUNTED = ("on_setup_begin", "on_setup_end", "on_train_end", "on_exception")
-_MARKS = "_expbase_marks"  # the attribute of a marked method
+_SPECS = "_expbase_listener_specs"  # the attribute of a marked method
 
 
 @dataclass(frozen=True)
 class ListenerSpec:
-    """What `on` was asked for."""
+    """The arguments of one `on`."""
 
     event: str
     every: int | None = None
     once: int | None = None
     filter_fn: Callable[[Filter, Any], bool] | None = None
+
+    @property
+    def filters(self) -> list[str]:
+        """The names of the filters that were given."""
+        return [name for name in ("every", "once", "filter_fn") if getattr(self, name) is not None]
 
 
 def on(
@@ -228,211 +233,213 @@ def on(
     once: int | None = None,
     filter_fn: Callable[[Filter, Any], bool] | None = None,
 ) -> Callable[[F], F]:
-    """Marks a method as a listener: it is called when the event comes, with the same arguments.
+    """Marks a method as a listener: it is called at the event, with the event's arguments.
 
-    A subclass that overrides the method overrides the listener, marked again or not. What a
-    listener counts is part of the checkpoint.
+    A subclass that overrides the method overrides the listener, marked again or not. The counters
+    of a listener are part of the checkpoint.
 
     Args:
         event: The name of a method of Events.
-        every: At every n-th time that the event comes.
-        once: At the n-th time alone.
-        filter_fn: Called with the Filter and the experiment; tells whether to act.
+        every: Act at every n-th time that the event happens.
+        once: Act at the n-th time only.
+        filter_fn: Called with the Filter and the experiment; returns whether to act.
 
     Raises:
         ValueError: There is no such event, or the filters contradict each other.
-        TypeError: filter_fn cannot be called, or no plain method is marked.
+        TypeError: filter_fn cannot be called, or the marked object is not a plain method.
 
     Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
     """
-    if event not in EVENTS:
-        raise ValueError(f"@on: {event!r} is no event.{_nearest(event)}")
-    filters = {"every": every, "once": once, "filter_fn": filter_fn}
-    given = [name for name, value in filters.items() if value is not None]
-    if len(given) > 1:
-        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
-    if given and event in _UNCOUNTED:
-        raise ValueError(
-            f"@on({event!r}): {given[0]} given; expected none: it comes once per start, where no "
-            "checkpoint counts it."
-        )
-    for name, number in (("every", every), ("once", once)):
-        if number is not None and (type(number) is not int or number < 1):
-            raise ValueError(
-                f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
-            )
-    if filter_fn is not None and not callable(filter_fn):
-        raise TypeError(
-            f"@on({event!r}): filter_fn={filter_fn!r} given; expected a function of the filter "
-            "and the experiment."
-        )
+    spec = ListenerSpec(event, every, once, filter_fn)
+    _check_spec(spec)
 
     def mark(method: F) -> F:
         if not inspect.isfunction(method):
             raise TypeError(f"@on({event!r}): marks {method!r}; expected a plain method.")
-        marks = (ListenerSpec(event, every, once, filter_fn), *getattr(method, _MARKS, ()))
-        setattr(method, _MARKS, marks)
+        setattr(method, _SPECS, (spec, *getattr(method, _SPECS, ())))
         return method
 
     return mark
 
 
+def _check_spec(spec: ListenerSpec) -> None:
+    event, given = spec.event, spec.filters
+    if event not in EVENTS:
+        raise ValueError(f"@on: {event!r} is no event.{_nearest(event)}")
+    if len(given) > 1:
+        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
+    if given and event in _UNCOUNTED:
+        raise ValueError(
+            f"@on({event!r}): {given[0]} given; expected none: it happens once per start, when no "
+            "checkpoint counts it."
+        )
+    for name, number in (("every", spec.every), ("once", spec.once)):
+        if number is not None and (type(number) is not int or number < 1):
+            raise ValueError(
+                f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
+            )
+    if spec.filter_fn is not None and not callable(spec.filter_fn):
+        raise TypeError(
+            f"@on({event!r}): filter_fn={spec.filter_fn!r} given; expected a function of the "
+            "filter and the experiment."
+        )
+
+
 class Filter:
-    """Whether a listener acts, this time.
+    """Decides whether a listener acts, and counts.
 
     Attributes:
-        num_called: How often its event came, this time included.
-        num_executed: How often the listener acted.
+        num_called: How often its event happened, this time included.
+        num_executed: How often the listener acted so far.
     """
 
-    def __init__(self, mark: ListenerSpec) -> None:
+    def __init__(self, spec: ListenerSpec) -> None:
         self.num_called = 0
         self.num_executed = 0
-        self._mark = mark
+        self._spec = spec
 
     def passes(self, experiment: Any) -> bool:
-        """Counts one coming of the event; tells whether the listener acts."""
+        """Counts the event once more; returns whether the listener acts."""
+        spec = self._spec
         self.num_called += 1
-        acts = self._acts(experiment)
+        if spec.every is not None:
+            acts = self.num_called % spec.every == 0
+        elif spec.once is not None:
+            acts = self.num_called == spec.once
+        else:
+            acts = spec.filter_fn is None or bool(spec.filter_fn(self, experiment))
         self.num_executed += acts
         return acts
 
-    def _acts(self, experiment: Any) -> bool:
-        mark = self._mark
-        if mark.every is not None:
-            return self.num_called % mark.every == 0
-        if mark.once is not None:
-            return self.num_called == mark.once
-        return mark.filter_fn is None or bool(mark.filter_fn(self, experiment))
 
-
-class Handlers:
-    """Whoever hears the events of one experiment: its own methods, then its listeners.
+class Subscribers:
+    """The methods that are called at the events of one experiment.
 
     Args:
-        experiment: Whose.
+        experiment: The experiment: its overridden event methods, then its listeners.
 
     Attributes:
-        heard: The events that are overridden or listened to.
+        subscribed: The events that are overridden or have a listener.
     """
 
     def __init__(self, experiment: Events) -> None:
         self._exp = experiment
         self._listeners: dict[str, list[tuple[str, Filter]]] = {}
-        self._counted: dict[str, Filter] = {}  # those with a filter, by a name for the checkpoint
-        for method, marks in type(experiment)._listeners.items():
-            for mark in marks:
-                filter_ = Filter(mark)
-                self._listeners.setdefault(mark.event, []).append((method, filter_))
-                if mark != ListenerSpec(mark.event):
-                    self._counted[_free(f"{method}:{mark.event}", self._counted)] = filter_
-        self.heard = frozenset(event for event in EVENTS if self.subscribers(event))
+        self._counted: dict[str, Filter] = {}  # those with a filter, by their name in a checkpoint
+        for method, specs in type(experiment)._listeners.items():
+            for spec in specs:
+                filter_ = Filter(spec)
+                self._listeners.setdefault(spec.event, []).append((method, filter_))
+                if spec.filters:
+                    name = f"{method}:{spec.event}"
+                    while name in self._counted:  # two filters on one method and event
+                        name += "'"
+                    self._counted[name] = filter_
+        self.subscribed = frozenset(event for event in EVENTS if self.names(event))
+
+    def names(self, event: str) -> list[str]:
+        """The names of the methods that are called at an event, in their order."""
+        overridden = getattr(type(self._exp), event) is not getattr(Events, event)
+        return [event] * overridden + [method for method, _ in self._listeners.get(event, ())]
 
     def fire(self, event: str, *args: Any) -> Any:
-        """Has everybody hear the event.
+        """Calls the event's method and its listeners.
 
         Returns:
-            What the overridden method gave.
+            What the event's method returned.
+
+        Raises:
+            TypeError: A listener returned something.
         """
-        given = getattr(self._exp, event)(*args)
+        returned = [call() for _, call in self.each(event, *args)]
+        return returned[0]
+
+    def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
+        """The calls that `fire` makes, with names, for a caller that continues when one fails."""
+        calls = [(event, functools.partial(getattr(self._exp, event), *args))]
         for method, filter_ in self._listeners.get(event, ()):
-            self._hear(method, filter_, args)
-        return given
+            calls.append((method, functools.partial(self._call_listener, method, filter_, args)))
+        return calls
 
-    def each(self, event: str, *args: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """What `fire` would call, with names, for a caller that goes on when one fails."""
-        yield event, lambda: getattr(self._exp, event)(*args)
-        for method, filter_ in self._listeners.get(event, ()):
-            yield method, functools.partial(self._hear, method, filter_, args)
-
-    def subscribers(self, event: str) -> list[str]:
-        """The names of the methods that hear an event."""
-        own = getattr(type(self._exp), event) is not getattr(Events, event)
-        return [event] * own + [method for method, _ in self._listeners.get(event, ())]
-
-    def _hear(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
+    def _call_listener(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
         if not filter_.passes(self._exp):
             return
         returned = getattr(self._exp, method)(*args)
         if returned is not None:
             raise TypeError(
                 f"{type(self._exp).__name__}.{method}: a listener returned {returned!r}, which "
-                "goes nowhere; expected None. Override the event's method to return something."
+                "nobody uses; expected None. Override the event's method to return something."
             )
 
-    def counters(self) -> dict[str, list[int]]:
-        """How often each filter was called and passed, for a checkpoint."""
+    def state_dict(self) -> dict[str, list[int]]:
+        """The counters of each filter: how often its event happened, how often it acted."""
         return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
 
-    def restore(self, counters: Mapping[str, Sequence[int]]) -> list[str]:
-        """Puts back what `counters` gave.
+    def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> list[str]:
+        """Restores the counters; those of a new listener start at 0.
 
         Returns:
-            What differs, in words: a listener that came or went begins at 0 or is forgotten.
+            Reasons why the restored state is not exact.
         """
         for name, filter_ in self._counted.items():
-            if name in counters:
-                filter_.num_called, filter_.num_executed = counters[name]
-        names = sorted(counters.keys() ^ self._counted.keys())
-        return [f"the listener {name} stands on one side only" for name in names]
+            if name in state:
+                filter_.num_called, filter_.num_executed = state[name]
+        gone = [f"the listener {name} is gone" for name in sorted(state.keys() - self._counted)]
+        new = [f"the listener {name} is new" for name in sorted(self._counted.keys() - state)]
+        return gone + new
 
 
 def _listeners_of(cls: type) -> dict[str, tuple[ListenerSpec, ...]]:
     """The marked methods of a class and its bases, base classes first.
 
     Raises:
-        TypeError: A method's name is nearly that of an event, or a listener cannot be called.
+        TypeError: A method has nearly the name of an event, or a listener cannot be called.
     """
-    marks: dict[str, tuple[ListenerSpec, ...]] = {}
+    listeners: dict[str, tuple[ListenerSpec, ...]] = {}
     owners: dict[str, type] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
-            own = getattr(value, _MARKS, ()) if inspect.isfunction(value) else ()
+            specs = getattr(value, _SPECS, ()) if inspect.isfunction(value) else ()
+            # Two mixins that do not know each other: one would silently hide the other's listener.
             if name in owners and not issubclass(base, owners[name]):
                 raise TypeError(
                     f"{cls.__name__}: the listener {owners[name].__name__}.{name} would be hidden "
                     f"by {base.__name__}.{name}. Give one of them another name."
                 )
-            if own:
-                _check_listener(f"{base.__name__}.{name}", name, value, own)
-                marks[name], owners[name] = own, base
-            elif name in marks and value is None:  # switched off
-                del marks[name]
-            elif name not in marks and inspect.isfunction(value):
+            if specs:
+                _check_listener(f"{base.__name__}.{name}", name, value, specs)
+                listeners[name], owners[name] = specs, base
+            elif name in listeners and value is None:  # switched off
+                del listeners[name]
+            elif name not in listeners and inspect.isfunction(value):
                 _check_name(f"{base.__name__}.{name}", name)
-    return marks
+    return listeners
 
 
 def _check_name(place: str, name: str) -> None:
     if name.startswith("on_") and name not in EVENTS:
         raise TypeError(
-            f"{place}: is no event, so nothing would call it.{_nearest(name)} A listener is marked "
-            "by @on; another method needs a name that does not begin with on_."
+            f"{place}: is no event, so nothing would call it.{_nearest(name)} Mark a listener with "
+            "@on; give another method a name that does not begin with on_."
         )
 
 
-def _check_listener(place: str, name: str, method: Any, marks: Sequence[ListenerSpec]) -> None:
+def _check_listener(place: str, name: str, method: Any, specs: Sequence[ListenerSpec]) -> None:
     if name in EVENTS:
         raise TypeError(
-            f"{place}: is an event itself, and called when it comes; expected another name for a "
-            "listener."
+            f"{place}: is an event itself, and called when it happens; expected another name for "
+            "a listener."
         )
-    for mark in marks:
-        expected = inspect.signature(getattr(Events, mark.event))
+    for spec in specs:
+        expected = inspect.signature(getattr(Events, spec.event))
         try:
             inspect.signature(method).bind(*expected.parameters)
         except TypeError:
             raise TypeError(
-                f"{place}: takes {inspect.signature(method)}; expected {expected}, as "
-                f"{mark.event} gives."
+                f"{place}: takes {inspect.signature(method)}; expected {expected}, the arguments "
+                f"of {spec.event}."
             ) from None
 
 
 def _nearest(name: str) -> str:
     return did_you_mean(name, EVENTS, cutoff=0.6)
-
-
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    while name in taken:  # two filters on one method and event
-        name += "'"
-    return name

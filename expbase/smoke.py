@@ -17,7 +17,7 @@ from typing import Any
 
 from expbase.config import ConfigError, complete
 from expbase.experiment import ExperimentBase
-from expbase.logs import line
+from expbase.meter import line
 
 UPDATES, VALIDATION_BATCHES = 2, 2
 

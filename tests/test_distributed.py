@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import paddle
 import pytest
-from tiny import curve, metrics, run_script, same_bits
+from tiny import Tiny, curve, metrics, run_script, same_bits, trained
 
 from expbase import distributed
 
@@ -17,19 +20,14 @@ import numpy as np
 import paddle
 from tiny import Tiny
 from expbase import distributed, main, rank_zero_only
-from expbase.state.arrays import Array
 
 
 class Probe(Tiny):
-    def train_batch(self):
-        super().train_batch()
-        indices = self._cursor.batches.indices
+    def on_train_batch_begin(self, batch, indices):
         self.seen = [*getattr(self, "seen", []), indices]
 
     def valid(self):
-        samples = [float(points[0, 0]) for points, _ in self.valid_batches()]
         self.shares = self.gather(sum(len(labels) for _, labels in self.valid_batches()))
-        self.valid_seen = samples
         return super().valid()
 
     def on_train_end(self):
@@ -42,6 +40,7 @@ class Probe(Tiny):
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
+            "greatest": distributed.max_over_ranks(self.rank, -self.rank),
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
         facts["waited"] = []
@@ -61,8 +60,12 @@ if __name__ == "__main__":
 """
 
 
-def facts_of(output: Path, ranks: int = 2) -> list[dict]:
-    return [json.loads((output / f"facts_{rank}.json").read_text()) for rank in range(ranks)]
+WORDS = ["training.max_iteration=11", "training.valid_interval=4", "training.save_interval=4"]
+WORDS += ["training.log_interval=1"]
+
+
+def facts_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads((output / f"facts_{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +74,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launched")
     script = folder / "train.py"
     script.write_text(PROBE)
-    words = ["--output", str(folder / "run"), "training.max_iteration=11"]
-    words += ["training.valid_interval=4", "training.save_interval=4", "training.log_interval=1"]
-    result = run_script(script, *words, launch=2)
+    result = run_script(script, "--output", str(folder / "run"), *WORDS, launch=2)
     assert result.returncode == 0, result.stderr + result.stdout
     return folder / "run"
 
@@ -87,8 +88,8 @@ def test_under_the_launcher_a_run_is_parallel_without_being_told(launched: Path)
 
 def test_a_plain_loader_is_dealt_out_over_the_ranks(launched: Path) -> None:
     one, two = (facts["seen"] for facts in facts_of(launched))
-    first_pass = one[:5] + two[:5]
-    assert sorted(index for batch in first_pass for index in batch) == list(range(40))
+    first_epoch = one[:5] + two[:5]
+    assert sorted(index for batch in first_epoch for index in batch) == list(range(40))
     assert facts_of(launched)[0]["per_epoch"] == 5
     assert one[5:10] != one[:5]
 
@@ -123,36 +124,42 @@ def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> No
     assert "[11]" in (launched / "worker_1.log").read_text()
 
 
+def test_a_maximum_is_the_same_on_every_rank(launched: Path) -> None:
+    assert [facts["greatest"] for facts in facts_of(launched)] == [[1.0, 0.0]] * 2
+
+
 def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(
     launched: Path, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(PROBE)
-    words = ["--nprocs", "2", "--output", str(tmp_path / "run"), "training.valid_interval=4"]
-    words += ["training.save_interval=4", "training.log_interval=1"]
-    for end in (6, 11):
-        result = run_script(script, *words, f"training.max_iteration={end}")
-        assert result.returncode == 0, result.stderr
+    shutil.copytree(launched, tmp_path / "run")
+    for iteration in (8, 11):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-{iteration:08}")
+    result = run_script(
+        launched.parent / "train.py", "--nprocs", "2", "--output", str(tmp_path / "run"), *WORDS
+    )
+    assert result.returncode == 0, result.stderr
     assert "CONTINUING" in result.stderr
+    assert "from step-00000004" in result.stderr
     end = "checkpoints/step-00000011"
     same_bits(launched / end, tmp_path / "run" / end)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
 def test_another_number_of_ranks_continues_the_same_order_and_says_so(
-    launched: Path, tmp_path: Path, ranks: int
+    launched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(PROBE)
-    words = ["--output", str(tmp_path / "run"), "--nprocs", str(ranks)]
-    words += ["--checkpoint_path", str(launched / "checkpoints/step-00000004")]
-    result = run_script(script, *words, "training.max_iteration=5")
-    assert result.returncode == 0, result.stderr
-    assert f"saved by 2 processes and continued by {ranks}" in result.stderr
-    assert "the random states are new" in result.stderr
-    seen = [batch for facts in facts_of(launched) for batch in facts["seen"][4:5]]
-    here = [facts["seen"][0] for facts in facts_of(tmp_path / "run", ranks)]
-    assert here[:2] == seen[:ranks]  # the two batches of the first pass that were left
+    class Single(Tiny):
+        seen: list[Any] = []  # noqa: RUF012
+
+        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+            self.seen.append(indices)
+
+    path = {"checkpoint_path": str(launched / "checkpoints/step-00000004")}
+    trained(Single, tmp_path / "run", path, max_iteration=6)
+    said = capsys.readouterr().err
+    assert "saved by 2 processes and continued by 1" in said
+    assert "the random states are new" in said
+    # The two batches of the first epoch that were left, one for each of the two ranks.
+    assert Single.seen == [facts["seen"][4] for facts in facts_of(launched)]
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: Path) -> None:
@@ -171,23 +178,15 @@ def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: 
     assert "rank one is out" in (tmp_path / "run/worker_1.log").read_text()
 
 
-def test_a_sparse_embedding_is_refused_before_the_first_batch(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import paddle\nfrom tiny import Tiny\nfrom expbase import main\n"
-        "class Sparse(Tiny):\n"
-        "    def setup_model(self):\n"
-        "        super().setup_model()\n"
-        "        self.words = self.data_parallel(paddle.nn.Embedding(5, 2, sparse=True))\n"
-        "if __name__ == '__main__': main(Sparse)\n"
-    )
-    result = run_script(script, "--nprocs", "2", "--output", str(tmp_path / "run"))
-    assert result.returncode == 1
-    assert "sparse=True; expected sparse=False" in result.stderr
+def test_a_sparse_embedding_is_refused_on_the_cpu() -> None:
+    model = paddle.nn.Sequential(paddle.nn.Embedding(5, 2, sparse=True))
+    with pytest.raises(ValueError, match="data_parallel: 0 is an Embedding with sparse=True; exp"):
+        distributed.data_parallel(model)
 
 
 def test_with_one_process_everything_is_itself() -> None:
     assert distributed.gather_objects(3) == [3]
+    assert distributed.max_over_ranks(2, 0.5) == [2.0, 0.5]
     assert distributed.broadcast_object("a") == "a"
     assert distributed.on_rank_zero(lambda: 5, "counting") == 5
     assert distributed.weighted_average({"x": 2.0}, 4) == {"x": 2.0}

@@ -1,50 +1,15 @@
-"""Logs: lines of text, means of what was logged, speeds, JSON lines."""
+"""The text log: its file, its echo on the terminal, the lines of before there is a file."""
 
 from __future__ import annotations
 
-import gc
 import io
-import json
 import logging
-import math
-import weakref
+import re
 from pathlib import Path
-from typing import Any, NoReturn
 
-import numpy as np
-import paddle
 import pytest
 
-from expbase.logs import Meter, MetricsFile, close_log, line, open_log, silent_log
-
-
-class Graph:
-    """Something that lives as long as the graph that a Double made."""
-
-
-class Double(paddle.autograd.PyLayer):
-    """Twice the input; `graph` tells whether its graph still lives."""
-
-    graph: weakref.ref[Graph]
-
-    @staticmethod
-    def forward(context: Any, x: paddle.Tensor) -> paddle.Tensor:
-        context.token = Graph()
-        Double.graph = weakref.ref(context.token)
-        return x * 2
-
-    @staticmethod
-    def backward(context: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return gradient * 2
-
-
-def test_a_line_has_the_iteration_then_sorted_names() -> None:
-    metrics = {"lr": 1e-3, "epoch": 2, "acc": 1 / 3, "bad": math.nan}
-    assert line(400, metrics) == "[400] acc=0.333333 bad=nan epoch=2 lr=0.001"
-
-
-def test_the_time_left_is_shown_as_a_clock() -> None:
-    assert line(1, {"speed/seconds_left": 3725.4}) == "[1] speed/seconds_left=1:02:05"
+from expbase.logs import close_log, early_log, open_log, routine_elsewhere
 
 
 def test_two_logs_do_not_write_into_each_other(tmp_path: Path) -> None:
@@ -68,16 +33,61 @@ def test_a_log_goes_on_in_its_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_closing_a_log_twice_is_legal_and_what_follows_goes_nowhere(
+def test_closing_a_log_twice_is_legal_and_later_lines_are_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = open_log(tmp_path / "log", echo=True)
     close_log(logger)
     close_log(logger)
     logger.error("late")
-    silent_log().error("nobody hears this")
     assert (tmp_path / "log").read_text() == ""
     assert capsys.readouterr().err == ""
+
+
+def test_lines_of_before_the_file_was_there_are_its_first_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = early_log()
+    for number in range(1100):
+        early.info("early %d", number)
+    assert capsys.readouterr().err == ""
+    logger = open_log(tmp_path / "log", echo=True, early=early)
+    logger.info("late")
+    early.info("by a part that was given the early logger")
+    close_log(logger)
+    for text in ((tmp_path / "log").read_text(), capsys.readouterr().err):
+        lines = text.splitlines()
+        assert len(lines) == 1002  # the newest thousand of the early ones
+        assert lines[0].endswith("early 100")
+        assert lines[999].endswith("early 1099")
+        assert lines[1000].endswith("late")
+        assert lines[1001].endswith("the early logger")
+
+
+def test_an_early_line_that_no_log_takes_is_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = early_log()
+    logger.error("before")
+    open_log(None, echo=False, early=logger).error("now")
+    close_log(logger)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_routine_line_is_off_the_terminal_only_while_it_is_shown_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = open_log(tmp_path / "log", echo=True)
+    shown = [True, True, False]  # asked for each routine line
+    with routine_elsewhere(logger, lambda: shown.pop(0)):
+        logger.info("one", extra={"is_routine": True})
+        logger.info("two")
+        logger.info("three", extra={"is_routine": True})
+        logger.info("four", extra={"is_routine": True})
+    logger.info("five", extra={"is_routine": True})
+    close_log(logger)
+    assert re.findall(r" (\w+)$", capsys.readouterr().err, re.MULTILINE) == ["two", "four", "five"]
+    assert len((tmp_path / "log").read_text().splitlines()) == 5
 
 
 def test_pythons_root_logger_is_left_alone(
@@ -107,104 +117,3 @@ def test_a_traceback_stands_in_the_file_and_not_on_the_terminal(
     shown = capsys.readouterr().err
     assert "ERROR: it failed" in shown
     assert "Traceback" not in shown
-
-
-def test_a_meter_gives_the_mean_over_the_times_a_name_was_logged() -> None:
-    meter = Meter()
-    meter.add(1, {"loss": paddle.to_tensor(1.0), "acc": 1})
-    meter.add(2, {"loss": paddle.to_tensor([4.0])})
-    meter.add(3, {"loss": np.float32(1), "acc": 0.5})
-    assert meter.means() == {"loss": 2.0, "acc": 0.75}
-    assert meter.means() == {}
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "bool"])
-def test_a_mean_does_not_depend_on_how_often_a_type_was_logged(dtype: str) -> None:
-    for times in (1, 2):
-        meter = Meter()
-        for iteration in range(times):
-            meter.add(iteration, {"loss": paddle.to_tensor(1.0).astype(dtype)})
-        assert meter.means() == {"loss": 1.0}
-
-
-def test_a_logged_tensor_keeps_its_value_and_no_graph() -> None:
-    x = paddle.ones([1])
-    x.stop_gradient = False
-    loss = Double.apply(x)
-    meter = Meter()
-    meter.add(1, {"loss": loss})
-    with paddle.no_grad():
-        loss.scale_(100.0)
-    del loss
-    gc.collect()
-    assert Double.graph() is None
-    assert meter.means() == {"loss": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(paddle.ones([2]), "[2]"), (np.ones(2), "2|1., 1."), ("high", "'high'"), (None, "None")],
-)
-def test_what_is_not_one_number_is_refused_by_name(value: Any, shown: str) -> None:
-    with pytest.raises(TypeError, match=r"log: 'loss' is .*; expected") as caught:
-        Meter().add(1, {"loss": value})
-    assert any(part in str(caught.value) for part in shown.split("|"))
-
-
-def test_what_is_not_finite_is_told_with_name_value_and_iteration() -> None:
-    meter = Meter()
-    meter.add(3, {"loss": 1.0})
-    assert meter.nonfinite() == ""
-    meter.add(4, {"loss": paddle.to_tensor(math.nan), "acc": -math.inf})
-    assert meter.nonfinite() == "loss=nan at iteration 4, acc=-inf at iteration 4"
-    for iteration in range(5, 10):
-        meter.add(iteration, {"loss": math.nan})
-    assert meter.nonfinite().endswith("at iteration 8 …")
-
-
-def test_what_a_meter_holds_survives_json() -> None:
-    meter, other = Meter(), Meter()
-    meter.add(3, {"loss": paddle.to_tensor(0.1)})
-    meter.add(4, {"loss": 2})
-    other.restore(json.loads(json.dumps(meter.numbers())))
-    assert other.means() == meter.means() != {}
-
-
-def test_every_metrics_line_is_strict_json(tmp_path: Path) -> None:
-    def refuse(constant: str) -> NoReturn:
-        raise AssertionError(constant)
-
-    file = MetricsFile(tmp_path / "metrics.jsonl", clock=lambda: 12.34567)
-    file.write(400, 2, {"b": math.nan, "a": 0.5, "c": -math.inf})
-    file.write(401, 2, {})
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before it is closed
-    file.close()
-    first, second = (json.loads(text, parse_constant=refuse) for text in lines)
-    start = {"iteration": 400, "epoch": 2, "time": 12.346}
-    assert first == {**start, "a": 0.5, "b": "nan", "c": "-inf"}
-    assert list(first) == ["iteration", "epoch", "time", "a", "b", "c"]
-    assert second == {**start, "iteration": 401}
-
-
-def test_metrics_are_cut_back_to_a_size_and_go_on_from_there(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    assert file.size() == 0
-    file.write(1, 1, {})
-    size = file.size()
-    file.write(2, 1, {"of the killed process": 1})
-    file.cut(size)
-    file.cut(size + 1000)  # nothing to take away
-    file.write(2, 1, {})
-    file.close()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [set(json.loads(text)) for text in lines] == [{"iteration", "epoch", "time"}] * 2
-
-
-def test_a_metrics_file_without_a_path_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = MetricsFile(None)
-    file.write(1, 1, {"a": 1.0})
-    file.cut(file.size())
-    assert list(tmp_path.iterdir()) == []

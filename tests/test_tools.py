@@ -302,7 +302,7 @@ def test_a_command_answers_clearly_and_changes_nothing(
         ("new", "new    0/6 "),
         ("config-half", "crashed  2  .* config.yaml: not YAML: .*[^.]$"),
         ("config-gone", "crashed  2  .* config.yaml: cannot be read: .* No such file"),
-        ("config-list", "crashed  2  .* config.yaml: a list stands there; expected `key: value`"),
+        ("config-list", "crashed  2  .* config.yaml: holds a list; expected `key: value`"),
         ("ledger-zeros", "lost   2/6 .* ledger.jsonl: holds no record$"),
         ("ledger-gone", "lost   2/6 .* ledger.jsonl: holds no record$"),
         ("ledger-directory", "lost   2/6 .* ledger.jsonl: cannot be read: Is a directory$"),
@@ -455,8 +455,8 @@ TRAIN = PLAN.replace("class: train", "class: train, KEY")
     ("text", "fragment"),
     [
         ("", "empty; expected `key: value` lines."),
-        ("- 1\n", "a list stands there; expected `key: value` lines."),
-        ("7\n", "a int stands there; expected `key: value` lines."),
+        ("- 1\n", "holds a list; expected `key: value` lines."),
+        ("7\n", "holds a int; expected `key: value` lines."),
         ("null\n", "empty; expected `key: value` lines."),
         (bytes(range(256)), "cannot be read: 'utf-8' codec can't decode byte 0x80"),
         ("a: [", "not YAML: while parsing a flow node"),
@@ -673,7 +673,7 @@ _LOOK = {
     "config-half": "config.yaml: not YAML: ",
     "config-zeros": "config.yaml: not YAML: ",
     "config-empty": "config.yaml: empty; expected `key: value` lines.",
-    "config-list": "config.yaml: a list stands there; expected `key: value` lines.",
+    "config-list": "config.yaml: holds a list; expected `key: value` lines.",
     "manifest-gone": "no intact checkpoint there",
     "state-binary": "no intact checkpoint there",
     "running": "",
@@ -693,7 +693,7 @@ SCRIPT = {
             ("file", "binary", "link"), "is, or lies in, a file; expected a directory."
         ),
         "running": "is in use by a running process. Wait for it, stop it, or give another",
-        "config-list": "config.yaml: a list stands there; expected `key: value` lines.",
+        "config-list": "config.yaml: holds a list; expected `key: value` lines.",
     },
     "--output new --checkpoint_path KIND": dict.fromkeys(
         (*OTHERS, "new"), "no intact checkpoint there; expected a directory like checkpoints/step-"

@@ -36,7 +36,8 @@ from expbase.cli import Paragraphs, count, plainly
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, ClassLoader, with_stages
-from expbase.logs import json_value
+from expbase.launch import spawn
+from expbase.meter import json_value
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
 
@@ -436,7 +437,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the tool; gives its exit code."""
     if args.nprocs > 1 and distributed.world_size() == 1:
         _read(args)  # its errors come once, and here
-        return distributed.spawn(_run_file, (args,), args.nprocs, args.device)
+        return spawn(_run_file, (args,), args.nprocs, args.device)
     _run_file(args)
     return 0
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from expbase.cli import Paragraphs
 from expbase.config import ConfigError, load_yaml
-from expbase.logs import METRICS, json_lines, json_value
+from expbase.meter import METRICS, json_lines, json_value
 from expbase.record.run_record import LEDGER, last_config, last_start, read
 from expbase.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint

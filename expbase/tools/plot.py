@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs
-from expbase.logs import METRICS, json_lines
+from expbase.meter import METRICS, json_lines
 from expbase.run_dir import CONFIG
 from expbase.tools.ls import printable
 

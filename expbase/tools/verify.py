@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from expbase.cli import Paragraphs
-from expbase.logs import METRICS, json_lines
+from expbase.meter import METRICS, json_lines
 from expbase.processes import python
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, parse

@@ -27,6 +27,7 @@ from compare import differences, ledger  # noqa: E402
 from net import BATCH_SIZE, Net  # noqa: E402
 
 from expbase import distributed  # noqa: E402
+from expbase.launch import spawn  # noqa: E402
 
 BATCHES = 20  # of a pass, on each rank
 LONGER = 4  # iterations after the last position
@@ -105,7 +106,7 @@ def main() -> None:
             if processes == 1:
                 prove(directory, workers, positions)
             else:
-                distributed.spawn(prove, (directory, workers, positions), processes, "cpu")
+                spawn(prove, (directory, workers, positions), processes, "cpu")
             verdicts = directory / "verdicts"
             right = verdicts.read_text().count("+") if verdicts.exists() else 0
             exact += right

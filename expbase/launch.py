@@ -1,0 +1,108 @@
+"""Starts the processes of `--nprocs` on this machine, and waits for them.
+
+Paddle spawns and connects them; this module forwards signals, ends the rest when one has failed,
+and chooses the exit code. For several machines there is `paddle.distributed.launch`.
+
+    sys.exit(spawn(train, (config, args), nprocs=2, device="cpu"))
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+import paddle.distributed as dist
+
+from expbase.distributed import default_device
+from expbase.processes import die_with_parent, exit_code
+
+# The exit codes of a process that was asked to stop; every other one but 0 is a failure.
+STOP_CODES = (124, 130, 143)
+_GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
+
+
+def spawn(
+    function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
+) -> int:
+    """Runs the function in new processes, one per rank, and waits for them.
+
+    SIGTERM and SIGUSR1 are forwarded to them; the terminal itself sends them Ctrl-C. When one
+    fails, the others are ended.
+
+    Args:
+        function: A function of a module, called with `args`.
+        args: Values that can be pickled.
+        nprocs: The number of processes.
+        device: "cpu", or a device that paddle knows; None: the default one.
+
+    Returns:
+        The exit code of the first that failed, else of the first that was stopped, else 0.
+    """
+    on_cpu = (device or default_device()) == "cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
+        context = dist.spawn(
+            _run_rank,
+            (os.getpid(), function, tuple(args)),
+            nprocs=nprocs,
+            join=False,
+            backend="gloo" if on_cpu else "auto",
+        )
+    processes = context.processes  # the context must live: it holds queues that they open
+
+    def forward(signum: int, frame: Any) -> None:
+        for process in processes:
+            if process.is_alive():
+                os.kill(process.pid, signum)
+
+    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1), forward)
+    handlers[signal.SIGINT] = signal.SIG_IGN  # the ranks save and end; this process waits for them
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        return _wait_for_all(processes)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _wait_for_all(processes: Sequence[Any]) -> int:
+    codes: list[int] = []  # in the order in which the processes ended: the first failure counts
+    running = {process.sentinel: process for process in processes}
+    deadline: float | None = None
+    while running:
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ended = wait(list(running), timeout)
+        for sentinel in ended:
+            process = running.pop(sentinel)
+            process.join()
+            codes.append(exit_code(process.exitcode))
+            if _is_failure(process.exitcode) and deadline is None:
+                deadline = time.monotonic() + _GRACE_SECONDS
+        if deadline is not None and not ended:  # the others have had their time
+            for process in running.values():
+                process.kill()
+            deadline = None
+    stopped = [code for code in codes if code]
+    failures = [code for code in stopped if code not in STOP_CODES]
+    return (failures or stopped or [0])[0]
+
+
+def _is_failure(exitcode: int) -> bool:
+    # A negative one is a signal that nobody handled, whatever a shell would make of it.
+    return exitcode < 0 or exitcode not in (0, *STOP_CODES)
+
+
+def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    die_with_parent(parent)
+    try:
+        function(*args)
+    except Exception:  # paddle would show it only when all processes have ended
+        traceback.print_exc()
+        sys.exit(1)

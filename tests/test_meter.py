@@ -1,0 +1,154 @@
+"""The numbers that a run logs: their means, lines of text, JSON lines."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import weakref
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import paddle
+import pytest
+
+from expbase.meter import Meter, MetricsFile, json_lines, line, short
+
+
+class Graph:
+    """Something that lives as long as the graph that a Double made."""
+
+
+class Double(paddle.autograd.PyLayer):
+    """Twice the input; `graph` tells whether its graph still lives."""
+
+    graph: weakref.ref[Graph]
+
+    @staticmethod
+    def forward(context: Any, x: paddle.Tensor) -> paddle.Tensor:
+        context.token = Graph()
+        Double.graph = weakref.ref(context.token)
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return gradient * 2
+
+
+def test_a_line_has_the_iteration_then_sorted_names() -> None:
+    metrics = {"lr": 1e-3, "epoch": 2, "acc": 1 / 3, "bad": math.nan}
+    assert line(400, metrics) == "[400] acc=0.333333 bad=nan epoch=2 lr=0.001"
+
+
+def test_the_time_left_is_shown_as_a_clock() -> None:
+    assert line(1, {"speed/seconds_left": 3725.4}) == "[1] speed/seconds_left=1:02:05"
+
+
+def test_a_mean_is_over_the_times_that_its_name_was_logged() -> None:
+    meter = Meter()
+    meter.add(1, {"loss": paddle.to_tensor(1.0), "acc": 1})
+    meter.add(2, {"loss": paddle.to_tensor([4.0])})
+    meter.add(3, {"loss": np.float32(1), "acc": 0.5})
+    assert meter.means() == {"loss": 2.0, "acc": 0.75}
+    assert meter.means() == {}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "bool"])
+def test_a_mean_does_not_depend_on_how_often_a_type_was_logged(dtype: str) -> None:
+    for times in (1, 2):
+        meter = Meter()
+        for iteration in range(times):
+            meter.add(iteration, {"loss": paddle.to_tensor(1.0).astype(dtype)})
+        assert meter.means() == {"loss": 1.0}
+
+
+def test_a_logged_tensor_keeps_its_value_and_no_graph() -> None:
+    x = paddle.ones([1])
+    x.stop_gradient = False
+    loss = Double.apply(x)
+    meter = Meter()
+    meter.add(1, {"loss": loss})
+    with paddle.no_grad():
+        loss.scale_(100.0)
+    del loss
+    gc.collect()
+    assert Double.graph() is None
+    assert meter.means() == {"loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(paddle.ones([2]), "[2]"), (np.ones(2), "2|1., 1."), ("high", "'high'"), (None, "None")],
+)
+def test_what_is_not_one_number_is_refused_by_name(value: Any, shown: str) -> None:
+    with pytest.raises(TypeError, match=r"log: 'loss' is .*; expected") as caught:
+        Meter().add(1, {"loss": value})
+    assert any(part in str(caught.value) for part in shown.split("|"))
+
+
+def test_a_number_that_is_not_finite_is_named_with_value_and_iteration() -> None:
+    meter = Meter()
+    meter.add(3, {"loss": 1.0})
+    assert meter.nonfinite() == ""
+    meter.add(4, {"loss": paddle.to_tensor(math.nan), "acc": -math.inf})
+    assert meter.nonfinite() == "loss=nan at iteration 4, acc=-inf at iteration 4"
+    for iteration in range(5, 10):
+        meter.add(iteration, {"loss": math.nan})
+    assert meter.nonfinite().endswith("at iteration 8 …")
+
+
+def test_what_a_meter_holds_survives_json() -> None:
+    meter, other = Meter(), Meter()
+    meter.add(3, {"loss": paddle.to_tensor(0.1)})
+    meter.add(4, {"loss": 2})
+    assert other.load_state_dict(json.loads(json.dumps(meter.state_dict()))) == []
+    assert other.means() == meter.means() != {}
+
+
+def test_every_metrics_line_is_strict_json(tmp_path: Path) -> None:
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(constant)
+
+    file = MetricsFile(tmp_path / "metrics.jsonl", clock=lambda: 12.34567)
+    file.write(400, 2, {"b": math.nan, "a": 0.5, "c": -math.inf})
+    file.write(401, 2, {})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before it is closed
+    file.close()
+    first, second = (json.loads(text, parse_constant=refuse) for text in lines)
+    start = {"iteration": 400, "epoch": 2, "time": 12.346}
+    assert first == {**start, "a": 0.5, "b": "nan", "c": "-inf"}
+    assert list(first) == ["iteration", "epoch", "time", "a", "b", "c"]
+    assert second == {**start, "iteration": 401}
+
+
+def test_metrics_are_cut_back_to_a_size_and_go_on_from_there(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert file.size() == 0
+    file.write(1, 1, {})
+    size = file.size()
+    file.write(2, 1, {"of the killed process": 1})
+    file.cut(size)
+    file.cut(size + 1000)  # there is nothing to remove
+    file.write(2, 1, {})
+    file.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [set(json.loads(text)) for text in lines] == [{"iteration", "epoch", "time"}] * 2
+
+
+def test_a_metrics_file_without_a_path_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = MetricsFile(None)
+    file.write(1, 1, {"a": 1.0})
+    file.cut(file.size())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_line_and_one_that_is_no_object_are_skipped() -> None:
+    assert [*json_lines(b'{"a": 1}\n[2]\n{"a"\n\xff\n{"a": 3}\n{"a": 4')] == [{"a": 1}, {"a": 3}]
+
+
+def test_a_speed_has_three_digits_or_all_before_the_point() -> None:
+    assert [short(value) for value in (0.12345, 45.61, 7823.4)] == ["0.123", "45.6", "7823"]
