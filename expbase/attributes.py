@@ -115,7 +115,7 @@ class Attributes(Events):
         self._iterator = TrainIterator()
         self._loop = LoopState()
         self._checkpointer = Checkpointer(
-            self.checkpoint_dir, self.config.training, self.rank, self.world_size
+            self.checkpoint_dir, self.config.training, self.rank, self.world_size, self.logger
         )
 
     @classmethod
@@ -192,6 +192,12 @@ class Attributes(Events):
         """What of it a checkpoint holds."""
         left_out = [*self._names.excluded, *self._names.registered]
         return objects.find(self._user_attributes(), left_out)
+
+    def _fire(self, event: str, *args: Any) -> Any:
+        """Calls the subscribers of an event, if there are any; what the event's method returned."""
+        if event in self._subscribers.subscribed:
+            return self._subscribers.fire(event, *args)
+        return None
 
     def _user_attributes(self) -> dict[str, Any]:
         own = self._names.template

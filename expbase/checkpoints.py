@@ -21,7 +21,6 @@ class Checkpoints(TrainingSteps, ModelFiles):
     def setup_checkpointer(self) -> None:
         """Lists what a checkpoint holds, and looks for one of this run: it is continued."""
         checkpointer, names = self._checkpointer, self._names
-        checkpointer.logger = self.logger
         checkpointer.contents = {  # in the order of restoring
             "objects": FoundObjects(self._saved_objects),
             "counters": NamedValues(self, ("iteration", "epoch")),

@@ -8,7 +8,8 @@ from __future__ import annotations
 import paddle
 
 from expbase import distributed
-from expbase.attributes import Attributes
+from expbase.config import ConfigError
+from expbase.reporting import Reporting
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
@@ -17,7 +18,7 @@ from expbase.stopping import StopRequests
 from expbase.visualizer import Visualizer
 
 
-class SetupSteps(Attributes):
+class SetupSteps(Reporting):
     """Device, processes, output directory, config dump, VisualDL, log."""
 
     def prepare(self) -> None:
@@ -32,8 +33,20 @@ class SetupSteps(Attributes):
         Raises:
             ConfigError: There is no such device, or the processes would share one.
         """
-        distributed.set_device(getattr(self.args, "device", None), self.world_size)
-        if self.config.training.deterministic and paddle.device.get_device().startswith("gpu"):
+        device = getattr(self.args, "device", None) or distributed.default_device()
+        if self.parallel and ":" in device:
+            raise ConfigError(
+                f"args.device: {device!r} given with {self.world_size} processes; expected "
+                f"{device.partition(':')[0]!r}: each process takes its own."
+            )
+        try:
+            paddle.set_device(device)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"args.device: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
+                f"this machine has and this paddle was built for. ({error})"
+            ) from error
+        if self.config.training.deterministic and device.startswith("gpu"):
             paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
 
     def init_parallel(self) -> None:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from expbase import distributed
-from expbase.logs import silent_log
 from expbase.state import checkpoint, sharing
 from expbase.state.arrays import Array, TensorFileError, parse, serialize
 from expbase.state.background import Background, SnapshotBuffer
@@ -61,11 +61,11 @@ class Checkpointer:
         training: The `training` section of a config.
         rank: Of this process.
         world_size: The number of processes.
+        logger: For what is noticed.
 
     Attributes:
         contents: What a checkpoint holds, in the order of restoring.
         scores: Of the best checkpoints.
-        logger: For what is noticed.
         resumable: This run's newest, found at its start; None: it begins.
         newest_saved: The newest that is known to be good; None: none yet.
         inspected: The name of the checkpoint that `load_for_inspection` brought; "": none.
@@ -73,16 +73,23 @@ class Checkpointer:
         saved_by: The number of processes that wrote the restored checkpoint.
     """
 
-    def __init__(self, directory: Path, training: Any, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        training: Any,
+        rank: int,
+        world_size: int,
+        logger: logging.Logger,
+    ) -> None:
         self.contents: dict[str, Any] = {}
         self.scores = BestScores(training)
-        self.logger = silent_log()
         self.resumable: Path | None = None
         self.newest_saved: Path | None = None
         self.inspected = ""
         self.sizes: Mapping[str, int] = {}
         self.saved_by = world_size
         self._directory = directory
+        self._logger = logger
         self._training = training
         self._rank = rank
         self._world_size = world_size
@@ -99,7 +106,7 @@ class Checkpointer:
         checkpoint.clean(self._directory)
         path, rejected = checkpoint.newest_intact(self._directory)
         for text in rejected:
-            self.logger.warning("damaged checkpoint: %s", text)
+            self._logger.warning("damaged checkpoint: %s", text)
         if rejected and path is None:
             raise CheckpointError(
                 f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
@@ -192,7 +199,7 @@ class Checkpointer:
     def _warn_of_drift(self, names: list[str]) -> None:
         """Says, at the first save, which parameters are not the same on all ranks after all."""
         if names:
-            self.logger.warning(
+            self._logger.warning(
                 "%d trained parameters differ between the ranks (%s …), and only rank 0's are "
                 "saved: a resumed run will not be exact. Put their layer into self.data_parallel "
                 "and call that in train_batch.",
@@ -226,7 +233,7 @@ class Checkpointer:
 
         def write() -> None:
             self.newest_saved = checkpoint.write(self._directory, iteration, files, sizes)
-            self.logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+            self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
             checkpoint.prune(self._directory, keep_best=best, **keep)
 
         return write
@@ -267,7 +274,7 @@ class Checkpointer:
         """
         states = self._read_fitting(path)
         if self.saved_by != self._world_size:
-            self.logger.info(
+            self._logger.info(
                 "saved by %d processes and looked at by %d: what differed between the ranks, like "
                 "the statistics of batch norm, is rank 0's",
                 self.saved_by,
