@@ -259,7 +259,7 @@ class Evaluation:
         """Takes back afterwards what the block did to the state and to plain attributes."""
         exp = self._exp
         found = exp._find_state()
-        live, values = objects.capture(found)
+        live, values = found.state_dict()
         tensors = {n: {k: a.copy() for k, a in arrays.items()} for n, arrays in live.items()}
         attributes = exp._user_attributes()
         contents = {name: _content(value) for name, value in attributes.items()}
@@ -281,7 +281,7 @@ class Evaluation:
                 same = encoding.encode(getattr(exp, name), name, now) == value
                 if not same or any((a.data != arrays[n].data).any() for n, a in now.items()):
                     setattr(exp, name, encoding.decode(value, arrays))
-            objects.apply(found, tensors, values)
+            found.load_state_dict((tensors, values))
 
     def close(self) -> None:
         """Lets go of the loaders' workers. May be called twice."""

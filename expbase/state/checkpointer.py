@@ -332,7 +332,7 @@ class Checkpointer:
             )
             rng.seed_all(seed)
             values["random"] = rng.capture()
-        objects.apply(exp._find_state(), tensors, values[_OBJECTS])
+        exp._find_state().load_state_dict((tensors, values[_OBJECTS]))
         for name, section in SECTIONS.items():
             notes += section.restore(exp, values[name], arrays)
         self.newest_saved = path
@@ -356,7 +356,7 @@ class Checkpointer:
                 self._exp.world_size,
             )
         arrays = tensors.pop(_ARRAYS, {})
-        objects.apply(self._exp._find_state(), tensors, values[_OBJECTS])
+        self._exp._find_state().load_state_dict((tensors, values[_OBJECTS]))
         for name in ("registered", "own"):
             SECTIONS[name].restore(self._exp, values[name], arrays)
         counters: dict[str, Any] = values["counters"]
@@ -380,7 +380,7 @@ class Checkpointer:
     def _capture(self, found: objects.StatefulObjects) -> tuple[objects.Tensors, dict[str, Any]]:
         with rng.isolated():  # first, and felt by nothing: what it changes on self is saved
             self._exp._own_states = dict(self._exp._handlers.fire("on_save_checkpoint") or {})
-        tensors, of_objects = objects.capture(found)
+        tensors, of_objects = found.state_dict()
         arrays: dict[str, Array] = {}
         values: dict[str, Any] = {_OBJECTS: of_objects}
         for name, section in SECTIONS.items():
@@ -493,7 +493,7 @@ class Checkpointer:
         tensors, values = self._own_part(content, saved)
         own = {name: arrays for name, arrays in tensors.items() if name != _ARRAYS}
         problems = self._check_sections(values)
-        problems += objects.check(self._exp._find_state(), own, values.get(_OBJECTS, {}))
+        problems += self._exp._find_state().problems((own, values.get(_OBJECTS, {})))
         self._raise_together(path, problems)
         return saved["world_size"], tensors, values
 
