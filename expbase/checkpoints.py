@@ -10,8 +10,8 @@ from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
 from expbase.state import checkpoint, rng
 from expbase.state.checkpointer import choose
-from expbase.state.entries import Environment, FoundObjects, Gradients, NamedValues, OwnStates
-from expbase.state.objects import named_parameters
+from expbase.state.entries import Environment, FoundObjects, OwnStates
+from expbase.state.objects import Attributes, Gradients, named_parameters
 from expbase.training import TrainingSteps
 
 
@@ -23,10 +23,10 @@ class Checkpoints(TrainingSteps, ModelFiles):
         checkpointer, names = self._checkpointer, self._names
         checkpointer.contents = {  # in the order of restoring
             "objects": FoundObjects(self._saved_objects),
-            "counters": NamedValues(self, ("iteration", "epoch")),
+            "counters": Attributes(self, ("iteration", "epoch")),
             "loop": self._loop,
             "data": self._iterator,
-            "registered": NamedValues(self, names.registered),
+            "registered": Attributes(self, names.registered),
             "gradients": Gradients(lambda: named_parameters(self._saved_objects())),
             "log": self._metric_log,
             "best": checkpointer.scores,

@@ -1,4 +1,4 @@
-"""Checkpoint directories: whole or not there, verified to the bit, never lost to a new one."""
+"""Checkpoint directories: complete or not there, verified to the bit, never lost to a new one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Killed(BaseException):
 
 
 def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
-    """Has the at-th step of writing end like a kill: nothing after it happens."""
+    """Makes the at-th step of writing end like a kill: nothing after it happens."""
     reached: list[str] = []
 
     def stop(name: str, real: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from tiny import Tiny, make, trained
 
 from expbase.state.arrays import Array
-from expbase.state.weights import WeightsError, read_pickle, read_weights, write_weights
+from expbase.state.weights import WeightsError, read_weights, write_weights
 
 
 def layer() -> Any:
@@ -40,20 +40,6 @@ def test_a_written_file_is_read_back_and_paddle_reads_it_too(tmp_path: Path, end
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_files_of_paddle_are_read(tmp_path: Path) -> None:
-    model = layer()
-    model[0].to(dtype="bfloat16")
-    paddle.save(model.state_dict(), str(tmp_path / "theirs.pdparams"))
-    found = read_weights(tmp_path / "theirs.pdparams")[""]
-    assert content(found) == expected(model)
-    assert found["0.weight"].dtype == "bfloat16"
-    optimizer = paddle.optimizer.Adam(0.1, parameters=model[1].parameters())
-    model[1](paddle.ones([2, 2])).mean().backward()
-    optimizer.step()
-    paddle.save(optimizer.state_dict(), str(tmp_path / "theirs.pdopt"))
-    assert read_weights(tmp_path / "theirs.pdopt")[""]
-
-
 class Malicious:
     def __reduce__(self) -> Any:
         return os.mkdir, ("harm",)
@@ -63,18 +49,9 @@ def test_a_malicious_pdparams_does_not_run(tmp_path: Path, monkeypatch: Any) -> 
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "bad.pdparams"
     path.write_bytes(pickle.dumps({"0.weight": np.ones(3), "evil": Malicious()}))
-    with pytest.raises(WeightsError, match=r"names posix\.mkdir, which weights do not need"):
+    with pytest.raises(WeightsError, match=r"names '.*\.mkdir', which weights do not need"):
         read_weights(path)
     assert not (tmp_path / "harm").exists()
-
-
-@pytest.mark.parametrize(
-    "module",
-    ["builtins eval", "os system", "numpy load", "functools partial", "collections Counter"],
-)
-def test_the_reader_builds_arrays_and_nothing_else(module: str) -> None:
-    with pytest.raises(WeightsError, match="could run code"):
-        read_pickle(f"c{module.replace(' ', chr(10))}\n.".encode(), "here")
 
 
 @pytest.mark.parametrize("data", [b"", b"text", pickle.dumps({"a": 1})[:5], pickle.dumps([1, 2])])

@@ -1,10 +1,11 @@
 """Tensors as bytes, and files of them in the safetensors format.
 
-The format is safetensors' own (https://github.com/huggingface/safetensors): 8 bytes of header
-length, a JSON header, the raw little-endian data. The library of that name is not used because
-a checkpoint needs what it does not do: write from memory that is not copied again, bfloat16
-through numpy, empty tensors, a flush. A test reads each side's files with the other.
-complex128, which the format lacks, is stored as pairs of float64 and named in the metadata.
+The format is that of safetensors (https://github.com/huggingface/safetensors): 8 bytes with the
+length of the header, a header in JSON, the raw little-endian data. The library of that name comes
+with paddle and is not used here: it copies the data once more before it writes, does not flush
+the file to disk, labels bfloat16 wrongly when it comes through numpy, and cannot do empty tensors
+of paddle. A test reads the files of each side with the other. complex128, which the format lacks,
+is stored as pairs of float64 and named in the metadata.
 
     arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
     for buffer in serialize(arrays): file.write(buffer)
@@ -44,7 +45,7 @@ _SIZES = {"bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "compl
 _SIZES |= {"complex128": 16}
 _SIZES |= {dtype: np.dtype(dtype).itemsize for dtype in _LABELS if dtype not in _SIZES}
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-_PAIRS = "complex128"  # the metadata's name for the entries that are stored as pairs
+_PAIRS = "complex128"  # this key of the metadata names the entries that are stored as pairs
 
 
 class TensorFileError(ValueError):
@@ -57,8 +58,8 @@ class Array:
 
     Attributes:
         dtype: Paddle's name for the type, "float32".
-        shape: Its shape.
-        data: Its bytes, flat; it may be memory of the live tensor.
+        shape: The lengths of its axes; () for a scalar.
+        data: Its bytes, flat, in C order; this may be the memory of the live tensor.
     """
 
     dtype: str
@@ -75,9 +76,10 @@ class Array:
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
         tensor = tensor.contiguous()
-        # Seen as a type of the same size that numpy has. Not as bytes: viewing a tensor that does
-        # not begin at its memory's start (a slice, the weights of an LSTM) as a smaller type makes
-        # paddle 3.3 multiply the offset, and the bytes are another tensor's.
+        # The tensor is viewed as a type of the same size that numpy has, not as bytes. A tensor may
+        # begin in the middle of its memory (a slice, the weights of an LSTM); if such a tensor is
+        # viewed as a smaller type, paddle 3.3 multiplies the offset, and one gets the bytes of
+        # another tensor.
         flat = tensor if shape else tensor.reshape([1])
         if not dtype.startswith("complex"):
             flat = flat.view(_WORDS[_SIZES[dtype]])
@@ -104,7 +106,7 @@ class Array:
 
 
 def to_numpy(tensor: Any) -> Any:
-    """A tensor as a numpy array; bfloat16 as float32, of which numpy would get the raw bits."""
+    """A tensor as a numpy array; bfloat16 becomes float32, because numpy would get its raw bits."""
     return (tensor.astype("float32") if dtype_name(tensor) == "bfloat16" else tensor).numpy()
 
 
@@ -143,7 +145,8 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     yield struct.pack("<Q", len(text)) + text
     for array in arrays.values():
         if array.data.nbytes:
-            yield memoryview(array.data)  # type: ignore[arg-type]  # an ndarray is a buffer
+            # No copy: the memory itself is written. (mypy does not know that an array is a buffer.)
+            yield memoryview(array.data)  # type: ignore[arg-type]
 
 
 def parse(content: Any) -> dict[str, Array]:
@@ -168,7 +171,7 @@ def parse(content: Any) -> dict[str, Array]:
         pairs = json.loads(header.pop("__metadata__", {}).get(_PAIRS, "[]"))
         body = data[8 + length :]
         return {name: _entry(entry, body, name in pairs) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorFileError(f"not a safetensors file: {error}") from error
 
 

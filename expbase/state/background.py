@@ -1,10 +1,11 @@
 """Saving while training goes on: a snapshot into reused memory, and a thread that writes it.
 
-The first snapshot makes the memory; later ones only copy into it, which is the shortest that
-training can be held up. One job runs at a time, so the memory is never written while it is read.
+The first snapshot allocates the memory and later ones copy into it: memory that was used before
+takes a copy several times faster than new memory, and training waits for nothing else. One job
+runs at a time, so the memory is never overwritten while it is being read.
 
     writer = Background()
-    writer.wait()                          # for the job before; raises its error
+    writer.wait()                          # for the previous job; raises its error
     arrays = buffer.snapshot(live_arrays)
     writer.start(lambda: write(arrays))
 """
@@ -27,22 +28,22 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], object]) -> None:
-        """Runs a job; call `wait` before."""
+        """Runs a job in the thread. Call `wait` first, which ends with the previous job."""
 
         def run() -> None:
             try:
                 job()
-            except BaseException as error:  # it comes out in `wait`
+            except BaseException as error:  # `wait` raises it in the caller's thread
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="expbase-save")
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the job is done.
+        """Returns when the job has ended.
 
         Raises:
-            BaseException: What the job raised, once.
+            BaseException: What the job raised; only the first call raises it.
         """
         if self._thread is not None:
             self._thread.join()
@@ -50,14 +51,14 @@ class Background:
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raises what the job raised, once, without waiting for one that still runs."""
+        """Like `wait`, but does not wait for a job that still runs."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
 
 class SnapshotBuffer:
-    """Memory that one snapshot after the other is copied into."""
+    """Memory that holds one snapshot and is used again for the next."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)

@@ -1,9 +1,10 @@
 """Checkpoint directories that survive a kill at any moment: write, verify, list, prune.
 
-A checkpoint is one directory, `step-00000400`, that appears whole or not at all: its files are
-written into a hidden one, flushed, listed with sizes and checksums in manifest.json (the last
-file), and the directory is renamed. There is no pointer file: the newest directory whose manifest
-verifies is the one to continue from. What the files mean is state.py's business.
+A checkpoint is one directory, `step-00000400`, that appears complete or not at all: its files are
+written into a hidden directory and flushed to disk; manifest.json, the last of them, lists their
+sizes and checksums; then the directory is renamed. There is no pointer file: the newest directory
+whose manifest verifies is the one to continue from. What the files mean is checkpointer.py's
+business.
 
     path = write(directory, 400, {"model.safetensors": buffers, "state.json": [text]})
     path, rejected = newest_intact(directory)
@@ -48,7 +49,7 @@ def iteration_of(path: Path) -> int | None:
 
 
 def listed(directory: Path) -> list[Path]:
-    """The checkpoints of a directory by their names, oldest first; whether intact is not asked."""
+    """The checkpoints of a directory by their names, oldest first. They may be damaged."""
     if not directory.is_dir():
         return []
     numbered = [(iteration_of(path), path) for path in directory.iterdir()]
@@ -61,19 +62,19 @@ def write(
     files: Mapping[str, Iterable[Any]],
     info: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes one checkpoint, so that it is on disk and whole when this returns.
+    """Writes one checkpoint; it is complete and on disk when this returns.
 
     Args:
-        directory: Where checkpoints stand; made if need be.
-        iteration: Its number.
-        files: For each file the buffers that make it up.
-        info: JSON values that go into the manifest, such as the metrics of the iteration.
+        directory: The directory of all checkpoints; made if it does not exist.
+        iteration: The number of the checkpoint.
+        files: For each file the buffers that are its content.
+        info: JSON values that go into the manifest, such as the sizes of the logs.
 
     Returns:
         The new directory.
 
     Raises:
-        CheckpointError: The system refused; earlier checkpoints are as they were.
+        CheckpointError: The system refused; earlier checkpoints are unchanged.
     """
     target = directory / name_of(iteration)
     temporary = directory / f".writing-{target.name}"
@@ -93,17 +94,17 @@ def write(
         kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
         raise CheckpointError(
             f"{target}: cannot be written: {error.strerror or error}. "
-            f"Earlier checkpoints are intact, {kept}. Make room or mend the permissions, "
+            f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
             "and run the same command again."
         ) from error
     return target
 
 
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:
-    """Writes one file, so that it is whole or not there, and on disk when this returns.
+    """Writes one file; it appears complete or not at all, and is on disk when this returns.
 
     Raises:
-        OSError: The system refused; a file that was there before is as it was.
+        OSError: The system refused; an earlier file of that name is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{path.name}")
@@ -122,7 +123,7 @@ def verify(path: Path) -> dict[str, Any]:
         Its manifest.
 
     Raises:
-        CheckpointError: Anything is missing, changed, or more than there should be.
+        CheckpointError: A file is missing, longer, shorter or changed.
     """
     manifest = _read_manifest(path)
     for name, entry in manifest["files"].items():
@@ -139,10 +140,10 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The bytes of each file but the manifest, mapped into memory.
+    """The bytes of each file but the manifest, mapped into memory; they are not verified.
 
     Raises:
-        CheckpointError: No manifest, or a file that it names is gone.
+        CheckpointError: The manifest or a file that it names is missing.
     """
     contents = {}
     for name in _read_manifest(path)["files"]:
@@ -160,7 +161,7 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that verifies; damaged newer ones are moved aside.
 
     Returns:
-        It, or None; and what was wrong with each that was moved aside.
+        Its path, or None if there is none; and what was wrong with each that was moved aside.
     """
     _finish_replacements(directory)
     rejected: list[str] = []
@@ -176,11 +177,12 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that a path names: itself, or the newest intact one of a run.
+    """The checkpoint that a path names: the path itself, or the newest intact one of a run.
+
+    Changes nothing: another process may own the run.
 
     Args:
-        path: A checkpoint directory, a run's output directory, or its `checkpoints`. Nothing in
-            it is changed.
+        path: A checkpoint directory, a run's output directory, or its `checkpoints`.
 
     Raises:
         CheckpointError: There is none.
@@ -201,7 +203,7 @@ def find(path: Path) -> Path:
 
 
 def clean(directory: Path) -> None:
-    """Removes what a killed process left half written or half deleted."""
+    """Removes what a process that was killed left half written or half deleted."""
     if directory.is_dir():
         _finish_replacements(directory)
         for path in directory.iterdir():
@@ -215,10 +217,10 @@ def prune(
     """Deletes the checkpoints that nothing asks to keep. Call it after a new one is written.
 
     Args:
-        directory: Where checkpoints stand.
-        keep_last: How many of the newest stay; 0: all.
-        keep_every: Those at multiples of this iteration stay; 0: none for that reason.
-        keep_best: Iterations that stay in any case.
+        directory: The directory of all checkpoints.
+        keep_last: How many of the newest are kept; 0: all.
+        keep_every: Those at multiples of this iteration are kept; 0: none for that reason.
+        keep_best: Iterations that are kept in any case.
     """
     paths = listed(directory)
     best = set(keep_best)
@@ -227,12 +229,15 @@ def prune(
         if iteration not in best and not (keep_every and iteration % keep_every == 0):
             doomed = directory / f".deleting-{path.name}"
             shutil.rmtree(doomed, ignore_errors=True)
-            path.rename(doomed)  # never a half deleted one under a checkpoint's name
+            path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
             shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
-    """Writes and flushes a file; gives its size and checksum, taken while the disk works."""
+    """Writes and flushes a file; returns its size and checksum.
+
+    The checksum is computed in a thread while this one waits for the disk.
+    """
     buffers = [memoryview(part).cast("B") for part in parts]
     with ThreadPoolExecutor(1) as executor, path.open("wb", buffering=0) as file:
         crc32 = executor.submit(checksum, buffers)
@@ -244,11 +249,12 @@ def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
 
 
 def _write_all(file: Any, buffer: memoryview) -> None:
-    while buffer:
+    while buffer:  # an unbuffered write may take a part only
         buffer = buffer[file.write(buffer) :]
 
 
 def checksum(buffers: Iterable[Any]) -> int:
+    """The CRC-32 of some buffers, one after the other."""
     value = 0
     for buffer in buffers:
         value = zlib.crc32(buffer, value)
@@ -274,7 +280,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
     try:
         manifest: dict[str, Any] = json.loads(raw)
-        # Written again it must be the same to the byte, so no flipped bit goes unnoticed.
+        # The manifest has no checksum outside itself. Instead it is written again from what was
+        # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: damaged: {error}.") from error
@@ -284,8 +291,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
-    # A directory cannot be renamed onto one that is not empty: the old one steps aside first.
-    # A kill in between is mended by _finish_replacements.
+    # A directory cannot be renamed onto one that is not empty, so the old one is moved aside
+    # first. If the process is killed in between, _finish_replacements moves it back.
     replaced = target.with_name(f".replaced-{target.name}")
     if target.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -304,6 +311,7 @@ def _finish_replacements(directory: Path) -> None:
 
 
 def _flush_directory(path: Path) -> None:
+    # New names and renames are on disk only when the directory that holds them was flushed.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,8 +3,8 @@
 What a checkpoint holds is the one mapping that the experiment hands over: objects with
 `state_dict()` and `load_state_dict(state)`, which returns reasons why continuing is not exact.
 They are restored in the order of the mapping and captured in the reverse order, so that the last
-one, the user's own, acts before anything is captured and after everything is restored. The entry
-"objects" is checked as a whole before anything is changed. checkpoint.py knows how a directory is
+one, the user's own, acts before anything is captured and after everything is restored. What has a
+method `problems(state)` is asked first, so nothing is changed by a checkpoint that does not fit. checkpoint.py knows how a directory is
 written, encoding.py how a value is, sharing.py what differs between ranks.
 
     checkpointer = Checkpointer(directory, config.training, rank, world_size)
@@ -187,14 +187,14 @@ class Checkpointer:
 
     def _capture(self, names: Iterable[str]) -> tuple[Tensors, dict[str, Any]]:
         """The tensors of these entries by file and key, live views, and JSON values by entry."""
-        names, arrays = list(names), {}
-        states = {name: self.contents[name].state_dict() for name in reversed(names)}
-        tensors: Tensors = states[OBJECTS].pop("tensors")
-        values = {
-            name: {key: encode(v, f"{name}.{key}", arrays) for key, v in states[name].items()}
-            for name in names
+        arrays: dict[str, Array] = {}
+        states = {name: self.contents[name].state_dict() for name in reversed([*names])}
+        tensors, values = states.pop(OBJECTS)
+        encoded = {
+            name: {key: encode(v, f"{name}.{key}", arrays) for key, v in state.items()}
+            for name, state in states.items()
         }
-        return (tensors | {_ARRAYS: arrays} if arrays else tensors), values
+        return (tensors | {_ARRAYS: arrays} if arrays else tensors), {OBJECTS: values, **encoded}
 
     def _warn_of_drift(self, names: list[str]) -> None:
         """Says, at the first save, which parameters are not the same on all ranks after all."""
@@ -319,23 +319,21 @@ class Checkpointer:
         self.saved_by = saved["world_size"]
         tensors, values = self._own_part(content, saved)
         problems = [f"{n}: missing in the checkpoint." for n in self.contents if n not in values]
-        if not problems:
-            states = self._decoded(tensors, values)
-            registered = {*self.contents["registered"].state_dict()}
-            problems += _compare_names({*states["registered"]}, registered)
-            problems += self.contents[OBJECTS].problems(states[OBJECTS])
+        states = {} if problems else self._decoded(tensors, values)
+        for name, entry in self.contents.items() if states else ():
+            if hasattr(entry, "problems"):
+                problems += entry.problems(states[name])
         self._raise_together(path, problems)
         return states
 
     def _decoded(self, tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = tensors.get(_ARRAYS, {})
-        states = {
+        arrays = tensors.pop(_ARRAYS, {})
+        states: dict[str, Any] = {
             name: {key: decode(value, arrays) for key, value in entry.items()}
             for name, entry in values.items()
+            if name != OBJECTS
         }
-        files = {name: of_file for name, of_file in tensors.items() if name != _ARRAYS}
-        states[OBJECTS] |= {"tensors": files}
-        return states
+        return {OBJECTS: (tensors, values[OBJECTS]), **states}
 
     def _own_part(
         self, content: Mapping[str, Any], saved: Mapping[str, Any]
@@ -365,11 +363,6 @@ class Checkpointer:
                     f"{where}: does not fit this experiment:\n  {lines}{more}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
-
-
-def _compare_names(saved: set[str], expected: set[str]) -> list[str]:
-    problems = [f"{n}: registered, and missing in the checkpoint." for n in expected - saved]
-    return problems + [f"{n}: in the checkpoint, and not registered here." for n in saved - expected]
 
 
 def choose(run: Path, which: str) -> Path:

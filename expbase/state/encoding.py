@@ -1,7 +1,8 @@
 """Values as JSON and arrays: what a checkpoint can carry, and back to the same type.
 
-The one place where a value is encoded. Arrays and tensors go beside the JSON, into a mapping that
-becomes a file of tensors (arrays.py).
+This is the one place where a value is encoded. Arrays and tensors go into a mapping beside the
+JSON, which becomes a file of tensors (arrays.py). What JSON does not know is a dict with one key
+that begins with `$`: `{"$tuple": [1, 2]}`.
 
     arrays = {}
     text = json.dumps(encode(value, "early_stopping", arrays))
@@ -26,15 +27,16 @@ _DICT_TAGS = {f"${tag}": kind for kind, tag in _DICTS.items()}
 
 
 def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
-    """A value as JSON, so that `decode` gives the same value of the same type.
+    """A value as JSON, from which `decode` makes the same value of the same type.
 
     Args:
-        value: Numbers, texts, bytes, None, lists, tuples, sets, dicts, arrays and tensors.
-        place: Where it stands, for messages and as the key of arrays.
-        arrays: Takes the arrays and tensors.
+        value: Numbers, texts, bytes, None, lists, tuples, sets, dicts, arrays and tensors. An
+            `Array` is taken for the tensor that it is the content of.
+        place: Where the value was found; for messages, and as the key of arrays.
+        arrays: The arrays and tensors are put in here.
 
     Raises:
-        TypeError: It, or something in it, is of another type.
+        TypeError: The value, or something in it, is of another type.
     """
     if isinstance(value, np.generic):
         return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
@@ -44,27 +46,29 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, paddle.Tensor):
+    if isinstance(value, (Array, paddle.Tensor)):
         place = _free(place, arrays)
-        arrays[place] = Array.of(value)
+        arrays[place] = value if isinstance(value, Array) else Array.of(value)
         return {"$tensor": place}
     if isinstance(value, np.ndarray):
         return _encode_ndarray(value, place, arrays)
     if type(value) in _DICTS:
         return _encode_dict(value, place, arrays)
     if type(value) in (list, tuple, set, frozenset):
+        # Sets are sorted: their order differs from process to process, and so would the ranks.
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         encoded = [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
         return encoded if type(value) is list else {f"${type(value).__name__}": encoded}
     raise TypeError(
         f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
-        "numbers, texts, lists, dicts, arrays or tensors. Give its parts, or exclude_from_state."
+        "numbers, texts, lists, dicts, arrays or tensors. Save its parts, or exclude_from_state."
     )
 
 
 def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
     if value.dtype.hasobject:
-        raise TypeError(f"{place}: an array of Python objects cannot be saved. Give its parts.")
+        raise TypeError(f"{place}: an array of Python objects cannot be saved. Save its parts.")
+    # As bytes: a file of tensors lacks many types of numpy (texts, dates, unsigned integers).
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     place = _free(place, arrays)
     arrays[place] = Array("uint8", (data.size,), data)
@@ -83,7 +87,7 @@ def _encode_dict(value: Mapping[Any, Any], place: str, arrays: dict[str, Array])
 
 
 def _free(place: str, arrays: Mapping[str, Array]) -> str:
-    """The place, or one like it that no array has: {"a.0": x, "a": [y]} gives one place twice."""
+    """The place, or one like it that is free: in {"a.0": x, "a": [y]} two have the same."""
     while place in arrays:
         place += "'"
     return place

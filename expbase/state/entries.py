@@ -15,7 +15,7 @@ from typing import Any
 import paddle
 
 from expbase.state import rng
-from expbase.state.objects import StatefulObjects
+from expbase.state.objects import State, StatefulObjects
 
 _Names = set[tuple[str, str]]  # file and key of tensors
 
@@ -47,15 +47,15 @@ class FoundObjects:
         """Which of the tensors are those of optimizers."""
         return {(name, k) for name in self._find().optimizers for k in tensors.get(name, ())}
 
-    def state_dict(self) -> dict[str, Any]:
-        """`tensors` by file and key, and `values` by name."""
+    def state_dict(self) -> State:
+        """Tensors by file and key, and JSON values by name."""
         return self._find().state_dict()
 
-    def problems(self, state: Mapping[str, Any]) -> list[str]:
+    def problems(self, state: State) -> list[str]:
         """What of a state does not fit."""
         return self._find().problems(state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+    def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that fits; always exact."""
         return self._find().load_state_dict(state)
 

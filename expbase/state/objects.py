@@ -1,24 +1,26 @@
-"""What the state of an experiment is: finding it, capturing it, putting it back.
+"""What the state of an experiment is: finding it, reading it, restoring it.
 
-Everything stateful that stands on the experiment is state, whatever its name: layers,
-optimizers, learning rate schedules, objects with `state_dict` and a setter, random generators,
-bare parameters, also inside lists and dicts, once however many names it has. Tensors are keyed by
+Every stateful attribute of the experiment is state, whatever its name: layers, optimizers,
+learning rate schedules, objects with `state_dict` and a setter, random generators, bare
+parameters; also inside lists and dicts, and once however many names it has. Tensors are keyed by
 structured names (`moment1/model.linear.weight`), never by paddle's automatic ones, so another
-process, another order of construction or a second experiment in the process reads them back.
+process, another order of construction or a second experiment in the process can read them.
 
-Restoring is strict both ways and in two steps: `check` finds everything that does not fit,
-`apply` sets what `check` has passed. Files are checkpoint.py's business.
+Restoring is strict both ways and has two steps: `problems` finds everything that does not fit,
+and `load_state_dict` restores a state that has no problems. Files are checkpoint.py's business.
 
     found = find(vars(experiment), excluded=("judge",))
-    tensors, values = capture(found)
-    problems = check(found, tensors, values)
-    apply(found, tensors, values)
+    state = found.state_dict()               # tensors by file, values by name
+    if not found.problems(state):
+        found.load_state_dict(state)
+
+`Attributes` and `Gradients` are two other parts of a checkpoint, with the same methods.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,22 +30,38 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.state import encoding
+from expbase.state import encoding, optimizers
 from expbase.state.arrays import Array, describe
 
-_LONG = 1000  # items of a list that is taken for data if its ends are
+# A list of this many items is not searched if its first and its last item are plain data.
+_LONG = 1000
 
-Tensors = dict[str, dict[str, Array]]  # by file, by key
+Tensors = dict[str, dict[str, Array]]  # by file, then by key
 Values = dict[str, Any]  # JSON values, by name
+State = tuple[Tensors, Values]
 
-_PARAMETERS = (
-    "@parameters"  # no attribute has such a name: the file of bare parameters on the experiment
-)
+# The file of parameters that no layer holds. No attribute can have this name.
+_PARAMETERS = "@parameters"
+_RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
 
 
 @dataclass
 class StatefulObjects:
-    """The stateful objects of an experiment, by the names under which they were found."""
+    """The stateful objects of an experiment, by the names under which they were found.
+
+    Attributes:
+        layers: The user's layers, without a paddle.DataParallel round them.
+        optimizers: Each paddle optimizer.
+        schedulers: Learning rate schedules; one that only its optimizer knows is here, too.
+        objects: Anything else with `state_dict` and `set_state_dict` or `load_state_dict`.
+        generators: Random generators of python and numpy.
+        parameters: Parameters that are attributes themselves.
+        parallel: Every paddle.DataParallel, by id.
+        excluded_optimizers: The names of those that the user left out of the state.
+        seen: Every object that was found, by id. It keeps them alive: Python uses the id of a
+            dead object again.
+        containers: The ids of lists and dicts that were searched; they may contain each other.
+    """
 
     layers: dict[str, Any] = field(default_factory=dict)
     optimizers: dict[str, Any] = field(default_factory=dict)
@@ -51,17 +69,145 @@ class StatefulObjects:
     objects: dict[str, Any] = field(default_factory=dict)
     generators: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
-    parallel: dict[int, Any] = field(default_factory=dict)  # every paddle.DataParallel, by id
-    excluded: list[str] = field(default_factory=list)
+    parallel: dict[int, Any] = field(default_factory=dict)
     excluded_optimizers: list[str] = field(default_factory=list)
-    seen: dict[int, Any] = field(default_factory=dict)  # keeps them alive: an id is not reused
-    containers: set[int] = field(default_factory=set)  # that were looked into: there are cycles
+    seen: dict[int, Any] = field(default_factory=dict)
+    containers: set[int] = field(default_factory=set)
 
     def names(self) -> list[str]:
-        """Of everything found."""
+        """The names of everything that was found."""
         kinds = (self.layers, self.optimizers, self.schedulers)
         rest = (self.objects, self.generators, self.parameters)
         return [name for kind in (*kinds, *rest) for name in kind]
+
+    def state_dict(self) -> State:
+        """The state of everything found: its tensors by file and key, its JSON values by name.
+
+        Tensors on the CPU are views of the live memory: copy them before training goes on.
+
+        Raises:
+            TypeError: The state of an object holds what a checkpoint cannot carry.
+        """
+        tensors: Tensors = {
+            file: {key: Array.of(tensor) for key, tensor in live.items()}
+            for file, live in self._live_tensors().items()
+        }
+        values = {
+            name: encoding.encode(value, name, tensors.setdefault(name, {}))
+            for name, value in self._live_values().items()
+        }
+        return {file: arrays for file, arrays in tensors.items() if arrays}, values
+
+    def problems(self, state: State) -> list[str]:
+        """Everything that keeps a state from being restored.
+
+        Changes nothing but this: an optimizer that has not made a step yet gets the tensors that
+        its first step would make, because they are compared, too.
+
+        Returns:
+            One line for each entry that does not fit, with its name, from what, to what.
+        """
+        tensors, values = state
+        names = parameter_names(self)
+        problems: list[str] = []
+        for name, optimizer in self.optimizers.items():
+            own = {names[p.name]: p for p in parameters_of(optimizer) if p.name in names}
+            problems += optimizers.make_accumulators(optimizer, name, tensors.get(name, {}), own)
+        for file, live in self._live_tensors().items():
+            problems += _compare(file, tensors.get(file, {}), live)
+        expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
+        problems += [f"{n}: missing in the checkpoint." for n in expected if n not in values]
+        problems += [
+            f"{name}: in the checkpoint, but nothing of that name is on the experiment."
+            for name in sorted({*values} - {*expected})
+        ]
+        known = {*self.names(), _PARAMETERS}
+        problems += [
+            f"{name}: tensors in the checkpoint, but nothing of that name is on the experiment."
+            for name in sorted({*tensors} - known)
+        ]
+        return problems
+
+    def load_state_dict(self, state: State) -> list[str]:
+        """Restores a state that has no `problems`.
+
+        Returns:
+            Reasons why it is not exact: none.
+        """
+        tensors, encoded = state
+        # All is decoded before anything is set: a value that cannot be read changes nothing.
+        values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
+        for file, live in self._live_tensors().items():
+            for key, array in tensors.get(file, {}).items():
+                array.copy_to(live[key])
+        for name in self._float_rates():
+            self.optimizers[name.removesuffix(_RATE)].set_lr(values[name])
+        for name, scheduler in self.schedulers.items():
+            optimizers.set_schedule_values(scheduler, values[name])
+        for name, generator in self.generators.items():
+            _set_generator_state(generator, values[name])
+        for name, stateful in self.objects.items():
+            # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load
+            # one, and will switch itself off again.
+            if values[name] or not isinstance(stateful, paddle.amp.AmpScaler):
+                _setter(stateful)(values[name])
+        return []
+
+    def _live_tensors(self) -> dict[str, dict[str, Any]]:
+        """The tensors themselves, by file and key."""
+        names = parameter_names(self)
+        return {
+            **{name: dict(layer.state_dict()) for name, layer in self.layers.items()},
+            _PARAMETERS: self.parameters,
+            **{name: optimizers.accumulators(o, names) for name, o in self.optimizers.items()},
+        }
+
+    def _live_values(self) -> dict[str, Any]:
+        """What is no tensor of a layer or an optimizer, by name, not encoded yet."""
+        return {
+            **self._float_rates(),
+            **{name: optimizers.schedule_values(s) for name, s in self.schedulers.items()},
+            **generator_states(self),
+            **{name: stateful.state_dict() for name, stateful in self.objects.items()},
+        }
+
+    def _float_rates(self) -> dict[str, float]:
+        """The learning rates that no schedule decides, by `optimizer.learning_rate`."""
+        return {
+            f"{name}{_RATE}": float(optimizer._learning_rate)
+            for name, optimizer in self.optimizers.items()
+            if not isinstance(optimizer._learning_rate, LRScheduler)
+        }
+
+
+# --- finding -------------------------------------------------------------------------------
+
+
+def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> StatefulObjects:
+    """Finds what has state among the attributes, in their order.
+
+    Args:
+        attributes: Those of the experiment, without the template's own.
+        excluded: Names that the user left out.
+
+    Raises:
+        ValueError: Two objects would get the same name, or one cannot be the name of a file.
+    """
+    found = StatefulObjects()
+    excluded = list(excluded)
+    # The excluded ones are searched first, so that one with a second name is "seen" there.
+    left_out = StatefulObjects(seen=found.seen)
+    for name in excluded:
+        if name in attributes:
+            _visit(left_out, name, attributes[name])
+    found.excluded_optimizers = list(left_out.optimizers)
+    for name, value in attributes.items():
+        if name not in excluded:
+            _visit(found, name, value)
+    for name, optimizer in found.optimizers.items():
+        # A schedule that only its optimizer knows. One that has a name was seen before.
+        _visit(found, f"{name}{_RATE}", optimizer._learning_rate)
+    return found
 
 
 def unwrap(layer: Any) -> Any:
@@ -69,28 +215,6 @@ def unwrap(layer: Any) -> Any:
     while isinstance(layer, paddle.DataParallel):
         layer = layer._layers
     return layer
-
-
-def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> StatefulObjects:
-    """Finds what has state among the attributes, in their order.
-
-    Args:
-        attributes: Of the experiment, without the template's own.
-        excluded: Names that the user left out.
-    """
-    found = StatefulObjects(excluded=list(excluded))
-    left_out = StatefulObjects(seen=found.seen)  # what is found there is seen, and nothing more
-    for name in found.excluded:
-        if name in attributes:
-            _visit(left_out, name, attributes[name])
-    found.excluded_optimizers = list(left_out.optimizers)
-    for name, value in attributes.items():
-        if name not in found.excluded:
-            _visit(found, name, value)
-    for name, optimizer in found.optimizers.items():
-        # A schedule that only its optimizer knows.
-        _visit(found, f"{name}.learning_rate", optimizer._learning_rate)
-    return found
 
 
 def _visit(found: StatefulObjects, name: str, value: Any) -> None:
@@ -116,10 +240,13 @@ def _visit(found: StatefulObjects, name: str, value: Any) -> None:
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Whether a long list holds data, by its ends: it is not walked at every logged line."""
+    """Whether a long list holds data, judged by its ends.
+
+    The search is repeated at every logged line, and a history of losses may have millions.
+    """
     if len(value) < _LONG or isinstance(value, dict):
         return False
-    return all(_is_plain(item) for item in (value[0], value[-1]))
+    return all(optimizers.is_plain(item) for item in (value[0], value[-1]))
 
 
 def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
@@ -144,39 +271,7 @@ def _setter(value: Any) -> Any:
     return getattr(value, "set_state_dict", None) or getattr(value, "load_state_dict", None)
 
 
-# --- capturing -----------------------------------------------------------------------------
-
-
-def capture(found: StatefulObjects) -> tuple[Tensors, Values]:
-    """The state of everything found; tensors on the CPU are live views, not copies.
-
-    Raises:
-        TypeError: An object's state holds what a checkpoint cannot carry.
-    """
-    tensors: Tensors = {}
-    values: Values = {}
-    for name, layer in found.layers.items():
-        tensors[name] = _arrays(layer.state_dict())
-    if found.parameters:
-        tensors[_PARAMETERS] = _arrays(found.parameters)
-    names = parameter_names(found)
-    for name, optimizer in found.optimizers.items():
-        tensors[name] = _arrays(_accumulators(optimizer, names))
-        if not isinstance(optimizer._learning_rate, LRScheduler):
-            values[f"{name}.learning_rate"] = float(optimizer._learning_rate)
-    for name, scheduler in found.schedulers.items():
-        arrays: dict[str, Array] = {}
-        values[name] = _scheduler_values(scheduler, name, arrays)
-        tensors[name] = arrays
-    for name, generator in found.generators.items():
-        arrays = {}
-        values[name] = encoding.encode(_generator_state(generator), name, arrays)
-        tensors[name] = arrays
-    for name, stateful in found.objects.items():
-        arrays = {}
-        values[name] = encoding.encode(stateful.state_dict(), name, arrays)
-        tensors[name] = arrays
-    return {name: arrays for name, arrays in tensors.items() if arrays}, values
+# --- parameters -------------------------------------------------------------
 
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
@@ -202,45 +297,21 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return parameters
 
 
-def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    return {key: Array.of(tensor) for key, tensor in tensors.items()}
+def _compare(file: str, saved: Mapping[str, Array], live: Mapping[str, Any]) -> list[str]:
+    problems = [
+        f"{file}: {key!r} is missing in the checkpoint." for key in live if key not in saved
+    ]
+    for key, array in saved.items():
+        if key not in live:
+            problems.append(f"{file}: {key!r} is in the checkpoint, {array}, and not here.")
+        elif str(array) != describe(live[key]):
+            problems.append(
+                f"{file}: {key!r} is {array} in the checkpoint and {describe(live[key])} here."
+            )
+    return problems
 
 
-def _accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """An optimizer's tensors as `accumulator/structured parameter name`."""
-    master = getattr(optimizer, "_master_weights", {})
-    # Accumulators of a parameter with a master weight go by the master weight's name.
-    names = {**names, **{tensor.name: names[name] for name, tensor in master.items()}}
-    tensors = {f"master_weight/{names[name]}": tensor for name, tensor in master.items()}
-    prefix = f"{optimizer._name}_" if optimizer._name else ""
-    for accumulator, of_parameters in optimizer._accumulators.items():
-        for parameter, tensor in of_parameters.items():
-            tensors[f"{accumulator.removeprefix(prefix)}/{names[parameter]}"] = tensor
-    return tensors
-
-
-def _scheduler_values(scheduler: Any, place: str, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Every plain value of a schedule, those of the schedules within it too.
-
-    Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two), and some are
-    tensors (ReduceOnPlateau keeps the best loss as it was given).
-    """
-    values = {}
-    for name, value in vars(scheduler).items():
-        if isinstance(value, LRScheduler):
-            values[name] = {"$scheduler": _scheduler_values(value, f"{place}.{name}", arrays)}
-        elif _is_plain(value) and name != "_var_name":  # an automatic name of paddle's
-            values[name] = encoding.encode(value, f"{place}.{name}", arrays)
-    return values
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    kinds = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
-    return value is None or isinstance(value, kinds)
+# --- generators --------------------------------------------------------------
 
 
 def generator_states(found: StatefulObjects) -> dict[str, Any]:
@@ -249,7 +320,7 @@ def generator_states(found: StatefulObjects) -> dict[str, Any]:
 
 
 def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
-    """Sets what `generator_states` gave."""
+    """Sets what `generator_states` returned."""
     for name, generator in found.generators.items():
         _set_generator_state(generator, states[name])
 
@@ -262,114 +333,6 @@ def _generator_state(generator: Any) -> Any:
     return generator.bit_generator.state
 
 
-# --- restoring -----------------------------------------------------------------------------
-
-
-def check(found: StatefulObjects, tensors: Tensors, values: Values) -> list[str]:
-    """Everything that keeps a captured state from being put back; nothing is changed for good.
-
-    Creates the accumulators of the optimizers that have not made a step yet.
-
-    Returns:
-        One line for each entry, naming it, from what, to what; empty if all fits.
-    """
-    problems: list[str] = []
-    for name, layer in found.layers.items():
-        problems += _compare(name, tensors.get(name, {}), layer.state_dict())
-    problems += _compare(_PARAMETERS, tensors.get(_PARAMETERS, {}), found.parameters)
-    names = parameter_names(found)
-    for name, optimizer in found.optimizers.items():
-        saved = tensors.get(name, {})
-        problems += _make_accumulators(optimizer, name, saved, names)
-        problems += _compare(name, saved, _accumulators(optimizer, names))
-    expected = [*found.schedulers, *found.objects, *found.generators]
-    expected += [
-        f"{name}.learning_rate"
-        for name, optimizer in found.optimizers.items()
-        if not isinstance(optimizer._learning_rate, LRScheduler)
-    ]
-    problems += [f"{name}: missing in the checkpoint." for name in expected if name not in values]
-    problems += [
-        f"{name}: in the checkpoint, but nothing of that name is on the experiment."
-        for name in sorted({*values} - {*expected})
-    ]
-    known = {*found.names(), _PARAMETERS}
-    problems += [
-        f"{name}: tensors in the checkpoint, but nothing of that name is on the experiment."
-        for name in sorted({*tensors} - known)
-    ]
-    return problems
-
-
-def apply(found: StatefulObjects, tensors: Tensors, values: Values) -> None:
-    """Puts back what `check` found to fit."""
-    for name, layer in found.layers.items():
-        _copy(tensors.get(name, {}), layer.state_dict())
-    _copy(tensors.get(_PARAMETERS, {}), found.parameters)
-    names = parameter_names(found)
-    for name, optimizer in found.optimizers.items():
-        _copy(tensors.get(name, {}), _accumulators(optimizer, names))
-        if not isinstance(optimizer._learning_rate, LRScheduler):
-            optimizer.set_lr(values[f"{name}.learning_rate"])
-    for name, scheduler in found.schedulers.items():
-        _set_scheduler_values(scheduler, values[name], tensors.get(name, {}))
-    for name, generator in found.generators.items():
-        _set_generator_state(generator, encoding.decode(values[name], tensors.get(name, {})))
-    for name, stateful in found.objects.items():
-        content = encoding.decode(values[name], tensors.get(name, {}))
-        # A scaler that switched itself off (bfloat16) saves nothing, refuses nothing, and will
-        # switch itself off again.
-        if content or not isinstance(stateful, paddle.amp.AmpScaler):
-            _setter(stateful)(content)
-
-
-def _compare(name: str, saved: Mapping[str, Array], expected: Mapping[str, Any]) -> list[str]:
-    problems = [
-        f"{name}: {key!r} is missing in the checkpoint." for key in expected if key not in saved
-    ]
-    for key, array in saved.items():
-        if key not in expected:
-            problems.append(f"{name}: {key!r} is in the checkpoint, {array}, and not here.")
-        elif str(array) != describe(expected[key]):
-            problems.append(
-                f"{name}: {key!r} is {array} in the checkpoint and {describe(expected[key])} here."
-            )
-    return problems
-
-
-def _copy(saved: Mapping[str, Array], live: Mapping[str, Any]) -> None:
-    for key, array in saved.items():
-        array.copy_to(live[key])
-
-
-def _make_accumulators(
-    optimizer: Any, name: str, saved: Mapping[str, Array], names: Mapping[str, str]
-) -> list[str]:
-    """Makes the tensors that a first step would make, for the parameters that had one."""
-    by_name = {names[p.name]: p for p in parameters_of(optimizer) if p.name in names}
-    stepped = dict.fromkeys(key.partition("/")[2] for key in saved)
-    unknown = [parameter for parameter in stepped if parameter not in by_name]
-    if unknown:
-        return [
-            f"{name}: the checkpoint has state for {p!r}, which it does not update."
-            for p in unknown
-        ]
-    if stepped:
-        block = framework.default_main_program().global_block()
-        optimizer._create_accumulators(block, [by_name[parameter] for parameter in stepped])
-    return []
-
-
-def _set_scheduler_values(
-    scheduler: Any, values: Mapping[str, Any], arrays: Mapping[str, Array]
-) -> None:
-    for name, value in values.items():
-        if isinstance(value, dict) and "$scheduler" in value:
-            _set_scheduler_values(getattr(scheduler, name), value["$scheduler"], arrays)
-        else:
-            setattr(scheduler, name, encoding.decode(value, arrays))
-
-
 def _set_generator_state(generator: Any, state: Any) -> None:
     if isinstance(generator, random.Random):
         generator.setstate(state)
@@ -377,3 +340,75 @@ def _set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
+
+
+# --- other parts of a checkpoint -----------------------------------------------------------
+
+
+class Attributes:
+    """Plain attributes of an object, by name: what the user registered.
+
+    Args:
+        owner: Whose attributes.
+        names: Which; looked at anew each time, so the list may grow.
+    """
+
+    def __init__(self, owner: object, names: Sequence[str]) -> None:
+        self._owner = owner
+        self._names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values by name, not encoded."""
+        return {name: getattr(self._owner, name) for name in self._names}
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """One line for each name that only one side has; looks at no value."""
+        missing, unknown = {*self._names} - {*state}, {*state} - {*self._names}
+        problems = [f"{n}: registered, and missing in the checkpoint." for n in sorted(missing)]
+        return problems + [
+            f"{n}: in the checkpoint, and not registered here." for n in sorted(unknown)
+        ]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Sets the attributes. Returns reasons why it is not exact: none."""
+        for name, value in state.items():
+            setattr(self._owner, name, value)
+        return []
+
+
+class Gradients:
+    """The gradients of parameters: a user may add them up over several iterations.
+
+    Args:
+        parameters: Returns the parameters with their structured names (`named_parameters`).
+    """
+
+    def __init__(self, parameters: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        self._parameters = parameters
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dense gradients by parameter, as Arrays; None for one that is all zeros.
+
+        A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
+        weights of the one and not those of the other. A parameter without one has no entry.
+        """
+        gradients = {}
+        for name, parameter in self._parameters():
+            gradient = parameter.grad_
+            if gradient is not None and not gradient.is_selected_rows():
+                array = Array.of(gradient)
+                gradients[name] = array if array.data.any() else None
+        return gradients
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Sets the gradients from tensors. Returns reasons why it is not exact: none."""
+        for name, parameter in self._parameters():
+            if name not in state:
+                parameter.clear_gradient(False)
+                continue
+            gradient = paddle.zeros_like(parameter)
+            if state[name] is not None:
+                gradient.copy_(state[name], True)
+            # Set, not copied into: the next backward would overwrite a gradient that was cleared.
+            parameter.grad = gradient
+        return []

@@ -1,19 +1,18 @@
 """The random states of one process: python's, numpy's and paddle's, on every device.
 
-A leaf: it reads, sets and derives random states and nothing else. Who may draw from which
-state, and when, is decided by its callers. Generators that a user makes (`np.random.default_rng`)
-are not among them; one that stands on the experiment is saved like any other value there.
+It reads, sets and derives random states and does nothing else. Who may draw from which state, and
+when, is decided by its callers. Generators that a user makes (`np.random.default_rng`) are not
+among them: one that is an attribute of the experiment is saved as such (objects.py).
 
-    seed_all(derive(0, TRAIN, rank))      # one seed for all three libraries
-    states = capture()                    # JSON-able
+    seed_all(derive(0, TRAIN, rank))       # one seed for all three libraries
+    states = capture()                     # values that JSON can hold
     restore(states)
-    with isolated(derive(0, VALID, 400)): # whatever is drawn inside leaves no trace outside
+    with isolated(derive(0, VALID, 400)):  # what is drawn inside has no effect outside
         ...
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import random
 from collections.abc import Iterator
@@ -23,14 +22,17 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-# What a derived seed is for; the first number of its path, so that no two purposes share a stream.
+# What a derived seed is for. It is the first number of its path, so that no two purposes draw the
+# same numbers. Checkpoints depend on the values: append, never reorder.
 SETUP, TRAIN, VALID, ORDER, SAMPLE, STREAM, PREDICT = range(7)
 
 _MASK = (1 << 64) - 1
 
 
 def derive(seed: int, *path: int) -> int:
-    """A seed of 63 bits (paddle takes no more back) that depends on all numbers and their order.
+    """A seed of 63 bits that depends on all the numbers and on their order.
+
+    A generator of paddle takes 64 bits, but its state can then not be restored.
 
     Source: the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
     Generators, OOPSLA 2014), once per number.
@@ -61,52 +63,47 @@ def seed_cpu(seed: int) -> None:
     core.default_cpu_generator().manual_seed(seed)
 
 
+class RandomStates:
+    """The random states of this process as a part of a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `capture` returns."""
+        return capture()
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Restores them; returns reasons why it is not exact."""
+        return [f"the random states of {name} are new" for name in restore(state)]
+
+
 def capture() -> dict[str, Any]:
     """The states of all generators of this process, as values that JSON can hold."""
     version, words, gauss = random.getstate()
-    numpy_state: dict[str, Any] = dict(np.random.get_state(legacy=False))
-    key = numpy_state["state"]["key"]
+    name, key, *rest = np.random.get_state()
     states: dict[str, Any] = {
         "python": [version, list(words), gauss],
-        "numpy": {
-            "bit_generator": numpy_state["bit_generator"],
-            "key": base64.b64encode(key.astype("<u4").tobytes()).decode(),
-            "pos": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "gauss": float(numpy_state["gauss"]),
-        },
+        "numpy": [name, key.tolist(), *rest],  # position, whether a normal number waits, and it
         "cpu": _to_json(core.default_cpu_generator().get_state()),
     }
-    for name, generator in _device_generators().items():
-        states[name] = _to_json(generator.get_state())
+    for device, generator in _device_generators().items():
+        states[device] = _to_json(generator.get_state())
     return states
 
 
 def restore(states: dict[str, Any]) -> list[str]:
-    """Sets what `capture` gave.
+    """Sets what `capture` returned.
 
     Returns:
-        The devices that only one side knows: a run that is continued on a machine with other
-        devices goes on, but what was drawn there is drawn anew.
+        The devices that only one side knows. A run may be continued on a machine with other
+        devices, but what it draws there is not what it would have drawn.
     """
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
-    saved = states["numpy"]
-    np.random.set_state(
-        {
-            "bit_generator": saved["bit_generator"],
-            "state": {
-                "key": np.frombuffer(base64.b64decode(saved["key"]), "<u4"),
-                "pos": saved["pos"],
-            },
-            "has_gauss": saved["has_gauss"],
-            "gauss": saved["gauss"],
-        }
-    )
+    name, key, *rest = states["numpy"]
+    np.random.set_state((name, np.array(key, np.uint32), *rest))
     generators = {"cpu": core.default_cpu_generator(), **_device_generators()}
     saved_devices = set(states) - {"python", "numpy"}
-    for name in saved_devices & set(generators):
-        generators[name].set_state(_from_json(states[name]))
+    for device in saved_devices & set(generators):
+        generators[device].set_state(_from_json(states[device]))
     return sorted(saved_devices ^ set(generators))
 
 
@@ -122,7 +119,7 @@ def snapshot() -> tuple[Any, ...]:
 
 
 def reset(states: tuple[Any, ...]) -> None:
-    """Sets what `snapshot` gave."""
+    """Sets what `snapshot` returned."""
     python_state, numpy_state, cpu_state, device_states = states
     random.setstate(python_state)
     np.random.set_state(numpy_state)
@@ -133,7 +130,11 @@ def reset(states: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def isolated(seed: int | None = None) -> Iterator[None]:
-    """Gives the block random states of its own; the states outside are as before afterwards."""
+    """Restores all random states after the block, however it ends.
+
+    Args:
+        seed: The block draws from it; None: the block goes on from the states of before.
+    """
     states = snapshot()
     try:
         if seed is not None:
@@ -152,13 +153,15 @@ def _device_generators() -> dict[str, Any]:
 
 
 def _to_json(state: Any) -> list[Any]:
-    # A paddle generator's state is (device, seed, offset, text of the engine as ASCII codes).
+    # The state of a paddle generator is (device, seed, offset, codes of an ASCII text), and the
+    # text holds the state of the C++ engine.
     device, seed, offset, text = state.__getstate__()
     return [device, seed, offset, "".join(map(chr, text))]
 
 
 def _from_json(state: list[Any]) -> Any:
     device, seed, offset, text = state
+    # It has no constructor; this is how pickle makes one.
     made = core.GeneratorState.__new__(core.GeneratorState)
     made.__setstate__((device, seed, offset, [ord(letter) for letter in text]))
     return made

@@ -1,8 +1,7 @@
 """Model files: weights alone, from our checkpoints or other tools, and into such files.
 
 Reads a checkpoint directory, a `.safetensors` or a `.pdparams` file, and writes the latter two.
-A `.pdparams` is a pickle; it is read by a reader that builds arrays and nothing else, so a file
-that would run code is refused. Optimizers and counters are state.py's.
+Nothing in a file that is read is run (pdparams.py). Optimizers and counters are objects.py's.
 
     found = read_weights("other/checkpoints/step-00000400")   # {"model": {"fc.weight": Array}}
     report = compare(found["model"], layer)
@@ -11,31 +10,21 @@ that would run code is refused. Optimizers and counters are state.py's.
 
 from __future__ import annotations
 
-import io
 import pickle
 import tempfile
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 
-from expbase.state import checkpoint
+from expbase.state import checkpoint, pdparams
 from expbase.state.arrays import Array, TensorFileError, describe, parse, serialize
+from expbase.state.pdparams import PdparamsError
 
 Weights = dict[str, Array]
 
-# What a .pdparams or .pdopt of paddle needs; whatever else a pickle names is refused.
-_ALLOWED = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("builtins", "tuple"): tuple,
-}
-_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")  # before and since numpy 2
 _TENSORS = ".safetensors"
 
 
@@ -44,13 +33,16 @@ class WeightsError(ValueError):
 
 
 def read_weights(path: Path) -> dict[str, Weights]:
-    """The weights in a file or a checkpoint, by the name of the model; "" in a single file.
+    """Reads the weights in a file or a checkpoint.
 
     Args:
         path: A checkpoint or the directory of a run, a `.safetensors` or a `.pdparams`.
 
+    Returns:
+        The weights of each model by its name; a single file holds one, whose name is "".
+
     Raises:
-        WeightsError: It cannot be read.
+        WeightsError: It cannot be read, or holds more than weights.
     """
     if not path.exists():
         raise WeightsError(f"{path}: does not exist.")
@@ -63,8 +55,8 @@ def read_weights(path: Path) -> dict[str, Weights]:
         if path.suffix == _TENSORS:
             return {"": parse(path.read_bytes())}
         if path.suffix in (".pdparams", ".pdopt"):
-            return {"": _arrays(read_pickle(path.read_bytes(), str(path)), str(path))}
-    except (OSError, TensorFileError, checkpoint.CheckpointError) as error:
+            return {"": pdparams.parse(path.read_bytes())}
+    except (OSError, TensorFileError, PdparamsError, checkpoint.CheckpointError) as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     raise WeightsError(
         f"{path}: of an unknown kind; expected a checkpoint directory, .safetensors or .pdparams."
@@ -72,14 +64,14 @@ def read_weights(path: Path) -> dict[str, Weights]:
 
 
 def write_weights(path: Path, layer: Any) -> None:
-    """Writes a layer's weights, so that the file is whole or not there.
+    """Writes a layer's weights; the file is complete or does not exist.
 
     Args:
         path: Ends in `.safetensors`, or in `.pdparams` for paddle.load.
-        layer: Whose state_dict.
+        layer: Its state_dict is written.
 
     Raises:
-        WeightsError: Another ending, or the system refused.
+        WeightsError: The path ends in something else, or the system refused.
     """
     if path.suffix == _TENSORS:
         arrays = {name: Array.of(tensor) for name, tensor in layer.state_dict().items()}
@@ -97,10 +89,10 @@ def write_weights(path: Path, layer: Any) -> None:
 
 @dataclass
 class Report:
-    """What of a model file fits a layer.
+    """Which weights of a model file fit a layer.
 
     Attributes:
-        fitted: Names whose type and shape agree.
+        fitted: Names that both have with the same type and shape.
         missing: In the layer and not in the file.
         unexpected: In the file and not in the layer.
         reshaped: Name, what the file has, what the layer has.
@@ -113,7 +105,7 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether everything fits, both ways."""
+        """Whether each weight of the file and each of the layer has its counterpart."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
@@ -127,7 +119,7 @@ class Report:
 
 
 def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
-    """Writes a layer for inference by paddle.jit.save; each of its files appears whole.
+    """Writes a layer for inference by paddle.jit.save; each of its files appears complete.
 
     Args:
         path: Without a suffix.
@@ -155,20 +147,15 @@ def compare(weights: Mapping[str, Array], layer: Any) -> Report:
     return report
 
 
-def load_fitting(weights: Mapping[str, Array], layer: Any, report: Report) -> None:
-    """Sets the weights that fitted."""
-    tensors = layer.state_dict()
-    for name in report.fitted:
-        weights[name].copy_to(tensors[name])
-
-
-def choose(found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None) -> list[str]:
-    """Which layers the weights that were found go into.
+def target_layers(
+    found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None
+) -> list[str]:
+    """The names of the layers that the weights go into.
 
     Args:
-        found: What `read_weights` gave.
-        layers: Of the experiment, by name.
-        into: The name that the user gave; None: by the names in the file, or the only layer.
+        found: What `read_weights` returned.
+        layers: The layers of the experiment, by name.
+        into: The name that the user asked for; None: by the names in the file, or the only layer.
 
     Raises:
         WeightsError: The user must say which.
@@ -190,12 +177,12 @@ def choose(found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | 
 def load(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
 ) -> dict[str, Report]:
-    """Sets the weights of layers, after everything was compared.
+    """Sets the weights of layers, after all of them were compared.
 
     Args:
-        found: What `read_weights` gave.
-        layers: Of the experiment, by name.
-        into: The name of one of them; None: see `choose`.
+        found: What `read_weights` returned.
+        layers: The layers of the experiment, by name.
+        into: The name of one of them, or None, as in `target_layers`.
         partial: Whether it is enough that something fits.
 
     Returns:
@@ -204,14 +191,13 @@ def load(
     Raises:
         WeightsError: Something does not fit, or with `partial` nothing does; nothing was changed.
     """
-    names = choose(found, layers, into)
+    names = target_layers(found, layers, into)
     sources = {name: found[name] if name in found else found.get("", {}) for name in names}
     reports = {name: compare(sources[name], layers[name]) for name in names}
-    fits = (
-        any(report.fitted for report in reports.values())
-        if partial
-        else bool(reports) and all(report.complete for report in reports.values())
-    )
+    if partial:
+        fits = any(report.fitted for report in reports.values())
+    else:
+        fits = bool(reports) and all(report.complete for report in reports.values())
     if not fits:
         table = "\n".join(f"{name}: {report}" for name, report in reports.items())
         raise WeightsError(
@@ -220,64 +206,7 @@ def load(
             + ("" if partial else "To take what fits: partial=True, or --init_partial.")
         )
     for name in names:
-        load_fitting(sources[name], layers[name], reports[name])
+        tensors = layers[name].state_dict()
+        for key in reports[name].fitted:
+            sources[name][key].copy_to(tensors[key])
     return reports
-
-
-def read_pickle(data: bytes, place: str) -> Any:
-    """Reads a paddle pickle without running anything from it.
-
-    Raises:
-        WeightsError: It holds something else than arrays in dicts, or is no pickle.
-    """
-    try:
-        return _ArrayUnpickler(io.BytesIO(data)).load()
-    except WeightsError as error:
-        raise WeightsError(f"{place}: {error}") from error
-    except Exception as error:  # a torn pickle raises anything
-        raise WeightsError(f"{place}: cannot be read as a paddle file: {error!r}") from error
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module in _NUMPY and name == "_reconstruct":
-            return _new_array
-        if module in _NUMPY and name == "scalar":
-            return _new_scalar
-        if (module, name) in _ALLOWED:
-            return _ALLOWED[module, name]
-        raise WeightsError(
-            f"names {module}.{name}, which weights do not need and which could run code. "
-            "Refused; write the file again with save_model or paddle.save of a state_dict."
-        )
-
-
-def _new_array(subtype: Any, shape: Any, dtype: Any) -> Any:
-    return np.ndarray.__new__(np.ndarray, shape, dtype)
-
-
-def _new_scalar(dtype: Any, data: bytes) -> Any:
-    return np.frombuffer(data, dtype)[0]
-
-
-def _arrays(content: Any, place: str) -> Weights:
-    if not isinstance(content, dict):
-        raise WeightsError(f"{place}: holds a {type(content).__name__}; expected a dict of arrays.")
-    if "UnpackBigParamInfor@@" in content:
-        raise WeightsError(
-            f"{place}: written in slices by protocol 2 or 3; save it with protocol=4."
-        )
-    weights = {}
-    for name, value in content.items():
-        # paddle writes each tensor as an array, or as (automatic name, array)
-        value = value[1] if isinstance(value, tuple) and len(value) == 2 else value
-        if isinstance(value, np.ndarray):
-            weights[str(name)] = _array(value)
-    return weights
-
-
-def _array(value: np.ndarray[Any, Any]) -> Array:
-    # paddle writes bfloat16 as uint16, a type that its tensors do not have
-    dtype = "bfloat16" if value.dtype == np.uint16 else value.dtype.name
-    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return Array(dtype, value.shape, data)

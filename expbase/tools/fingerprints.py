@@ -73,7 +73,7 @@ class Notes:
     def _sums(self) -> dict[str, int]:
         # With what the user excluded from the state: its loss is a likely cause.
         found = objects.find(self._exp._user_attributes())
-        tensors, _ = objects.capture(found)
+        tensors, _ = found.state_dict()
         return {name: _checksum("", arrays) for name, arrays in tensors.items()}
 
 

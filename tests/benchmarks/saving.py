@@ -67,7 +67,7 @@ class Subjects:
         self.exp.resume_or_load()
         self.exp.new_epoch()
         self.step()
-        tensors, _ = objects.capture(objects.find(vars(self.exp)))
+        tensors, _ = objects.find(vars(self.exp)).state_dict()
         self.files = {name: [a.data for a in arrays.values()] for name, arrays in tensors.items()}
         self.arrays = [array for arrays in self.files.values() for array in arrays]
         self.bytes = sum(array.nbytes for array in self.arrays)

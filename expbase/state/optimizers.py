@@ -1,0 +1,100 @@
+"""The state of optimizers and learning rate schedules, under names that every process agrees on.
+
+Paddle keys an optimizer's tensors by automatic names, `linear_0.w_0_moment1_0`, which depend on
+what was constructed before; and a schedule's own `state_dict` is not always complete. objects.py
+decides which optimizers and schedules there are.
+
+    live = accumulators(optimizer, names)        # {"moment1/model.fc.weight": Tensor}
+    problems = make_accumulators(optimizer, name, saved, parameters)
+    set_schedule_values(schedule, schedule_values(schedule))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import framework
+from paddle.optimizer.lr import LRScheduler
+
+
+def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """An optimizer's tensors as `accumulator/structured parameter name`.
+
+    Args:
+        optimizer: A paddle optimizer.
+        names: The structured names of its parameters by paddle's automatic ones.
+    """
+    master = getattr(optimizer, "_master_weights", {})
+    # A parameter with a master weight: its accumulators go by the automatic name of the latter.
+    names = {**names, **{tensor.name: names[name] for name, tensor in master.items()}}
+    tensors = {f"master_weight/{names[name]}": tensor for name, tensor in master.items()}
+    prefix = f"{optimizer._name}_" if optimizer._name else ""
+    for accumulator, of_parameters in optimizer._accumulators.items():
+        for parameter, tensor in of_parameters.items():
+            tensors[f"{accumulator.removeprefix(prefix)}/{names[parameter]}"] = tensor
+    return tensors
+
+
+def make_accumulators(
+    optimizer: Any, name: str, saved: Iterable[str], parameters: Mapping[str, Any]
+) -> list[str]:
+    """Makes the tensors that a first step would make, for the parameters that had one.
+
+    Not for all parameters: one that never had a gradient has no accumulators, and what is made
+    must be what was saved.
+
+    Args:
+        optimizer: A paddle optimizer.
+        name: Its name, for messages.
+        saved: The keys of what was saved, as `accumulators` names them.
+        parameters: The parameters that it updates, by structured name.
+
+    Returns:
+        One line for each parameter that was saved and is not updated here.
+    """
+    stepped = dict.fromkeys(key.partition("/")[2] for key in saved)
+    unknown = [parameter for parameter in stepped if parameter not in parameters]
+    if stepped and not unknown:
+        block = framework.default_main_program().global_block()
+        optimizer._create_accumulators(block, [parameters[parameter] for parameter in stepped])
+    return [
+        f"{name}: the checkpoint has state for {p!r}, which it does not update." for p in unknown
+    ]
+
+
+def schedule_values(schedule: Any) -> dict[str, Any]:
+    """Every plain value of a schedule, those of the schedules within it too.
+
+    Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two), and some are
+    tensors (ReduceOnPlateau keeps the best loss as it was given).
+    """
+    values = {}
+    for name, value in vars(schedule).items():
+        if isinstance(value, LRScheduler):
+            values[name] = schedule_values(value)
+        elif is_plain(value) and name != "_var_name":  # an automatic name of paddle's
+            values[name] = value
+    return values
+
+
+def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
+    """Sets what `schedule_values` returned."""
+    for name, value in values.items():
+        inner = getattr(schedule, name, None)
+        if isinstance(inner, LRScheduler):
+            set_schedule_values(inner, value)
+        else:
+            setattr(schedule, name, value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, an array or None, or holds nothing else."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    kinds = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
+    return value is None or isinstance(value, kinds)
