@@ -61,7 +61,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
         loop, checkpointer = self._loop, self._checkpointer
         if loop.step in (Step.WITHIN, Step.ENDING):
             loop.save_requested = True
-            return self._wake()
+            return loop.wake()
         if loop.saved_at == self.iteration or self.phase == "sanity" or self.read_only:
             return
         if loop.failure is not None:

@@ -137,7 +137,7 @@ class Evaluation(Reporting):
             state.warned = True
             self.logger.warning(
                 "[%d] valid_batches() is read in the phase 'train': in train mode, with gradients "
-                "and with training's random numbers. Call self.evaluate() in place of self.valid().",
+                "and with training's random numbers. Call self.evaluate(), not self.valid().",
                 self.iteration,
             )
         return self._limited(self._run_over(loader, rng.VALID))  # it is opened now, not later
@@ -194,7 +194,9 @@ class Evaluation(Reporting):
     # --- phases --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _in_phase(self, name: str, loader: Any = None, layers: Iterable[Any] = ()) -> Iterator[None]:
+    def _in_phase(
+        self, name: str, loader: Any = None, layers: Iterable[Any] = ()
+    ) -> Iterator[None]:
         """The phase of that name; within a phase that is not training it changes nothing.
 
         Args:

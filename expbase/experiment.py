@@ -168,10 +168,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         next_due = schedule.next_due(self.config.training, self.iteration)
         self._loop.next_due = min(next_due, requests.next_iteration)
         if requests.reason and not self.parallel:
-            self._wake()
-
-    def _wake(self) -> None:
-        self._loop.next_due = 0
+            self._loop.wake()
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
         """Ends training after the iteration under way, with a checkpoint.
@@ -183,7 +180,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         """
         if self.phase != "sanity":
             self._stop_requests.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
-            self._wake()
+            self._loop.wake()
 
     # --- data ----------------------------------------------------------------------------
 
@@ -197,7 +194,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         watch, iterator = self._stopwatch, self._iterator
         began = watch.clock()
         if iterator.batches.ended:
-            self._wake()  # an epoch that ends within an update has things due, too
+            self._loop.wake()  # an epoch that ends within an update has things due, too
             self.new_epoch()
         if self._subscribers.subscribed.isdisjoint(BATCH_EVENTS):
             batch = iterator.read()
@@ -297,7 +294,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         """
         self._need_setup("run")
         loop = self._loop
-        with self._stop_requests.installed(self._wake), self.closing():
+        with self._stop_requests.installed(self._loop.wake), self.closing():
             if self.life is Life.READY:
                 self.resume_or_load()
             self._watch_for_hanging()

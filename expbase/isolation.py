@@ -1,4 +1,4 @@
-"""A block of code that has no effect on training: eval mode, no gradients, random states of its own.
+"""A block that has no effect on training: eval mode, no gradients, random states of its own.
 
 A leaf: which layers and which seed is passed in.
 

@@ -86,6 +86,10 @@ class LoopState:
         self.epochs_ended, self.stopped_by = epochs_ended, stopped_by
         self.step = Step.OVER if stopped_by else Step.BETWEEN
 
+    def wake(self) -> None:
+        """Makes the loop look at the end of this iteration what is due."""
+        self.next_due = 0
+
     def need(self, step: Step, method: str) -> None:
         """Checks that the loop is where a method may be called.
 

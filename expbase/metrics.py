@@ -86,11 +86,11 @@ class MetricLog:
 
     def state_dict(self) -> dict[str, Any]:
         """What was logged since the last line, and whether the table of runs knows this one."""
-        return {"pending": self.meter.numbers(), "hparams": self._has_hparams}
+        return {"pending": self.meter.state_dict(), "hparams": self._has_hparams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
-        self.meter.restore(state["pending"])
+        self.meter.load_state_dict(state["pending"])
         self._has_hparams = state["hparams"]
         return []
 

@@ -1,6 +1,6 @@
 """What predict_batch returned, sample by sample. A leaf.
 
-    split({"logits": logits, "name": names})     # [{"logits": …, "name": …}, …], one per sample
+split({"logits": logits, "name": names})     # [{"logits": …, "name": …}, …], one per sample
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def is_wanted(training: Any, what: str) -> bool:
 def next_due(training: Any, iteration: int) -> int:
     """The next iteration at which something that is asked for by iterations is due."""
     intervals = (training.log_interval, training.valid_interval, training.save_interval)
-    multiples = [(iteration // n + 1) * n for n in intervals if n]
+    multiples: list[int] = [(iteration // n + 1) * n for n in intervals if n]
     return min([*multiples, training.max_iteration or iteration + _FAR])
 
 

@@ -9,11 +9,11 @@ import paddle
 
 from expbase import distributed
 from expbase.config import ConfigError
-from expbase.reporting import Reporting
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
 from expbase.record.run_record import LEDGER, RunRecord
+from expbase.reporting import Reporting
 from expbase.stopping import StopRequests
 from expbase.visualizer import Visualizer
 

@@ -4,8 +4,9 @@ What a checkpoint holds is the one mapping that the experiment hands over: objec
 `state_dict()` and `load_state_dict(state)`, which returns reasons why continuing is not exact.
 They are restored in the order of the mapping and captured in the reverse order, so that the last
 one, the user's own, acts before anything is captured and after everything is restored. What has a
-method `problems(state)` is asked first, so nothing is changed by a checkpoint that does not fit. checkpoint.py knows how a directory is
-written, encoding.py how a value is, sharing.py what differs between ranks.
+method `problems(state)` is asked first, so nothing is changed by a checkpoint that does not fit.
+checkpoint.py knows how a directory is written, encoding.py how a value is encoded, sharing.py what
+differs between ranks.
 
     checkpointer = Checkpointer(directory, config.training, rank, world_size)
     checkpointer.contents = {"objects": …, "counters": …, "random": …}
@@ -116,9 +117,7 @@ class Checkpointer:
 
     # Saving
 
-    def save(
-        self, iteration: int, sizes: Mapping[str, int], results: Mapping[str, float]
-    ) -> None:
+    def save(self, iteration: int, sizes: Mapping[str, int], results: Mapping[str, float]) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails

@@ -1,8 +1,8 @@
 """Small entries of a checkpoint: the best scores, the environment, what the user adds.
 
-    scores = BestScores(config.training)
-    scores.add(iteration=400, results={"accuracy": 0.98})
-    scores.best                                # [(400, 0.98)], best first
+scores = BestScores(config.training)
+scores.add(iteration=400, results={"accuracy": 0.98})
+scores.best                                # [(400, 0.98)], best first
 """
 
 from __future__ import annotations
