@@ -133,7 +133,7 @@ class Evaluation:
             all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
             drawn_from = objects.generator_states(found)
             try:
-                with exp._watch.apart("validation"), without_a_trace(all_layers, seed, bare):
+                with exp._watch.exclude("validation"), without_a_trace(all_layers, seed, bare):
                     yield
             finally:
                 objects.set_generator_states(found, drawn_from)

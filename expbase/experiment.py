@@ -42,7 +42,7 @@ from expbase.metrics import Journal
 from expbase.record import card, crash, provenance
 from expbase.record.hang import HangWatch
 from expbase.record.run_record import LEDGER, Ledger
-from expbase.run_dir import Output
+from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint, objects, rng
 from expbase.state.checkpointer import Checkpointer, choose
 from expbase.state.weights import export_model, read_weights, write_weights
@@ -111,7 +111,7 @@ class ExperimentBase(Events):
         self.logger = early_log()  # until setup_logger
         self.visualizer = Visualizer(None)
 
-        self._output = Output(self.output_dir)
+        self._output = RunDirectory(self.output_dir)
         self._log_path = self.output_dir / f"worker_{self.rank}.log"
         self._moved_aside: Path | None = None
         self._watch = Stopwatch()
@@ -856,7 +856,7 @@ class ExperimentBase(Events):
                 f"save: what stands on self is {self._looked_at}, brought back to be looked at; "
                 f"as iteration {self.iteration} it would spoil the run."
             )
-        with self._watch.apart("saving"):
+        with self._watch.exclude("saving"):
             self._journal.check_finite()
             self._stepper.check_complete()
             self._stepper.finish()

@@ -59,7 +59,7 @@ class Journal:
         feed = exp._cursor.feed
         samples = feed.batch_size and feed.batch_size * exp.world_size
         speed = exp._watch.speed(exp.iteration, samples)
-        with exp._watch.apart("logging"):
+        with exp._watch.exclude("logging"):
             if (left := self.seconds_left()) is not None:
                 speed["seconds_left"] = left
             metrics = {f"train/{name}": mean for name, mean in self.meter.means().items()}

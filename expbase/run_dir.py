@@ -1,12 +1,12 @@
-"""The output directory of one run: its lock, its config, and stepping aside for a fresh start.
+"""The directory of one run: its lock, its config, and making room for a fresh start.
 
-A leaf. One run owns one directory at a time: the lock is the system's, so it is free as soon as
-the process is dead, and a second experiment in the same process is refused too.
+One run owns one directory at a time. The lock is the system's, so it is free as soon as the process
+is dead; a second experiment in the same process is refused, too.
 
-    output = Output("runs/digits")
-    output.claim(config, fresh=False, force=False)
-    output.dump(config)
-    output.release()
+    directory = RunDirectory("runs/digits")
+    directory.claim(config, fresh=False, force=False)
+    directory.dump(config)
+    directory.release()
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from expbase.config import ConfigError, differences, dump_yaml, load_yaml
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
 
-# A run may go on although these differ: they change when things happen, not what is computed.
+# A run may continue although these differ: they change when things happen, not what is computed.
 MAY_CHANGE = {
     f"training.{key}"
     for key in (
@@ -32,98 +32,98 @@ MAY_CHANGE = {
     ).split()
 }
 
-# The system's lock admits a second one of the same process, and is lost when any handle of the
-# file is closed: what this process holds is kept here as well.
+# The locks of this process. The system's kind of lock admits the same process a second time, and it
+# is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()
 
 
-class Output:
-    """A run's directory.
+class RunDirectory:
+    """The directory of a run.
 
     Args:
-        path: Where; made at `make`.
+        path: The directory; `make` and `claim` make it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
+        self._config = self.path / CONFIG  # written once the directory is a run's
         self._lock: tuple[str, IO[bytes]] | None = None
 
     def make(self) -> None:
         """Makes the directory.
 
         Raises:
-            ConfigError: A file stands there, or the system refuses.
+            ConfigError: A file has this name, or the system refuses.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} is, or lies in, a file; expected a directory."
-            ) from error
+            raise self._error("is, or lies in, a file; expected a directory.") from error
         except OSError as error:
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} cannot be made: {error.strerror}."
-            ) from error
+            raise self._error(f"cannot be made: {error.strerror}.") from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ConfigError(f"args.output: {str(self.path)!r} cannot be written to.")
+            raise self._error("cannot be written to.")
 
     def expect(self) -> None:
-        """Checks that the directory of a run is there, to be read.
+        """Checks that a run is here, to be read.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: There is none.
         """
-        if not (self.path / CONFIG).is_file():
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} holds no run; expected the directory of one, "
-                f"with its {CONFIG}."
-            )
+        if not self._config.is_file():
+            raise self._error(f"holds no run; expected the directory of one, with its {CONFIG}.")
 
     def lock(self, rank: int) -> None:
-        """Takes the directory for this process, for one rank.
+        """Takes the directory for one rank of this process.
 
         Raises:
             ConfigError: Another run has it.
         """
-        name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same by any name
+        name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same for links to it
         if name in _held:
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} is in use by another experiment of this process. "
-                "Close that one first, or give each its own directory."
+            raise self._error(
+                "is in use by another experiment of this process. Close that one first, or give "
+                "each its own directory."
             )
         try:
             file = open(name, "ab")
         except OSError as error:
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} cannot be locked: {error.strerror}."
-            ) from error
+            raise self._error(f"cannot be locked: {error.strerror}.") from error
         try:
+            # Not flock: workers that outlive a killed process would still hold that one.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.close()
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} is in use by a running process. "
-                "Wait for it, stop it, or give another --output."
+            raise self._error(
+                "is in use by a running process. Wait for it, stop it, or give another --output."
             ) from error
         _held.add(name)
         self._lock = (name, file)
 
+    def release(self) -> None:
+        """Ends the lock. May be called twice."""
+        if self._lock is not None:
+            name, file = self._lock
+            self._lock = None
+            _held.discard(name)
+            file.close()
+
     def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
-        """Makes and locks the directory for a run of this config; for the first rank.
+        """Makes and locks the directory for a run of this config; for rank 0.
 
         Args:
             config: The resolved config.
-            fresh: Whether to move a run that is here aside first.
-            force: Whether to go on although the run here has another config.
+            fresh: Whether a run that is here is moved aside first.
+            force: Whether to continue a run that has another config.
 
         Returns:
-            Where the run that was here is now; None if none was moved.
+            The new place of the run that was moved aside; None if none was.
 
         Raises:
             ConfigError: It cannot be made, is in use, or holds a run of another config.
         """
         self.make()
-        self.lock(rank=0)
+        self.lock(rank=0)  # before it is moved: a running one must not be
         aside = None
         if fresh:
             self.release()
@@ -132,35 +132,21 @@ class Output:
             self.lock(rank=0)
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
         if changed and not force:
-            lines = "".join(
-                f"\n  {k}: {old!r} there, {new!r} now" for k, (old, new) in changed.items()
-            )
-            raise ConfigError(
-                f"args.output: {str(self.path)!r} holds a run of another config:{lines}\n"
+            lines = [f"\n  {k}: {old!r} there, {new!r} now" for k, (old, new) in changed.items()]
+            raise self._error(
+                f"holds a run of another config:{''.join(lines)}\n"
                 "Give another --output, --fresh to start over here (the old run is moved aside), "
-                "or --force to go on under the new config."
+                "or --force to continue under the new config."
             )
         return aside
 
-    def release(self) -> None:
-        """Gives the directory free. May be called twice."""
-        if self._lock is not None:
-            name, file = self._lock
-            self._lock = None
-            _held.discard(name)
-            file.close()
-
-    def holds_run(self) -> bool:
-        """Whether a run was started here before."""
-        return (self.path / CONFIG).exists()
-
     def move_aside(self) -> Path | None:
-        """Makes room for a fresh start: the run here gets a name of its own.
+        """Renames the directory, if it holds a run, to make room for a fresh start.
 
         Returns:
             Its new place; None if there was no run.
         """
-        if not self.holds_run():
+        if not self._config.exists():
             return None
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
@@ -169,14 +155,15 @@ class Output:
         return aside
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """The config keys that differ from the first start's, with both values."""
-        file = self.path / CONFIG
-        return differences(load_yaml(file), config) if file.exists() else {}
+        """The config keys that differ from those of the first start, with both values."""
+        return differences(load_yaml(self._config), config) if self._config.exists() else {}
 
     def dump(self, config: Mapping[str, Any]) -> None:
-        """Writes config.yaml at the first start; later ones leave it as it is."""
-        file = self.path / CONFIG
-        if not file.exists():
-            temporary = file.with_name(f".{CONFIG}")
+        """Writes config.yaml at the first start; later starts leave it as it is."""
+        if not self._config.exists():
+            temporary = self._config.with_name(f".{CONFIG}")
             temporary.write_text(dump_yaml(config), encoding="utf-8")
-            os.replace(temporary, file)  # whole or not there: it marks the directory as a run
+            os.replace(temporary, self._config)  # whole or not there, even after a kill
+
+    def _error(self, what: str) -> ConfigError:
+        return ConfigError(f"args.output: {str(self.path)!r} {what}")

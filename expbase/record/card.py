@@ -154,7 +154,7 @@ def _line(exp: ExperimentBase) -> console.Line:
 
 def summary(exp: ExperimentBase) -> Iterator[str]:
     """Where the time of this start went, what is best, and how to see the curves."""
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in exp._watch.shares().items())
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in exp._watch.time_breakdown().items())
     yield _row("time", f"{clock(exp._watch.seconds())}: {shares}")
     if exp._checkpointer.scores:
         iteration, score = exp._checkpointer.scores[0]
