@@ -1,17 +1,23 @@
-"""The live line, in a real terminal, beside what is written meanwhile; and where it must not be."""
+"""The live line, on a screen, beside what is written meanwhile; and where it must not be."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import pty
 import re
-import shlex
-import subprocess
+import select
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyte
 import pytest
 from terminal import terminal
+from tiny import Tiny, trained
 
-from expbase.console import is_terminal
+from expbase.console import Line, is_terminal, live_line
 
 SCRIPT = """
 import sys, time
@@ -61,59 +67,122 @@ def script(folder: Path, *, workers: int = 0, at_twenty: str = "pass") -> list[s
     return [sys.executable, str(path), "--output", str(folder / "run"), "--device=cpu", *options]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_terminal_shows_one_line_that_moves_and_keeps_what_is_worth_it(
-    tmp_path: Path, columns: int
+Screen = Callable[[], str]
+LINE = Line("train", 30, 60, ["epoch 1", "loss 0.25", "0:00:12 left", "45 it/s", "312 MB"])
+
+
+@contextlib.contextmanager
+def a_screen(columns: int = 80, encoding: str = "utf-8") -> Iterator[Screen]:
+    """Lets sys.stdout and sys.stderr be a terminal; yields what is on its screen, to be asked."""
+    reader, writer = pty.openpty()
+    shown = pyte.Screen(columns, 60)
+    stream = pyte.ByteStream(shown)
+
+    def look() -> str:
+        while select.select([reader], [], [], 0.05)[0]:
+            stream.feed(os.read(reader, 1 << 16))
+        assert not shown.cursor.hidden  # after a kill -9 nobody would show it again
+        return "\n".join(line.rstrip() for line in shown.display).rstrip()
+
+    # Not in a fixture: pytest puts its own streams in place between a fixture and its test.
+    with pytest.MonkeyPatch.context() as patch, open(writer, "w", 1, encoding) as written:
+        patch.setenv("TERM", "xterm-256color")
+        patch.setenv("COLUMNS", str(columns))
+        patch.setattr(sys, "stdout", written)
+        patch.setattr(sys, "stderr", written)
+        yield look
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("columns", "encoding"), [(80, "utf-8"), (120, "utf-8"), (80, "ascii"), (80, "latin-1")]
+)
+def test_what_is_printed_stands_above_a_line_as_wide_as_the_terminal(
+    columns: int, encoding: str
 ) -> None:
-    with terminal(script(tmp_path), columns) as shown:
+    with a_screen(columns, encoding) as screen:
+        with live_line(lambda: LINE) as is_shown:
+            print("printed", "x" * 150 + "end")
+            text = screen()
+            assert is_shown()
+        assert not is_shown()
+        end = screen()
+    last = text.splitlines()[-1]
+    assert re.search(r"^train 30/60 .* epoch 1  loss 0.25  0:00:12 left  45 it/s  312 MB$", last)
+    assert text.count("it/s") == 1
+    assert "printed " + "x" * 150 + "end" in text.replace("\n", "")  # not broken into words
+    assert "it/s" not in end
+    assert "printed" in end
+
+
+def test_a_narrow_terminal_cuts_off_what_is_least_important() -> None:
+    with a_screen(40) as screen, live_line(lambda: LINE):
+        print()
+        last = screen().splitlines()[-1]
+    assert last.startswith("train 30/60 epoch 1  loss 0.25  0:")
+    assert len(last) <= 37  # with room for a ^C
+
+
+def test_what_is_printed_into_a_file_stays_off_the_terminal() -> None:
+    file = io.StringIO()
+    with a_screen() as screen, contextlib.redirect_stdout(file), live_line(lambda: LINE):
+        print("into the file")
+        text = screen()
+    assert "into the file" not in text
+    assert file.getvalue() == "into the file\n"
+
+
+def failing() -> None:
+    with live_line(lambda: LINE):
+        print("before")
+        raise ArithmeticError
+
+
+def test_an_error_removes_the_line() -> None:
+    with a_screen() as screen:
+        with pytest.raises(ArithmeticError):
+            failing()
+        assert screen() == "before"
+
+
+def test_a_breakpoint_hook_of_the_user_is_called_and_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(sys, "breakpointhook", called.append)
+    before = sys.breakpointhook
+    with a_screen() as screen, live_line(lambda: LINE) as is_shown:
+        breakpoint("here")
+        shown, text = is_shown(), screen()
+    assert (called, shown, text) == (["here"], False, "")
+    assert sys.breakpointhook == before
+
+
+def test_a_run_shows_a_line_that_moves_and_its_workers_do_not_hang(tmp_path: Path) -> None:
+    with terminal(script(tmp_path, workers=2)) as shown:
         text = shown.wait(lambda text: "said by" in text and re.search(r"train [345]\d/60", text))
         last = text.splitlines()[-1]
         assert re.search(r"^train \d+/60 .*epoch 1  loss -?\d.* left  \S+ it/s", last)
-        assert columns - 6 <= len(last) <= columns - 3 if columns == 80 else len(last) > 80
+        assert 74 <= len(last) <= 77
         assert last.endswith(" MB")
-        assert text.count("it/s") == 1
-        assert not shown.screen.cursor.hidden  # after a kill -9 nobody would show it again
-        assert "x" * 100 + "end" in shown.text.replace("\n", "")  # not broken into words
         end = shown.wait()
     assert shown.exit_code == 0
-    assert not shown.screen.cursor.hidden
-    assert "it/s" not in end
+    assert "worker says 150" in end
+    assert "and complains to TextIOWrapper" in end  # not to rich, with a lock held for ever
+    assert "FileProxy" not in end
     assert "[25] epoch=1 valid/accuracy=0.5" in end
     assert "train/loss" not in end  # the live line said it
     assert re.search(r"time +\S+ s: training \d+%, data \d+%, logging", end)
     assert re.search(r"\[60\] FINISHED: epoch 1", end.splitlines()[-1] + end.splitlines()[-2])
-    log = (tmp_path / "run/worker_0.log").read_text()
-    assert log.count("train/loss") == 60
+    assert (tmp_path / "run/worker_0.log").read_text().count("train/loss") == 60
 
 
-def test_a_pipe_gets_plain_lines_and_all_of_them(tmp_path: Path) -> None:
-    result = subprocess.run(script(tmp_path), capture_output=True, timeout=100)
-    assert result.returncode == 0
-    for data in (result.stdout, result.stderr):
-        assert b"\r" not in data
-        assert b"\x1b" not in data
-    assert result.stderr.count(b"train/loss") == 60
-
-
-def test_workers_write_to_the_terminal_and_do_not_hang(tmp_path: Path) -> None:
-    with terminal(script(tmp_path, workers=2)) as shown:
-        end = shown.wait()
-    assert shown.exit_code == 0
-    assert "worker says 150" in end
-    assert "and complains to TextIOWrapper" in end  # not to rich's, with a lock nobody opens
-    assert "FileProxy" not in end
-
-
-def test_what_is_printed_into_a_file_stays_off_the_terminal(tmp_path: Path) -> None:
-    command = shlex.join(script(tmp_path))
-    with terminal(["/bin/sh", "-c", f"{command} > {tmp_path}/printed"]) as shown:
-        end = shown.wait()
-    assert "said by train_batch" in (tmp_path / "printed").read_text()
-    assert "said by train_batch" not in end
-
-
-def test_a_debugger_has_the_terminal_for_itself(tmp_path: Path) -> None:
-    command = script(tmp_path, at_twenty="if self.iteration == 20: breakpoint()")
+def test_a_debugger_has_the_terminal_for_itself_and_an_error_comes_last(tmp_path: Path) -> None:
+    command = script(
+        tmp_path,
+        at_twenty="if self.iteration == 20: breakpoint()\n"
+        "        assert self.iteration < 30, 'too far'",
+    )
     with terminal(command) as shown:
         text = shown.wait(lambda text: text.endswith("(Pdb)"))
         assert "it/s" not in text
@@ -121,24 +190,18 @@ def test_a_debugger_has_the_terminal_for_itself(tmp_path: Path) -> None:
         assert shown.wait(lambda text: text.endswith("(Pdb)") and "\n20\n" in text)
         shown.type("c\n")
         end = shown.wait()
-    assert shown.exit_code == 0
-    assert "train/loss" in end  # lines again, since the live one is gone
-
-
-def test_the_error_of_a_run_stands_below_its_log(tmp_path: Path) -> None:
-    with terminal(script(tmp_path, at_twenty="assert self.iteration < 20, 'too far'")) as shown:
-        end = shown.wait()
     assert shown.exit_code == 1
+    assert "train/loss" in end  # lines again, because the live one is gone
     assert "AssertionError: too far" in end.splitlines()[-1]
-    assert "it/s" not in end
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_of_few_letters_is_no_error(tmp_path: Path, encoding: str) -> None:
-    with terminal(script(tmp_path), LC_ALL="C", PYTHONIOENCODING=encoding) as shown:
-        end = shown.wait()
-    assert shown.exit_code == 0
-    assert "Error" not in end
+def test_without_a_terminal_a_run_writes_plain_lines_and_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run")
+    said = capsys.readouterr()
+    assert not re.search(r"[\r\x1b]", said.out + said.err)
+    assert said.err.count("train/loss") == 6
 
 
 def test_a_dumb_terminal_and_a_pipe_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from expbase import Config, ConfigError
-from expbase.run_dir import MAY_CHANGE, Output
+from expbase.run_dir import MAY_CHANGE, RunDirectory
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
-# Takes the lock as output.py does, and says so; ends when its stdin does.
+# Takes the lock as a run does, and says so; ends when its stdin does.
 HOLDER = """
 import sys
-from expbase.run_dir import Output
-output = Output(sys.argv[1])
+from expbase.run_dir import RunDirectory
+output = RunDirectory(sys.argv[1])
 output.make()
 output.lock(0)
 print("held", flush=True)
@@ -27,9 +27,9 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Iterator[Output]:
+def output(tmp_path: Path) -> Iterator[RunDirectory]:
     """A directory that is claimed for a run."""
-    output = Output(tmp_path / "runs" / "one")
+    output = RunDirectory(tmp_path / "runs" / "one")
     output.claim(CONFIG, fresh=False, force=False)
     output.dump(CONFIG)
     yield output
@@ -63,7 +63,7 @@ def changed(**values: object) -> Config:
 
 def claimed(path: Path, config: Config = CONFIG, **options: bool) -> Path | None:
     """Claims and releases, as a run that ends at once."""
-    output = Output(path)
+    output = RunDirectory(path)
     try:
         return output.claim(config, **{"fresh": False, "force": False, **options})
     finally:
@@ -79,11 +79,11 @@ def refusal(path: Path, config: Config = CONFIG, **options: bool) -> str:
 
 
 def test_a_second_experiment_in_the_process_is_refused_until_the_first_is_released(
-    output: Output,
+    output: RunDirectory,
 ) -> None:
     for options in ({}, {"fresh": True}, {"force": True}):
         assert "in use by another experiment of this process" in refusal(output.path, **options)
-    other_rank = Output(output.path)
+    other_rank = RunDirectory(output.path)
     other_rank.lock(rank=1)
     other_rank.release()
     output.release()
@@ -92,7 +92,7 @@ def test_a_second_experiment_in_the_process_is_refused_until_the_first_is_releas
 
 
 def test_another_name_of_the_directory_does_not_get_round_the_lock(
-    output: Output, tmp_path: Path
+    output: RunDirectory, tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(output.path)
@@ -101,48 +101,43 @@ def test_another_name_of_the_directory_does_not_get_round_the_lock(
 
 
 def test_another_process_is_refused_until_the_holder_is_dead(
-    tmp_path: Path, hold: Callable[[Path], subprocess.Popen[str]]
-) -> None:
-    holder = hold(tmp_path / "run")
-    assert "in use by a running process" in refusal(tmp_path / "run")
-    assert "in use by a running process" in refusal(tmp_path / "run", fresh=True)
-    holder.kill()  # -9: it can clean up nothing
-    holder.wait()
-    assert claimed(tmp_path / "run") is None
-
-
-def test_a_released_directory_is_free_for_another_process(
-    output: Output, hold: Callable[[Path], subprocess.Popen[str]]
+    output: RunDirectory, hold: Callable[[Path], subprocess.Popen[str]]
 ) -> None:
     output.release()
-    hold(output.path)
+    holder = hold(output.path)  # what was released is free for another process, too
+    assert "in use by a running process" in refusal(output.path)
+    assert "in use by a running process" in refusal(output.path, fresh=True)
+    assert not output.path.with_name("one.old-1").exists()
+    holder.kill()  # -9: it can clean up nothing
+    holder.wait()
+    assert claimed(output.path) is None
 
 
-def test_fresh_moves_each_old_run_to_a_number_of_its_own(output: Output) -> None:
+def test_fresh_moves_each_old_run_to_a_number_of_its_own(output: RunDirectory) -> None:
     (output.path / "weights").write_text("first")
     output.release()
     assert claimed(output.path, fresh=True) == output.path.with_name("one.old-1")
     assert (output.path.with_name("one.old-1") / "weights").read_text() == "first"
-    Output(output.path).dump(CONFIG)
+    RunDirectory(output.path).dump(CONFIG)
     assert claimed(output.path, fresh=True) == output.path.with_name("one.old-2")
-    assert not Output(output.path).holds_run()
+    assert not (output.path / "config.yaml").exists()
 
 
 def test_a_directory_without_a_run_is_not_moved(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
-    assert Output(tmp_path).move_aside() is None
+    assert RunDirectory(tmp_path).move_aside() is None
     assert claimed(tmp_path, fresh=True) is None
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def test_the_config_of_the_first_start_stays(output: Output) -> None:
+def test_the_config_of_the_first_start_stays(output: RunDirectory) -> None:
     text = (output.path / "config.yaml").read_text()
     output.dump(changed(optim__lr=0.5))
     assert (output.path / "config.yaml").read_text() == text
     assert [path.name for path in output.path.glob("*config*")] == ["config.yaml"]
 
 
-def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: Output) -> None:
+def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: RunDirectory) -> None:
     output.release()
     text = refusal(output.path, changed(optim__lr=0.5, training__seed=3, training__max_iteration=9))
     assert "optim.lr: 0.1 there, 0.5 now" in text
@@ -151,7 +146,7 @@ def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: Output)
     assert all(option in text for option in ("--output", "--fresh", "--force"))
 
 
-def test_what_may_change_does_and_force_lets_the_rest_pass(output: Output) -> None:
+def test_what_may_change_does_and_force_lets_the_rest_pass(output: RunDirectory) -> None:
     output.release()
     assert claimed(output.path, changed(training__max_iteration=9)) is None
     assert claimed(output.path, changed(optim__lr=0.5), force=True) is None

@@ -28,14 +28,14 @@ def watch(clock: Clock) -> Stopwatch:
     return Stopwatch(clock)
 
 
-def test_speeds_count_steps_samples_and_waiting_without_what_is_apart(
+def test_speeds_count_steps_samples_and_waiting_without_what_is_excluded(
     clock: Clock, watch: Stopwatch
 ) -> None:
     watch.start(10)
     clock.now += 4.0
     watch.batches += 8
     watch.data_seconds += 1.0
-    with contextlib.suppress(RuntimeError), watch.apart("saving"):
+    with contextlib.suppress(RuntimeError), watch.exclude("saving"):
         clock.now += 50.0
         raise RuntimeError
     assert watch.speed(14, samples_per_batch=32) == {
@@ -57,7 +57,7 @@ def test_the_time_left_is_of_median_steps_and_of_what_comes_between_them(
         clock.now += seconds
         watch.speed(iteration, None)
     for seconds in (4.0, 2.0, 100.0):
-        with watch.apart("validation"):
+        with watch.exclude("validation"):
             clock.now += seconds
     assert watch.step_seconds(1006) == 1.0  # of 3, 0.5 and 1: a slow start is not what comes
     left = watch.seconds_left(1006, 10, {"validation": 2, "saving": 5})
@@ -71,11 +71,16 @@ def test_shares_add_up_to_the_whole_time_and_what_is_within_another_belongs_to_i
     watch.start(0)
     clock.now += 6.0
     watch.data_seconds += 1.0
-    with watch.apart("logging"):
+    with watch.exclude("logging"):
         clock.now += 1.0
-        with watch.apart("validation"):
+        with watch.exclude("validation"):
             clock.now += 1.0
-    with watch.apart("validation"):
+    with watch.exclude("validation"):
         clock.now += 2.0
     assert watch.seconds() == 10.0
-    assert watch.shares() == {"training": 0.5, "data": 0.1, "logging": 0.2, "validation": 0.2}
+    assert watch.time_breakdown() == {
+        "training": 0.5,
+        "data": 0.1,
+        "logging": 0.2,
+        "validation": 0.2,
+    }
