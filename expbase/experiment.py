@@ -95,17 +95,30 @@ class ExperimentBase(SetupSteps, Checkpoints):
         """Begins the next iteration, and an epoch if there is none; false at the end of training.
 
         Raises:
-            RuntimeError: The iteration before was not ended, or this is not train().
+            RuntimeError: The iteration before was not ended.
         """
         loop = self._loop
-        if loop.step is not Step.BETWEEN:
-            loop.need(Step.OVER, "going_on")
+        if loop.step is not Step.BETWEEN and not self._begin_loop():
             return False
         if self._iterator.batches.ended:
             self.new_epoch()
         self.iteration += 1
         loop.step = Step.WITHIN
         return True
+
+    def _begin_loop(self) -> bool:
+        """The first going_on() of a start; false if nothing is to be done, or nothing any more."""
+        loop = self._loop
+        if loop.step is not Step.OUTSIDE:
+            loop.need(Step.OVER, "going_on")
+            return False
+        if self.life is Life.READY:  # a loop by hand, without run()
+            self.resume_or_load()
+        self._stop_requests.start(self.iteration)
+        self._stopwatch.start(self.iteration)
+        loop.begin(self.epochs_ended, self._stop_requests.agreed(self.iteration))
+        self._plan()
+        return loop.step is Step.BETWEEN
 
     def end_iteration(self) -> None:
         """Ends the iteration under way: on_train_batch_end, then whatever is due.
@@ -322,10 +335,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
         seed = rng.derive(self.config.training.seed, rng.SETUP, 1, self.rank)
         with rng.isolated(seed):  # it comes once per start, so it must have no effect on training
             self._fire("on_train_begin")
-        self._stop_requests.start(self.iteration)
-        self._stopwatch.start(self.iteration)
-        self._loop.begin(self.epochs_ended, self._stop_requests.agreed(self.iteration))
-        self._plan()
         self.train()
         self._check_end_of_train()
         self.life = Life.ENDED
@@ -340,7 +349,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         loop = self._loop
         if loop.step is Step.WITHIN:
             loop.need(Step.BETWEEN, "train")
-        if loop.step is Step.BETWEEN and not loop.first_update_checked:
+        if loop.step is Step.OUTSIDE:
             self.logger.warning(
                 "[%d] train() returned without self.end_iteration(): no signal was heard, no line "
                 "written, no listener called, nothing saved but by hand. Expected `while "

@@ -116,14 +116,9 @@ class Reporting(Attributes):
             "update": card.update_row(adapter.batch_size, batches),
             "device": card.device_row(self.world_size),
         }
-        layers = self._saved_objects().layers
-        for text in card.card(
-            type(self).__name__,
-            self._config_changes(),
-            layers,
-            adapter,
-            facts | {"output": str(self.args.output)},
-        ):
+        changes, layers = self._config_changes(), self._saved_objects().layers
+        name, output = type(self).__name__, str(self.args.output)
+        for text in card.card(name, changes, layers, adapter, facts, output):
             self.logger.info("%s", text)
         if self.read_only:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import paddle
@@ -13,7 +12,7 @@ from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, trained
 
 from expbase import console
-from expbase.record.card import clock, live
+from expbase.record.card import clock
 
 
 def said(output: Path) -> list[str]:
@@ -33,7 +32,7 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "config": "training.max_iteration=6 training.valid_interval=3 training.save_interval=2 "
         "training.log_interval=1 training.accumulation_steps=2 (the rest by default)",
         "self.model": "90 parameters, 74 trainable",
-        "data": "40 samples, 10 batches a pass; validation: 10 samples",
+        "data": "40 samples, 10 batches an epoch; validation: 10 samples",
         "update": "2 batches of 4 samples, 8 together",
         "device": "cpu, ranks: 1",
         "output": str(tmp_path / "run"),
@@ -73,14 +72,17 @@ def test_the_end_says_where_the_time_went_what_is_best_and_how_to_see_the_curves
     assert last.startswith("[4] FINISHED: epoch 1, step-00000004 in ")
 
 
-def test_only_one_rank_draws_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_rank_draws_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def draw(look: Any) -> NoReturn:
         raise AssertionError("a live line")
 
     monkeypatch.setattr(console, "is_terminal", lambda stream: True)
     monkeypatch.setattr(console, "live_line", draw)
-    rank_1: Any = SimpleNamespace(rank=1)
-    with live(rank_1):
+    exp = make(Tiny, tmp_path / "run")
+    exp.rank = 1
+    with exp._live_line():
         pass
 
 
@@ -120,17 +122,17 @@ def test_the_time_left_counts_the_validations_and_saves_that_come(
     exp.setup()
     exp.run()
     asked: list[Any] = []
-    monkeypatch.setattr(exp._watch, "seconds_left", lambda *args: asked.append(args))
+    monkeypatch.setattr(exp._stopwatch, "seconds_left", lambda *args: asked.append(args))
     exp.iteration = 10
-    assert exp._journal.seconds_left() is None
+    assert exp._seconds_left() is None
     exp.config.training.update({"valid_every_epoch": 1, "accumulation_steps": 2})
-    exp._journal.seconds_left()
+    exp._seconds_left()
     assert asked == [
         (10, 20, {"validation": 2, "saving": 4, "logging": 20}),
         (10, 20, {"validation": 6, "saving": 4, "logging": 20}),  # 10 batches are a pass
     ]
     exp.config.training.update({"max_iteration": 0, "max_epoch": 0})
-    assert exp._journal.seconds_left() is None  # nobody knows
+    assert exp._seconds_left() is None  # nobody knows
 
 
 def test_a_continued_run_knows_the_time_left_at_its_first_line(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tiny import Tiny, make, same_bits, trained
 
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
-from expbase.state.checkpointer import SECTIONS
 
 
 class Rich(Tiny):
@@ -55,8 +54,19 @@ def test_a_layer_that_is_excluded_makes_no_file(tmp_path: Path) -> None:
     assert files == {*expected, "state.json", "manifest.json"}
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "objects"])
-def test_a_section_that_is_dropped_is_missed(tmp_path: Path, section: str) -> None:
+ENTRIES = (
+    "objects counters loop data registered gradients log best listeners environment random own"
+).split()
+
+
+def test_a_checkpoint_holds_these_entries(tmp_path: Path) -> None:
+    exp = trained(Rich, tmp_path / "run", max_iteration=2)
+    state = json.loads((exp.checkpoint_dir / "step-00000002/state.json").read_bytes())
+    assert sorted(state["values"]) == sorted(ENTRIES)
+
+
+@pytest.mark.parametrize("section", ENTRIES)
+def test_an_entry_that_is_dropped_is_missed(tmp_path: Path, section: str) -> None:
     trained(Rich, tmp_path / "run", max_iteration=2)
     rewrite(tmp_path / "run", lambda state: state["values"].pop(section))
     with pytest.raises(CheckpointError, match=f"{section}: missing in the checkpoint"):
@@ -65,8 +75,8 @@ def test_a_section_that_is_dropped_is_missed(tmp_path: Path, section: str) -> No
 
 def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path) -> None:
     trained(Rich, tmp_path / "run", max_iteration=2)
-    rewrite(tmp_path / "run", lambda state: state.update(format=2))
-    with pytest.raises(CheckpointError, match="format 2; expected 1"):
+    rewrite(tmp_path / "run", lambda state: state.update(format=3))
+    with pytest.raises(CheckpointError, match="format 3; expected 2"):
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 

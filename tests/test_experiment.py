@@ -219,7 +219,7 @@ def test_an_empty_loader_is_an_error_before_training(tmp_path: Path) -> None:
         loader_options = {"drop_last": True}  # noqa: RUF012
 
     exp = make(Empty, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"self\.train_loader: gives no batch"):
+    with pytest.raises(ValueError, match=r"self\.train_loader: has no batch"):
         exp.setup()
 
 
@@ -541,11 +541,12 @@ def test_interleaved_experiments_save_and_load_each_others_state(tmp_path: Path)
     one, other = (make(Tiny, tmp_path / name, max_iteration=9) for name in ("one", "other"))
     for exp in (one, other):
         exp.setup()
-        exp.resume_or_load()
-    for steps in (2, 3):  # by turns, in one process
+    for _ in range(5):  # by turns, in one process, by loops of our own
         for exp in (one, other):
-            exp.config.training.max_iteration = exp.iteration + steps
-            exp.train()
+            assert exp.going_on()
+            exp.train_batch()
+            exp.end_iteration()
+    one.save()
     one.close()
     args = {"checkpoint_path": str(tmp_path / "one")}
     trained(Tiny, tmp_path / "crossed", args, max_iteration=9)  # while the other is alive
@@ -931,7 +932,7 @@ class Reading(Tiny):
 
     def read_batch(self) -> Any:
         points, labels = super().read_batch()
-        self.noted[self.iteration] = (points.numpy().copy(), self._cursor.batches.indices)
+        self.noted[self.iteration] = (points.numpy().copy(), self._iterator.batches.indices)
         points.zero_()
         return points, labels
 
@@ -982,7 +983,7 @@ def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, 
     if how == "stop":
         options["save_interval"] = 100
     exp = trained(Rising, tmp_path, **options)
-    assert exp._checkpointer.scores[0] == (3, 0)
+    assert exp._checkpointer.scores.best[0] == (3, 0)
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])

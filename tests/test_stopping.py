@@ -169,13 +169,13 @@ def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
 def test_of_several_wishes_the_strongest_counts_and_times_are_injected(tmp_path: Path) -> None:
     now = [0.0]
     wishes = StopRequests(tmp_path / "STOP", 10, clock=lambda: now[0])
-    wishes.look()
-    assert wishes.wish == StopReason.NONE
+    wishes.poll()
+    assert wishes.reason == StopReason.NONE
     now[0] = 10.0
-    wishes.look()
-    assert wishes.wish == StopReason.TIME_LIMIT
+    wishes.poll()
+    assert wishes.reason == StopReason.TIME_LIMIT
     wishes.add(StopReason.CALL)
-    assert wishes.wish == StopReason.TIME_LIMIT
+    assert wishes.reason == StopReason.TIME_LIMIT
 
 
 # --- several ranks -----------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def card(
     layers: Mapping[str, Any],
     adapter: LoaderAdapter,
     facts: Mapping[str, str],
+    output: str,
 ) -> Iterator[str]:
     """What there is, at the end of setup.
 
@@ -41,11 +42,13 @@ def card(
         layers: Attributes of the experiment, by name.
         adapter: Of the training data.
         facts: Further rows, by name.
+        output: The directory of the run.
     """
     rows = [("experiment", name), *_config_rows(changes), *_layer_rows(layers)]
     rows += facts.items()
     versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
     rows.append(("versions", f"{versions}, python {platform.python_version()}"))
+    rows.append(("output", output))
     width = max(11, *(len(name) for name, _ in rows))
     for row, text in rows:
         yield f"{row:<{width}} {text}"
