@@ -34,17 +34,11 @@ from expbase.visualizer import Visualizer
 
 @dataclass
 class StateNames:
-    """Names of attributes.
+    """Names of attributes."""
 
-    Attributes:
-        template: The template's own, which are not looked at for state.
-        registered: Plain values that are state.
-        excluded: Left out of the state.
-    """
-
-    template: set[str] = field(default_factory=set)
-    registered: list[str] = field(default_factory=list)
-    excluded: list[str] = field(default_factory=list)
+    template: set[str] = field(default_factory=set)  # the template's own: not looked at for state
+    registered: list[str] = field(default_factory=list)  # plain values that are state
+    excluded: list[str] = field(default_factory=list)  # left out of the state
 
 
 class Attributes(Events):

@@ -30,25 +30,16 @@ _PURPOSES = {"valid": rng.VALID, "sanity": rng.VALID, "predict": rng.PREDICT}
 
 @dataclass
 class EvaluationState:
-    """What the phases that are not training need.
+    """What the phases that are not training need."""
 
-    Attributes:
-        meter: Of what is logged meanwhile.
-        loader: That valid_batches takes by default; None: self.valid_loader.
-        limit: Of the batches that one run over a loader gives this rank; None: all.
-        batches_read: In all; who watches for a hang asks.
-        adapters: By the id of their loader: persistent workers serve every run over it.
-        running: Runs over a loader that may not have come to their end.
-        warned: Whether a bare valid() was told.
-    """
-
-    meter: Meter = field(default_factory=Meter)
-    loader: Any = None
-    limit: int | None = None
-    batches_read: int = 0
+    meter: Meter = field(default_factory=Meter)  # of what is logged meanwhile
+    loader: Any = None  # that valid_batches reads by default; None: self.valid_loader
+    limit: int | None = None  # of the batches that one run over a loader yields here; None: all
+    batches_read: int = 0  # in all; who watches for a hang asks
+    # By the id of their loader: persistent workers serve every run over it.
     adapters: dict[int, LoaderAdapter] = field(default_factory=dict)
-    running: list[Batches] = field(default_factory=list)
-    warned: bool = False
+    running: list[Batches] = field(default_factory=list)  # that may have been left early
+    warned: bool = False  # a bare valid() was told
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends runs that were left early, and the workers of loaders that are not kept."""

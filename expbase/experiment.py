@@ -116,7 +116,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self.resume_or_load()
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
-        loop.begin(self.epochs_ended, self._stop_requests.agreed(self.iteration))
+        loop.epochs_ended = self.epochs_ended
+        loop.stopped_by = self._stop_requests.agreed(self.iteration)
+        loop.step = Step.OVER if loop.stopped_by else Step.BETWEEN
         self._plan()
         return loop.step is Step.BETWEEN
 

@@ -24,21 +24,13 @@ from expbase.attributes import Attributes
 
 @dataclass
 class UpdateState:
-    """The update under way.
+    """The update under way."""
 
-    Attributes:
-        helpers: The names of the helpers that were called in this start, or done by hand.
-        optimizers: Those that step now; empty outside of step_optimizers.
-        count: Micro-batches of the loop under way; 1 outside of it.
-        yielded: How many of them were read; 0 outside of the loop.
-        overflows: Of the steps that the scaler has not been told of.
-    """
-
-    helpers: set[str] = field(default_factory=set)
-    optimizers: tuple[Any, ...] = ()
-    count: int = 1
-    yielded: int = 0
-    overflows: list[Any] = field(default_factory=list)
+    helpers: set[str] = field(default_factory=set)  # that were called in this start, or replaced
+    optimizers: tuple[Any, ...] = ()  # that step now
+    count: int = 1  # of the micro-batches of the loop under way
+    yielded: int = 0  # of them; 0 outside of the loop
+    overflows: list[Any] = field(default_factory=list)  # of steps that the scaler was not told of
 
     def check_complete(self) -> None:
         """Checks that the loop over the micro-batches was not left early.

@@ -1,0 +1,183 @@
+"""How the code hangs together: the rules and the budget of the house, measured on the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import Tiny, make
+
+PACKAGE = Path(__file__).parent.parent / "expbase"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# From the bottom up: a file imports from its own layer or from those before it, never in a circle.
+LAYERS = (
+    {"_version", "config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
+    {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
+    {"state.pdparams", "state.weights", "state.objects", "visualizer", "distributed", "launch"},
+    {"events", "run_dir", "stopping", "life", "schedule", "isolation", "predictions"},
+    {"state.entries", "state.sharing", "state.checkpointer", "data.workers", "data.loaders"},
+    {"data.iterator", "metrics", "record.git", "record.run_record", "record.provenance"},
+    {"record.card", "record.crash", "record.hang", "checks"},
+    {"attributes"},
+    {"reporting", "setup_steps", "training", "evaluation", "model_files", "checkpoints"},
+    {"experiment"},
+    {"smoke", "cli"},
+    {"__init__"},
+    {"extras"},
+    {"tools", "__main__"},
+)
+TOPICS = {
+    "attributes", "checkpoints", "evaluation", "experiment", "model_files", "reporting",
+    "setup_steps", "training",
+}  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    """`state.arrays` for expbase/state/arrays.py."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def layer(name: str) -> int:
+    package = name.partition(".")[0]
+    for number, names in enumerate(LAYERS):
+        if name in names or package in names or name.removesuffix(".__init__") in names:
+            return number
+    if name in ("data.__init__", "state.__init__", "record.__init__"):
+        return 0
+    raise AssertionError(f"{name} has no layer; give it one")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The files of expbase that a file imports, anywhere in it."""
+    known = {name_of(file) for file in FILES}
+    for node in ast.walk(tree(path)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            if name == "expbase":
+                if isinstance(node, ast.Import):
+                    yield "__init__"
+            elif name.startswith("expbase.") and name.removeprefix("expbase.") in known:
+                yield name.removeprefix("expbase.")
+
+
+def test_imports_point_down() -> None:
+    up = [
+        f"{name_of(path)} imports {imported}"
+        for path in FILES
+        for imported in imports(path)
+        if layer(imported) > layer(name_of(path))
+    ]
+    assert up == []
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    graph = {name_of(path): set(imports(path)) - {name_of(path)} for path in FILES}
+    while leaves := [name for name, imported in graph.items() if not imported]:
+        for leaf in leaves:
+            del graph[leaf]
+        for imported in graph.values():
+            imported -= {*leaves}
+    assert graph == {}
+
+
+def test_no_import_is_hidden_from_these_tests() -> None:
+    assert [path.name for path in FILES if "TYPE_CHECKING" in path.read_text()] == []
+
+
+def private(path: Path) -> Iterator[ast.Attribute]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+            yield node
+
+
+def test_nobody_but_its_topics_touches_the_underscores_of_an_experiment(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    names = {name for name in dir(exp) if re.match(r"_[a-z]", name)}
+    touched = []
+    for path in FILES:
+        if name_of(path) in TOPICS:
+            continue
+        classes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+        own = {
+            id(node)
+            for cls in classes
+            if not any("Experiment" in ast.unparse(base) for base in cls.bases)
+            for node in ast.walk(cls)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
+        }
+        defined = {
+            node.attr
+            for node in private(path)
+            if id(node) in own and isinstance(node.ctx, ast.Store)
+        }
+        for node in private(path):
+            owner = ast.unparse(node.value)
+            is_own = id(node) in own or (node.attr in defined and owner in ("state", "other"))
+            if node.attr in names and not is_own:
+                touched.append(f"{name_of(path)}:{node.lineno} {owner}.{node.attr}")
+    assert touched == []
+
+
+def test_an_experiment_has_about_a_dozen_private_attributes(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    assert len([name for name in vars(exp) if name.startswith("_")]) <= 14
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_the_file_to_read_has_at_most_450_lines_and_no_other_has_more() -> None:
+    assert [(name_of(path), lines(path)) for path in FILES if lines(path) > 450] == []
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def length(node: Any) -> int:
+    return int(node.end_lineno - node.lineno + 1)
+
+
+def test_a_function_has_at_most_40_lines() -> None:
+    long = [
+        f"{name_of(path)}:{node.name} {length(node)}"
+        for path in FILES
+        for node in functions(path)
+        if length(node) > 40
+    ]
+    assert long == []
+
+
+def test_the_loop_has_at_most_30_lines() -> None:
+    loop = {"train", "going_on", "end_iteration"}
+    nodes = [node for node in functions(PACKAGE / "experiment.py") if node.name in loop]
+    without_docstrings = [length(node) - length(node.body[0]) for node in nodes]
+    assert len(nodes) == 3
+    assert sum(without_docstrings) <= 30
+
+
+@pytest.mark.parametrize(
+    ("rooms", "budget"),
+    [(("extras",), 1400), (("tools",), 1350), (("",), 9500)],
+)
+def test_the_house_keeps_its_budget(rooms: tuple[str, ...], budget: int) -> None:
+    sizes = {name_of(path): lines(path) for path in FILES}
+    assert sum(size for name, size in sizes.items() if name.startswith(rooms)) <= budget

@@ -1,0 +1,79 @@
+"""What is due: a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expbase import get_default_training_config
+from expbase.schedule import Due, due_at, iterations_left, next_due, times_left
+
+
+def training(**values: Any) -> Any:
+    section = get_default_training_config()
+    never = {"log_interval": 0, "valid_interval": 0, "save_interval": 0, "max_iteration": 0}
+    section.update({**never, **values})
+    return section
+
+
+def names(due: Due) -> str:
+    return " ".join(name for name, value in vars(due).items() if value)
+
+
+@pytest.mark.parametrize(
+    ("values", "iteration", "epochs", "expected"),
+    [
+        ({}, 5, (0, 0), ""),
+        ({"log_interval": 5}, 4, (0, 0), ""),
+        ({"log_interval": 5}, 5, (0, 0), "log"),
+        ({"valid_interval": 5, "save_interval": 10}, 5, (0, 0), "validation"),
+        ({"valid_interval": 5, "save_interval": 10}, 10, (0, 0), "validation checkpoint"),
+        # The last one, whatever the interval; an interval of 0 is never, at the end neither.
+        ({"max_iteration": 7}, 7, (0, 0), "last"),
+        ({"max_iteration": 7, "log_interval": 5}, 7, (0, 0), "log last"),
+        ({"max_iteration": 7, "valid_interval": 5}, 7, (0, 0), "validation last"),
+        ({"max_iteration": 7, "save_interval": 5}, 7, (0, 0), "checkpoint last"),
+        ({"max_iteration": 7, "save_every_epoch": 9}, 7, (0, 0), "checkpoint last"),
+        ({"max_iteration": 7, "valid_every_epoch": 9}, 7, (0, 0), "validation last"),
+        ({"max_iteration": 7}, 9, (0, 0), "last"),  # a run whose limit was lowered
+        # By epochs; one update that accumulates may end several.
+        ({"valid_every_epoch": 2}, 5, (0, 1), ""),
+        ({"valid_every_epoch": 2}, 5, (1, 2), "epoch_validation"),
+        ({"valid_every_epoch": 2}, 6, (2, 2), ""),
+        ({"valid_every_epoch": 2}, 5, (1, 4), "epoch_validation"),
+        ({"save_every_epoch": 3}, 5, (1, 4), "checkpoint"),
+        ({"max_epoch": 3}, 5, (1, 2), ""),
+        ({"max_epoch": 3}, 5, (2, 3), "last"),
+        ({"max_epoch": 3, "max_iteration": 9}, 9, (0, 0), "last"),
+    ],
+)
+def test_what_is_due_follows_from_the_config_the_iteration_and_the_epochs(
+    values: dict[str, int], iteration: int, epochs: tuple[int, int], expected: str
+) -> None:
+    assert names(due_at(training(**values), iteration, *epochs)) == expected
+
+
+@pytest.mark.parametrize("iteration", range(25))
+def test_nothing_is_due_by_its_number_before_the_next_due_iteration(iteration: int) -> None:
+    section = training(log_interval=4, valid_interval=6, save_interval=9, max_iteration=23)
+    due = [names(due_at(section, i, 0, 0)) for i in range(iteration + 1, 26)]
+    first = next(number for number, what in enumerate(due, iteration + 1) if what)
+    assert next_due(section, iteration) <= first
+    if iteration < 23:
+        assert next_due(section, iteration) == first
+
+
+def test_what_is_left_is_known_from_either_limit() -> None:
+    assert iterations_left(training(max_iteration=30), 10, None) == 20
+    assert iterations_left(training(max_epoch=3), 10, 10) == 20
+    assert iterations_left(training(max_epoch=3, accumulation_steps=2), 10, 10) == 5
+    assert iterations_left(training(max_epoch=3), 10, None) is None
+    assert iterations_left(training(max_iteration=5), 10, None) == 0
+
+
+def test_what_comes_until_the_end_is_counted() -> None:
+    section = training(valid_interval=10, save_interval=5, log_interval=1)
+    assert times_left(section, 20, 10) == {"validation": 2, "saving": 4, "logging": 20}
+    section.update({"valid_every_epoch": 1, "accumulation_steps": 2})
+    assert times_left(section, 20, 10)["validation"] == 6  # 10 batches are an epoch
