@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from expbase import distributed
 from expbase.life import Life, Step
@@ -10,7 +11,7 @@ from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
 from expbase.state import checkpoint, rng
 from expbase.state.checkpointer import choose
-from expbase.state.entries import Environment, FoundObjects, OwnStates
+from expbase.state.entries import Environment, OwnStates
 from expbase.state.objects import Attributes, Gradients, named_parameters
 from expbase.training import TrainingSteps
 
@@ -20,21 +21,8 @@ class Checkpoints(TrainingSteps, ModelFiles):
 
     def setup_checkpointer(self) -> None:
         """Lists what a checkpoint holds, and looks for one of this run: it is continued."""
-        checkpointer, names = self._checkpointer, self._names
-        checkpointer.contents = {  # in the order of restoring
-            "objects": FoundObjects(self._saved_objects),
-            "counters": Attributes(self, ("iteration", "epoch")),
-            "loop": self._loop,
-            "data": self._iterator,
-            "registered": Attributes(self, names.registered),
-            "gradients": Gradients(lambda: named_parameters(self._saved_objects())),
-            "log": self._metric_log,
-            "best": checkpointer.scores,
-            "listeners": self._subscribers,
-            "environment": Environment(),
-            "random": rng.RandomStates(),
-            "own": OwnStates(self._fire),
-        }
+        checkpointer = self._checkpointer
+        checkpointer.contents = self._contents
         self._on_close.callback(checkpointer.close)
         if self.read_only:
             return
@@ -47,6 +35,24 @@ class Checkpoints(TrainingSteps, ModelFiles):
             )
         elif (self.output_dir / LEDGER).exists():
             self.logger.info("the run in %s has no checkpoint: it begins anew", self.args.output)
+
+    def _contents(self) -> dict[str, Any]:
+        """What a checkpoint holds, in the order of restoring."""
+        found = self._saved_objects()
+        return {
+            "objects": found,
+            "counters": Attributes(self, ("iteration", "epoch")),
+            "loop": self._loop,
+            "data": self._iterator,
+            "registered": Attributes(self, self._names.registered),
+            "gradients": Gradients(named_parameters(found)),
+            "log": self._metric_log,
+            "best": self._checkpointer.scores,
+            "listeners": self._subscribers,
+            "environment": Environment(),
+            "random": rng.RandomStates(),
+            "own": OwnStates(self._fire),
+        }
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one already.

@@ -170,7 +170,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         if self._loop.first_update_checked:
             return
         self._loop.first_update_checked = True
-        self._checkpointer.refuse_newcomers()
+        self._checkpointer.refuse_newcomers(self._saved_objects())
         self._update.check_complete()
         helpers, subscribers = self._update.helpers, self._subscribers
         checks.check_accumulation(self.config.training.accumulation_steps, helpers)

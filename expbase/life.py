@@ -1,11 +1,11 @@
 """Where a run is in its life, and where its loop is: the two state machines, drawn. A leaf.
 
-    Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
-           any of them -- close, or a failure --> CLOSED
+Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
+any of them -- close, or a failure --> CLOSED
 
-    Step:  OUTSIDE -- the first going_on --> BETWEEN
-           BETWEEN -- going_on --> WITHIN -- end_iteration --> ENDING -- perhaps SAVING --> BETWEEN
-           ENDING -- the last iteration, or a stop --> OVER
+Step:  OUTSIDE -- the first going_on --> BETWEEN
+BETWEEN -- going_on --> WITHIN -- end_iteration --> ENDING -- perhaps SAVING --> BETWEEN
+ENDING -- the last iteration, or a stop --> OVER
 """
 
 from __future__ import annotations

@@ -884,6 +884,7 @@ def test_everything_is_closed_once_however_it_ends(
 
     handlers = list(logging.getLogger().handlers)
     gc.collect()  # what tests before left must not be closed in between
+    gc.collect()  # what tests before left open
     files = len(os.listdir("/proc/self/fd"))
     exp = make(Interrupted, tmp_path / "run")
     exp.setup()

@@ -9,7 +9,7 @@ checkpoint.py knows how a directory is written, encoding.py how a value is encod
 differs between ranks.
 
     checkpointer = Checkpointer(directory, config.training, rank, world_size)
-    checkpointer.contents = {"objects": …, "counters": …, "random": …}
+    checkpointer.contents = lambda: {"objects": …, "counters": …, "random": …}
     checkpointer.save(iteration, sizes)
     notes = checkpointer.restore(checkpointer.newest())
 """
@@ -31,6 +31,7 @@ from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
 from expbase.state.entries import BestScores
+from expbase.state.objects import StatefulObjects
 from expbase.state.sharing import Part, Tensors
 
 STATE_FILE = "state.json"
@@ -65,7 +66,7 @@ class Checkpointer:
         logger: For what is noticed.
 
     Attributes:
-        contents: What a checkpoint holds, in the order of restoring.
+        contents: Returns what a checkpoint holds, in the order of restoring.
         scores: Of the best checkpoints.
         resumable: This run's newest, found at its start; None: it begins.
         newest_saved: The newest that is known to be good; None: none yet.
@@ -82,7 +83,7 @@ class Checkpointer:
         world_size: int,
         logger: logging.Logger,
     ) -> None:
-        self.contents: dict[str, Any] = {}
+        self.contents: Callable[[], dict[str, Any]] = dict
         self.scores = BestScores(training)
         self.resumable: Path | None = None
         self.newest_saved: Path | None = None
@@ -133,17 +134,12 @@ class Checkpointer:
             TypeError: A value that a checkpoint cannot hold.
             RuntimeError: Something with state was added to the experiment after setup.
         """
-        self.refuse_newcomers()
+        contents = self.contents()
+        self.refuse_newcomers(contents[OBJECTS])
         self.scores.add(iteration, results)
         self.wait()
-        tensors, values = self._capture(self.contents)
-        trained = self.contents[OBJECTS].trained()
-        if self._world_size > 1 and not self._compared:
-            self._compared = True
-            self._warn_of_drift(sharing.drifted(tensors, trained))
-        # Trained parameters and optimizers are the same on all ranks: DataParallel sees to that.
-        same = trained | self.contents[OBJECTS].of_optimizers(tensors)
-        ranks = sharing.differing(tensors, values, same)
+        tensors, values = _capture(contents)
+        ranks = self._parts_of_ranks(contents[OBJECTS], tensors, values)
         if not self._training.background_save:
             job = self._writing(iteration, tensors, values, ranks, sizes)
             distributed.on_rank_zero(job, "saving")
@@ -171,40 +167,37 @@ class Checkpointer:
         """Notes what has state; whatever is added later is refused at the next save."""
         self._names = set(names)
 
-    def refuse_newcomers(self) -> None:
+    def refuse_newcomers(self, found: StatefulObjects) -> None:
         """Checks that nothing with state was added to the experiment since setup.
 
         Raises:
             RuntimeError: Something was.
         """
-        new = [name for name in self.contents[OBJECTS].names() if name not in self._names]
+        new = [name for name in found.names() if name not in self._names]
         if new:
             raise RuntimeError(
                 f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "
                 "its state is restored. Make it in setup_model, or exclude_from_state it there."
             )
 
-    def _capture(self, names: Iterable[str]) -> tuple[Tensors, dict[str, Any]]:
-        """The tensors of these entries by file and key, live views, and JSON values by entry."""
-        arrays: dict[str, Array] = {}
-        states = {name: self.contents[name].state_dict() for name in reversed([*names])}
-        tensors, values = states.pop(OBJECTS)
-        encoded = {
-            name: {key: encode(v, f"{name}.{key}", arrays) for key, v in state.items()}
-            for name, state in states.items()
-        }
-        return (tensors | {_ARRAYS: arrays} if arrays else tensors), {OBJECTS: values, **encoded}
-
-    def _warn_of_drift(self, names: list[str]) -> None:
-        """Says, at the first save, which parameters are not the same on all ranks after all."""
-        if names:
-            self._logger.warning(
-                "%d trained parameters differ between the ranks (%s …), and only rank 0's are "
-                "saved: a resumed run will not be exact. Put their layer into self.data_parallel "
-                "and call that in train_batch.",
-                len(names),
-                names[0],
-            )
+    def _parts_of_ranks(
+        self, found: StatefulObjects, tensors: Tensors, values: dict[str, Any]
+    ) -> list[Part]:
+        """What each rank has other than rank 0."""
+        # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
+        trained = sharing.trained(found)
+        if self._world_size > 1 and not self._compared:
+            self._compared = True
+            if drifted := sharing.drifted(tensors, trained):
+                self._logger.warning(
+                    "%d trained parameters differ between the ranks (%s …), and only rank 0's are "
+                    "saved: a resumed run will not be exact. Put their layer into "
+                    "self.data_parallel and call that in train_batch.",
+                    len(drifted),
+                    drifted[0],
+                )
+        optimizers = {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
+        return sharing.differing(tensors, values, trained | optimizers)
 
     def _writing(
         self,
@@ -287,16 +280,17 @@ class Checkpointer:
     @contextlib.contextmanager
     def rolled_back(self, *names: str) -> Iterator[None]:
         """Takes back afterwards what the block did to these entries; to nothing else."""
-        tensors, values = self._capture(names)
+        contents = self.contents()
+        tensors, values = _capture({name: contents[name] for name in names})
         copies = {n: {k: a.copy() for k, a in of_file.items()} for n, of_file in tensors.items()}
         try:
             yield
         finally:
-            self._load(self._decoded(copies, values))
+            self._load(_decoded(copies, values))
 
     def _load(self, states: Mapping[str, Any]) -> list[str]:
         notes = []
-        for name, entry in self.contents.items():
+        for name, entry in self.contents().items():
             if name in states:
                 notes += entry.load_state_dict(states[name])
         return notes
@@ -317,22 +311,14 @@ class Checkpointer:
             )
         self.saved_by = saved["world_size"]
         tensors, values = self._own_part(content, saved)
-        problems = [f"{n}: missing in the checkpoint." for n in self.contents if n not in values]
-        states = {} if problems else self._decoded(tensors, values)
-        for name, entry in self.contents.items() if states else ():
+        contents = self.contents()
+        problems = [f"{n}: missing in the checkpoint." for n in contents if n not in values]
+        states = {} if problems else _decoded(tensors, values)
+        for name, entry in contents.items() if states else ():
             if hasattr(entry, "problems"):
                 problems += entry.problems(states[name])
         self._raise_together(path, problems)
         return states
-
-    def _decoded(self, tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = tensors.pop(_ARRAYS, {})
-        states: dict[str, Any] = {
-            name: {key: decode(value, arrays) for key, value in entry.items()}
-            for name, entry in values.items()
-            if name != OBJECTS
-        }
-        return {OBJECTS: (tensors, values[OBJECTS]), **states}
 
     def _own_part(
         self, content: Mapping[str, Any], saved: Mapping[str, Any]
@@ -362,6 +348,28 @@ class Checkpointer:
                     f"{where}: does not fit this experiment:\n  {lines}{more}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
+
+
+def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of the entries by file and key, live views, and JSON values by entry."""
+    arrays: dict[str, Array] = {}
+    states = {name: contents[name].state_dict() for name in reversed([*contents])}
+    tensors, values = states.pop(OBJECTS)
+    encoded = {
+        name: {key: encode(v, f"{name}.{key}", arrays) for key, v in state.items()}
+        for name, state in states.items()
+    }
+    return (tensors | {_ARRAYS: arrays} if arrays else tensors), {OBJECTS: values, **encoded}
+
+
+def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
+    arrays = tensors.pop(_ARRAYS, {})
+    states: dict[str, Any] = {
+        name: {key: decode(value, arrays) for key, value in entry.items()}
+        for name, entry in values.items()
+        if name != OBJECTS
+    }
+    return {OBJECTS: (tensors, values[OBJECTS]), **states}
 
 
 def choose(run: Path, which: str) -> Path:

@@ -15,49 +15,6 @@ from typing import Any
 import paddle
 
 from expbase.state import rng
-from expbase.state.objects import State, StatefulObjects
-
-_Names = set[tuple[str, str]]  # file and key of tensors
-
-
-class FoundObjects:
-    """The attributes of the experiment that have state, found anew each time.
-
-    Args:
-        find: Finds them.
-    """
-
-    def __init__(self, find: Callable[[], StatefulObjects]) -> None:
-        self._find = find
-
-    def names(self) -> list[str]:
-        """Of everything found."""
-        return self._find().names()
-
-    def trained(self) -> _Names:
-        """The trained parameters. Running statistics are parameters, too, which are not trained."""
-        return {
-            (name, key)
-            for name, layer in self._find().layers.items()
-            for key, parameter in layer.named_parameters()
-            if not parameter.stop_gradient
-        }
-
-    def of_optimizers(self, tensors: Mapping[str, Mapping[str, Any]]) -> _Names:
-        """Which of the tensors are those of optimizers."""
-        return {(name, k) for name in self._find().optimizers for k in tensors.get(name, ())}
-
-    def state_dict(self) -> State:
-        """Tensors by file and key, and JSON values by name."""
-        return self._find().state_dict()
-
-    def problems(self, state: State) -> list[str]:
-        """What of a state does not fit."""
-        return self._find().problems(state)
-
-    def load_state_dict(self, state: State) -> list[str]:
-        """Restores a state that fits; always exact."""
-        return self._find().load_state_dict(state)
 
 
 class BestScores:

@@ -20,7 +20,7 @@ and `load_state_dict` restores a state that has no problems. Files are checkpoin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -380,10 +380,10 @@ class Gradients:
     """The gradients of parameters: a user may add them up over several iterations.
 
     Args:
-        parameters: Returns the parameters with their structured names (`named_parameters`).
+        parameters: With their structured names (`named_parameters`).
     """
 
-    def __init__(self, parameters: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
         self._parameters = parameters
 
     def state_dict(self) -> dict[str, Any]:
@@ -393,7 +393,7 @@ class Gradients:
         weights of the one and not those of the other. A parameter without one has no entry.
         """
         gradients = {}
-        for name, parameter in self._parameters():
+        for name, parameter in self._parameters:
             gradient = parameter.grad_
             if gradient is not None and not gradient.is_selected_rows():
                 array = Array.of(gradient)
@@ -402,7 +402,7 @@ class Gradients:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Sets the gradients from tensors. Returns reasons why it is not exact: none."""
-        for name, parameter in self._parameters():
+        for name, parameter in self._parameters:
             if name not in state:
                 parameter.clear_gradient(False)
                 continue

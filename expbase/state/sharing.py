@@ -4,9 +4,8 @@ Rank 0 alone reads and writes checkpoints. At a save it gathers what the other r
 not the same as its own (random states, running statistics); at a resume it sends everybody the
 files, and each rank takes its own part.
 
-    parts = differing(tensors, values, same=found.shared_tensors())
+    parts = differing(tensors, values, same=trained(found))
     files = broadcast_files(read_here)
-    overlay(files, values, saved, rank)
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import paddle
 from expbase import distributed
 from expbase.state import checkpoint
 from expbase.state.arrays import Array
+from expbase.state.objects import StatefulObjects
 
 Tensors = dict[str, dict[str, Array]]  # by file, by key
 Part = tuple[Tensors, dict[str, Any]]  # tensors and values that one rank has other than rank 0
@@ -53,6 +53,16 @@ def differing(tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str
         for entry, parts in values.items()
     }
     return distributed.gather_objects((other, own))
+
+
+def trained(found: StatefulObjects) -> set[tuple[str, str]]:
+    """The trained parameters. Running statistics are parameters, too, which are not trained."""
+    return {
+        (name, key)
+        for name, layer in found.layers.items()
+        for key, parameter in layer.named_parameters()
+        if not parameter.stop_gradient
+    }
 
 
 def drifted(tensors: Tensors, same: set[tuple[str, str]]) -> list[str]:

@@ -1,0 +1,203 @@
+"""A loop of one's own: the two methods that train() is made of, and loops that do without them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import Tiny, curve, make, metrics, same_bits, trained
+
+from expbase import on
+
+OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
+END = "checkpoints/step-00000024"
+
+
+class Epochs(Tiny):
+    """Notes its epochs: ten iterations each."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.noted: list[tuple[str, int, int]] = []
+        self.register_stateful("noted")
+
+    def on_train_epoch_begin(self) -> None:
+        self.noted.append(("begin", self.epoch, self.iteration))
+
+    def on_train_epoch_end(self) -> None:
+        self.noted.append(("end", self.epoch, self.iteration))
+
+    @on("on_train_batch_end", every=9)
+    def count(self) -> None:
+        self.noted.append(("ninth", self.epoch, self.iteration))
+
+
+class OwnLoop(Epochs):
+    def train(self) -> None:
+        while self.going_on():
+            self.train_batch()
+            self.end_iteration()
+
+
+class ByEpochs(Epochs):
+    """The loop of seed 002's runner: over the epochs that are left."""
+
+    def train(self) -> None:
+        for epoch in range(self.epochs_ended, 3):
+            self.new_epoch()
+            while self.epochs_ended == epoch and self.going_on():
+                self.train_batch()
+                self.end_iteration()
+
+
+class Literal(Epochs):
+    """The loop that seed 004 prints."""
+
+    def train(self) -> None:
+        self.new_epoch()
+        while self.iteration < self.config.training.max_iteration:
+            self.iteration += 1
+            self.train_batch()
+            if self.iteration % self.config.training.valid_interval == 0:
+                self.valid()
+            if self.iteration % self.config.training.save_interval == 0:
+                self.save()
+
+
+def died_and_continued(experiment: type[Tiny], output: Path, **options: Any) -> Any:
+    """A run that fails twice, within the first and the second epoch, and is started again."""
+
+    class Dying(experiment):  # type: ignore[misc, valid-type]
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration in (7, 15) and self.iteration not in died:
+                died.append(self.iteration)
+                raise RuntimeError("died")
+
+    Dying.__name__ = experiment.__name__
+    died: list[int] = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="died"):
+            trained(Dying, output, **{**OPTIONS, **options})
+    return trained(Dying, output, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("experiment", [OwnLoop, ByEpochs])
+def test_a_loop_of_ones_own_is_the_template_s_and_continues_exactly(
+    tmp_path: Path, experiment: type[Tiny]
+) -> None:
+    whole = trained(Epochs, tmp_path / "whole", **OPTIONS)
+    exp = died_and_continued(experiment, tmp_path / "own")
+    assert exp.noted == whole.noted
+    assert (exp.epoch, exp.epochs_ended) == (3, 2)
+    for step in ("checkpoints/step-00000020", "checkpoints/step-00000024"):
+        same_bits(tmp_path / "whole" / step, tmp_path / "own" / step)
+    assert curve(tmp_path / "own", "train/loss") == curve(tmp_path / "whole", "train/loss")
+    assert curve(tmp_path / "own", "valid/accuracy") == curve(tmp_path / "whole", "valid/accuracy")
+
+
+def test_a_loop_by_epochs_ends_with_them(tmp_path: Path) -> None:
+    exp = died_and_continued(ByEpochs, tmp_path / "own", max_iteration=0, max_epoch=3)
+    assert (exp.iteration, exp.epoch, exp.epochs_ended) == (30, 3, 3)
+    assert exp.finished
+
+
+def test_a_signal_stops_a_loop_of_ones_own_with_a_checkpoint(tmp_path: Path) -> None:
+    class Stopped(OwnLoop):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught:
+        trained(Stopped, tmp_path / "run", **OPTIONS)
+    assert caught.value.code == 143
+    assert (tmp_path / "run/checkpoints/step-00000006").exists()
+
+
+def test_the_literal_loop_of_the_seed_counts_epochs_rightly_and_continues_exactly(
+    tmp_path: Path,
+) -> None:
+    whole = trained(Literal, tmp_path / "whole", **OPTIONS)
+    exp = died_and_continued(Literal, tmp_path / "parts")
+    assert exp.noted == whole.noted
+    begins = [("begin", 1, 0), ("begin", 2, 11), ("begin", 3, 21)]
+    assert [note for note in whole.noted if note[0] == "begin"] == begins
+    same_bits(tmp_path / "whole" / END, tmp_path / "parts" / END)
+
+
+def test_a_loop_without_the_template_s_methods_is_told(tmp_path: Path) -> None:
+    trained(Literal, tmp_path / "run", **OPTIONS)
+    text = (tmp_path / "run/worker_0.log").read_text()
+    assert "WARNING: [25] train() returned without self.end_iteration()" in text
+    assert text.count("WARNING: [10] valid_batches() is read in the phase 'train'") == 1
+    assert "Call self.evaluate(), not self.valid()" in text
+
+
+def test_an_iteration_that_is_not_ended_is_an_error_that_names_the_method(tmp_path: Path) -> None:
+    class Forgetting(Tiny):
+        def train(self) -> None:
+            while self.going_on():
+                self.train_batch()
+
+    class Leaving(Tiny):
+        def train(self) -> None:
+            self.going_on()
+            self.train_batch()
+
+    with pytest.raises(RuntimeError, match=r"going_on: called within an iteration.*end_iteration"):
+        trained(Forgetting, tmp_path / "forgetting")
+    with pytest.raises(RuntimeError, match=r"train: called within an iteration.*end_iteration"):
+        trained(Leaving, tmp_path / "leaving")
+
+
+def test_end_iteration_without_an_iteration_is_an_error(tmp_path: Path) -> None:
+    class Hasty(Tiny):
+        def train(self) -> None:
+            self.end_iteration()
+
+    with pytest.raises(RuntimeError, match="end_iteration: called before the first iteration"):
+        trained(Hasty, tmp_path / "run")
+
+
+def test_a_loop_that_returns_early_is_saved_where_it_left(tmp_path: Path) -> None:
+    class Early(Tiny):
+        def train(self) -> None:
+            for _ in range(3):
+                assert self.going_on()
+                self.train_batch()
+                self.end_iteration()
+
+    exp = trained(Early, tmp_path / "run", max_iteration=9, save_interval=4)
+    assert exp.iteration == 3
+    assert (tmp_path / "run/checkpoints/step-00000003").exists()
+    assert "STOPPED by train() returned" in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "whole")
+    for steps in (2, 9):  # the second time it is continued
+        exp = make(Tiny, tmp_path / "own")
+        exp.setup()
+        with exp.closing():
+            while steps and exp.going_on():
+                exp.train_batch()
+                exp.end_iteration()
+                steps -= 1
+    same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("whole", "own")))
+    assert [line["iteration"] for line in metrics(tmp_path / "own")] == [
+        line["iteration"] for line in metrics(tmp_path / "whole")
+    ]
+
+
+def test_an_attribute_that_is_set_before_super_init_is_an_error(tmp_path: Path) -> None:
+    class Hasty(Tiny):
+        def __init__(self, config: Any, args: Any) -> None:
+            self.mine = 1
+            super().__init__(config, args)
+
+    with pytest.raises(TypeError, match=r"Hasty\.__init__: self\.mine was set before super"):
+        make(Hasty, tmp_path / "run")
