@@ -882,9 +882,6 @@ def test_everything_is_closed_once_however_it_ends(
             self.closed += 1
 
     handlers = list(logging.getLogger().handlers)
-    gc.collect()  # what tests before left must not be closed in between
-    gc.collect()  # what tests before left open
-    files = len(os.listdir("/proc/self/fd"))
     exp = make(Interrupted, tmp_path / "run")
     exp.setup()
     with pytest.raises(error):
