@@ -98,7 +98,7 @@ class _NumpyType:
     def build(self, state: Any) -> None:
         order = state[1]
         if state[:1] + state[2:] != _PLAIN_DTYPE or order not in ("<", ">", "|", "="):
-            raise PdparamsError("describes a type of numbers as no plain one is described.")
+            raise PdparamsError("has a type of numbers with fields, flags or a strange byte order.")
         self.dtype = self.dtype.newbyteorder(order)
 
 
