@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from paddle.amp import grad_scaler
 from paddle.optimizer import lr
 
 from expbase.state import encoding, objects, optimizers
@@ -280,10 +282,18 @@ def test_a_value_that_cannot_be_read_changes_nothing(trained: Any) -> None:
     assert weights(model) == before
 
 
-def test_a_scaler_that_switched_itself_off_is_restored() -> None:
+def test_a_scaler_is_restored_also_one_that_switched_itself_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Paddle enables none on the CPU.
+    tracer = SimpleNamespace(_expected_place=SimpleNamespace(is_gpu_place=lambda: True))
+    monkeypatch.setattr(grad_scaler, "_dygraph_tracer", lambda: tracer)
+    fresh = paddle.amp.GradScaler(init_loss_scaling=2.0)
+    saved = paddle.amp.GradScaler(init_loss_scaling=8.0)
+    restore({"scaler": fresh}, carried({"scaler": saved}))
+    assert fresh.state_dict()["scale"].tolist() == [8.0]
     # With bfloat16 a scaler switches itself off when it is used first, and saves nothing then.
-    off, fresh = paddle.amp.GradScaler(enable=False), paddle.amp.GradScaler(enable=False)
-    fresh._enable = True
+    off = paddle.amp.GradScaler(enable=False)
     with pytest.raises(RuntimeError, match="state dict is empty"):
         fresh.load_state_dict(off.state_dict())
     restore({"scaler": fresh}, carried({"scaler": off}))
