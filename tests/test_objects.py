@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +186,27 @@ def test_a_float_learning_rate_is_restored() -> None:
     state = carried({"model": model, "optimizer": optimizer})
     restore({"model": other, "optimizer": fresh}, state)
     assert fresh.get_lr() == 0.025
+
+
+def test_generators_objects_and_bare_parameters_are_restored() -> None:
+    def make() -> dict[str, Any]:
+        return {
+            "python": random.Random(1),
+            "numpy": np.random.default_rng(1),
+            "legacy": np.random.RandomState(1),
+            "counter": Tally(),
+            "scale": paddle.create_parameter([2], "float32"),
+        }
+
+    one, other = make(), make()
+    one["counter"].count = 5
+    one["python"].random(), one["numpy"].normal(), one["legacy"].randn()
+    restore(other, carried(one))
+    assert other["counter"].count == 5
+    assert other["python"].random() == one["python"].random()
+    assert other["numpy"].normal() == one["numpy"].normal()
+    assert other["legacy"].randn() == one["legacy"].randn()
+    assert other["scale"].tolist() == one["scale"].tolist()
 
 
 def test_master_weights_are_restored() -> None:
