@@ -92,6 +92,26 @@ def test_a_kill_at_any_step_loses_at_most_the_checkpoint_under_way(tmp_path: Pat
     assert at > 15
 
 
+def test_everything_is_on_disk_before_it_gets_its_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    flush, rename = os.fsync, Path.rename
+
+    def noted_flush(descriptor: int) -> None:
+        steps.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        flush(descriptor)
+
+    def noted_rename(self: Path, target: Path) -> Path:
+        steps.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_flush)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    write(tmp_path / "c", 1, a=b"1", b=b"2")
+    assert steps == ["a", "b", "manifest.json", ".writing-step-00000001", "renamed", "c"]
+
+
 def test_every_damage_is_found_and_the_one_before_is_used(tmp_path: Path) -> None:
     random_source = random.Random(5)
     write(tmp_path / "c", 1)

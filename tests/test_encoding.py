@@ -66,3 +66,8 @@ def test_an_array_of_ours_is_encoded_as_the_tensor_that_it_is() -> None:
     arrays: dict[str, Array] = {}
     encoded = encoding.encode([Array.of(paddle.ones([2]))], "here", arrays)
     assert encoding.decode(encoded, arrays)[0].tolist() == [1.0, 1.0]
+
+
+def test_a_set_is_encoded_in_the_same_order_in_every_process() -> None:
+    names = {f"name{number}" for number in range(20)}
+    assert encoding.encode(names, "here", {}) == {"$set": sorted(names)}

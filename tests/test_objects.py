@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from paddle.amp import grad_scaler
 from paddle.optimizer import lr
 
 from expbase.state import encoding, objects, optimizers
@@ -119,7 +122,13 @@ def test_an_optimizer_goes_on_exactly_in_another_order_of_construction(name: str
     assert weights(other) == weights(model)
 
 
+class Shrinking(lr.LRScheduler):
+    def get_lr(self) -> float:
+        return float(self.last_lr * 0.9)
+
+
 SCHEDULES: list[Any] = [
+    lambda: lr.LinearWarmup(Shrinking(0.1), 3, 0.0, 0.1),
     lambda: lr.NoamDecay(4, 10),
     lambda: lr.PiecewiseDecay([2, 4], [0.1, 0.01, 0.001]),
     lambda: lr.NaturalExpDecay(0.1, 0.5),
@@ -144,7 +153,9 @@ def test_a_schedule_goes_on_exactly(make: Any) -> None:
     schedule, other = make(), make()
     for _ in range(5):
         schedule.step()
-    restore({"schedule": other}, carried({"schedule": schedule}))
+    state = carried({"schedule": schedule})
+    assert "_var_name" not in state[1]["schedule"]  # an automatic name
+    restore({"schedule": other}, state)
     for _ in range(8):
         assert other() == schedule()
         schedule.step()
@@ -175,6 +186,27 @@ def test_a_float_learning_rate_is_restored() -> None:
     state = carried({"model": model, "optimizer": optimizer})
     restore({"model": other, "optimizer": fresh}, state)
     assert fresh.get_lr() == 0.025
+
+
+def test_generators_objects_and_bare_parameters_are_restored() -> None:
+    def make() -> dict[str, Any]:
+        return {
+            "python": random.Random(1),
+            "numpy": np.random.default_rng(1),
+            "legacy": np.random.RandomState(1),
+            "counter": Tally(),
+            "scale": paddle.create_parameter([2], "float32"),
+        }
+
+    one, other = make(), make()
+    one["counter"].count = 5
+    one["python"].random(), one["numpy"].normal(), one["legacy"].randn()
+    restore(other, carried(one))
+    assert other["counter"].count == 5
+    assert other["python"].random() == one["python"].random()
+    assert other["numpy"].normal() == one["numpy"].normal()
+    assert other["legacy"].randn() == one["legacy"].randn()
+    assert other["scale"].tolist() == one["scale"].tolist()
 
 
 def test_master_weights_are_restored() -> None:
@@ -272,13 +304,21 @@ def test_a_value_that_cannot_be_read_changes_nothing(trained: Any) -> None:
     assert weights(model) == before
 
 
-def test_a_scaler_that_switched_itself_off_is_restored() -> None:
-    def off() -> Any:
-        return paddle.amp.GradScaler(enable=False)
-
-    state = carried({"scaler": off()})
-    assert state[1]["scaler"] == {}
-    restore({"scaler": off()}, state)
+def test_a_scaler_is_restored_also_one_that_switched_itself_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Paddle enables none on the CPU.
+    tracer = SimpleNamespace(_expected_place=SimpleNamespace(is_gpu_place=lambda: True))
+    monkeypatch.setattr(grad_scaler, "_dygraph_tracer", lambda: tracer)
+    fresh = paddle.amp.GradScaler(init_loss_scaling=2.0)
+    saved = paddle.amp.GradScaler(init_loss_scaling=8.0)
+    restore({"scaler": fresh}, carried({"scaler": saved}))
+    assert fresh.state_dict()["scale"].tolist() == [8.0]
+    # With bfloat16 a scaler switches itself off when it is used first, and saves nothing then.
+    off = paddle.amp.GradScaler(enable=False)
+    with pytest.raises(RuntimeError, match="state dict is empty"):
+        fresh.load_state_dict(off.state_dict())
+    restore({"scaler": fresh}, carried({"scaler": off}))
 
 
 def test_names_that_would_meet_or_are_no_file_names_are_refused() -> None:

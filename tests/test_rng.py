@@ -30,7 +30,7 @@ def _seeded() -> Any:
         yield
 
 
-def test_a_state_that_went_through_json_gives_the_same_draws() -> None:
+def test_a_state_that_went_through_json_draws_the_same() -> None:
     draws()
     states = json.loads(json.dumps(rng.capture()))
     assert states["numpy"][3] == 1  # a normal number waits

@@ -90,14 +90,18 @@ def write(
     except OSError as error:
         with contextlib.suppress(OSError):
             shutil.rmtree(temporary)
-        newest = listed(directory)[-1:]
-        kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
-        raise CheckpointError(
-            f"{target}: cannot be written: {error.strerror or error}. "
-            f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
-            "and run the same command again."
-        ) from error
+        raise CheckpointError(_cannot_write(target, error)) from error
     return target
+
+
+def _cannot_write(target: Path, error: OSError) -> str:
+    newest = listed(target.parent)[-1:]
+    kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
+    return (
+        f"{target}: cannot be written: {error.strerror or error}. "
+        f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
+        "and run the same command again."
+    )
 
 
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:

@@ -33,6 +33,21 @@ _ARGUMENT = frozenset(
     "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
     "SHORT_BINBYTES BINBYTES BINBYTES8".split()
 )
+# How many items other instructions take off the stack; None: those above the last mark.
+_TAKES = {
+    "TUPLE": None,
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "STACK_GLOBAL": 2,
+    "REDUCE": 2,
+    "APPEND": 1,
+    "APPENDS": None,
+    "ADDITEMS": None,
+    "SETITEM": 2,
+    "SETITEMS": None,
+    "BUILD": 1,
+}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _NOTHING_TO_DO = frozenset({"PROTO", "FRAME", "STOP"})
 
@@ -98,7 +113,7 @@ class _NumpyType:
     def build(self, state: Any) -> None:
         order = state[1]
         if state[:1] + state[2:] != _PLAIN_DTYPE or order not in ("<", ">", "|", "="):
-            raise PdparamsError("describes a type of numbers as no plain one is described.")
+            raise PdparamsError("has a type of numbers with fields, flags or a strange byte order.")
         self.dtype = self.dtype.newbyteorder(order)
 
 
@@ -189,43 +204,42 @@ class _Machine:
         return self._stack.pop()
 
     def _step(self, name: str, argument: Any) -> None:
-        push, pop = self._stack.append, self._stack.pop
+        push = self._stack.append
+        items = self._taken(_TAKES[name]) if name in _TAKES else []
         if name in _ARGUMENT:
             push(argument)
         elif name in _CONSTANTS:
             push(_CONSTANTS[name])
+        elif name == "MARK":
+            self._marks.append(len(self._stack))
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
             self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             push(self._memo[argument])
-        elif name == "MARK":
-            self._marks.append(len(self._stack))
-        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET"):
-            # A set stays a list: no array is read from it, and nothing has to be hashed.
-            push({} if name == "EMPTY_DICT" else [])
-        elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-            push(tuple(self._taken(name.removeprefix("TUPLE"))))
+        elif name == "EMPTY_DICT":
+            push({})
+        elif name in ("EMPTY_LIST", "EMPTY_SET"):
+            push([])  # a set stays a list: no array is read from it, and no item must be hashed
+        elif name.startswith("TUPLE"):
+            push(tuple(items))
         elif name in ("APPEND", "APPENDS", "ADDITEMS"):
-            items = self._taken("1" if name == "APPEND" else "")
             _as(list, self._stack[-1]).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
-            self._set_items(self._taken("2" if name == "SETITEM" else ""))
+            self._set_items(items)
         elif name == "GLOBAL":
             push(_known(*argument.split(" ", 1)))
         elif name == "STACK_GLOBAL":
-            push(_known(*self._taken("2")))
+            push(_known(*items))
         elif name == "REDUCE":
-            made_from = pop()
-            push(_as(_Named, pop()).make(*made_from))
+            push(_as(_Named, items[0]).make(*items[1]))
         elif name == "BUILD":
-            state = pop()
-            _as((_NumpyType, _NumpyArray), self._stack[-1]).build(state)
+            _as((_NumpyType, _NumpyArray), self._stack[-1]).build(items[0])
         elif name not in _NOTHING_TO_DO:
             raise PdparamsError(f"has the pickle instruction {name}, which weights do not need.")
 
-    def _taken(self, count: str) -> list[Any]:
-        """Takes so many items off the stack; "": down to the last mark."""
-        start = len(self._stack) - int(count) if count else self._marks.pop()
+    def _taken(self, count: int | None) -> list[Any]:
+        """Takes items off the stack; None: those above the last mark."""
+        start = self._marks.pop() if count is None else len(self._stack) - count
         if start < 0:
             raise PdparamsError("an instruction lacks its items.")
         items = self._stack[start:]

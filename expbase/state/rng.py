@@ -78,7 +78,8 @@ class RandomStates:
 def capture() -> dict[str, Any]:
     """The states of all generators of this process, as values that JSON can hold."""
     version, words, gauss = random.getstate()
-    name, key, *rest = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
+    name, key, *rest = numpy_state
     states: dict[str, Any] = {
         "python": [version, list(words), gauss],
         "numpy": [name, key.tolist(), *rest],  # position, whether a normal number waits, and it
