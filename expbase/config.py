@@ -235,8 +235,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The full keys whose values differ, with both values; None if a side has no such key."""
     before, after = flatten(to_dict(old)), flatten(to_dict(new))
-    keys = list(before) + [key for key in after if key not in before]
-    pairs = {key: (before.get(key), after.get(key)) for key in keys}
+    pairs = {key: (before.get(key), after.get(key)) for key in before | after}
     # The texts are compared too, because nan is not equal to itself.
     return {
         key: (one, other)
@@ -338,25 +337,22 @@ def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
 
 
 def _check_own_keys(given: Mapping[str, Any]) -> None:
-    # A user may add keys. One that nearly has the name of a key that is absent is a mistake.
-    absent = [key for key in _TRAINING_DEFAULTS if key not in given]
+    # A user may add keys; one that nearly has the name of ours is a mistake.
     for key in given:
-        if key not in _TRAINING_DEFAULTS:
-            near = difflib.get_close_matches(key, absent, n=1, cutoff=0.8)
-            near = near or difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.92)
-            if near:
-                raise ConfigError(
-                    f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
-                    "Put a key of your own into a section of its own."
-                )
+        near = difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.85)
+        if near and key not in _TRAINING_DEFAULTS:
+            raise ConfigError(
+                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
+                "Put a key of your own into a section of its own."
+            )
 
 
-def did_you_mean(name: str, known: Iterable[Any], cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
     texts = [*map(str, known)]
     # The last part alone finds a key that was written without its section or under a wrong one.
     near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
-    near = near or difflib.get_close_matches(name, texts, n=1, cutoff=cutoff)
+    near = near or difflib.get_close_matches(name, texts, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
