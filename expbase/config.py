@@ -87,7 +87,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         Raises:
             ConfigError: A key has no value, or one does not fit the defaults.
         """
-        self._merge(_parse_options(words), "options")
+        self._merge(_parse_options(words, flatten(self)), "options")
 
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
         """Changes the values that another tree names.
@@ -206,18 +206,14 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def dump_yaml(config: Mapping[str, Any]) -> str:
     """The config as YAML text that `load_yaml` reads back to the same values."""
-    text: str = yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
 
-def to_dict(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as plain dicts and lists."""
-    return {str(key): _plain(value) for key, value in config.items()}
-
-
 def _plain(value: Any) -> Any:
+    """The value as plain dicts and lists."""
     if isinstance(value, Mapping):
-        return to_dict(value)
+        return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -234,7 +230,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The full keys whose values differ, with both values; None if a side has no such key."""
-    before, after = flatten(to_dict(old)), flatten(to_dict(new))
+    before, after = flatten(_plain(old)), flatten(_plain(new))
     pairs = {key: (before.get(key), after.get(key)) for key in before | after}
     # The texts are compared too, because nan is not equal to itself.
     return {
@@ -249,7 +245,6 @@ _TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "a text",
-    list: "a list",
     tuple: "a list",
 }
 
@@ -313,8 +308,6 @@ def _merged(
         if name not in merged and not merged.is_new_allowed():
             raise ConfigError(f"{source}: {_unknown(str(name), value, prefix, known)}")
         default = merged.get(name)
-        if isinstance(value, _OptionText):
-            value = value.read_for(default, key)
         if isinstance(value, Mapping) and (default is None or isinstance(default, Config)):
             section = Config() if default is None else default
             merged[name] = _merged(section, value, source, known, f"{key}.")
@@ -356,26 +349,21 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
-class _OptionText(str):
-    """An option's value before it is known whether `1e5` means a text or a number."""
-
-    def read_for(self, default: Any, key: str) -> Any:
-        if isinstance(default, str):
-            return str(self)
-        try:
-            return yaml.load(self, Loader=_Loader)
-        except _YAML_ERRORS as error:
-            raise ConfigError(f"options: {key}: {str(self)!r} cannot be read: {error}") from error
-
-
-def _parse_options(words: Sequence[str]) -> dict[str, Any]:
+def _parse_options(words: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    # `values` are those of now, by full key: `1e5` is a text where a text is, else a number.
     tree: dict[str, Any] = {}
     queue = list(words)
     while queue:
         key, equals, text = queue.pop(0).partition("=")
         if not equals and not queue:
             raise ConfigError(f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE.")
-        _plant(tree, key, _OptionText(text if equals else queue.pop(0)))
+        value: Any = text if equals else queue.pop(0)
+        if not isinstance(values.get(key), str):
+            try:
+                value = yaml.load(value, Loader=_Loader)
+            except _YAML_ERRORS as error:
+                raise ConfigError(f"options: {key}: {value!r} cannot be read: {error}") from error
+        _plant(tree, key, value)
     return tree
 
 
