@@ -1,4 +1,4 @@
-"""Several processes: paddle's launcher, --nprocs, shares, averages, one set of files."""
+"""Several processes: paddle's launcher, --nprocs, shards, averages, one set of files."""
 
 from __future__ import annotations
 
@@ -160,22 +160,6 @@ def test_another_number_of_ranks_continues_the_same_order_and_says_so(
     assert "the random states are new" in said
     # The two batches of the first epoch that were left, one for each of the two ranks.
     assert Single.seen == [facts["seen"][4] for facts in facts_of(launched)]
-
-
-def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from tiny import Tiny\nfrom expbase import main\n"
-        "class Failing(Tiny):\n"
-        "    def setup_model(self):\n"
-        "        if self.rank == 1: raise RuntimeError('rank one is out')\n"
-        "        super().setup_model()\n"
-        "if __name__ == '__main__': main(Failing)\n"
-    )
-    result = run_script(script, "--nprocs", "2", "--output", str(tmp_path / "run"))
-    assert result.returncode == 1
-    assert "rank one is out" in result.stderr
-    assert "rank one is out" in (tmp_path / "run/worker_1.log").read_text()
 
 
 def test_a_sparse_embedding_is_refused_on_the_cpu() -> None:
