@@ -66,13 +66,13 @@ def spawn(
     handlers[signal.SIGINT] = signal.SIG_IGN  # the ranks save and end; this process waits for them
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
-        return _wait_for_all(processes)
+        return _join(processes)
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
 
-def _wait_for_all(processes: Sequence[Any]) -> int:
+def _join(processes: Sequence[Any]) -> int:
     codes: list[int] = []  # in the order in which the processes ended: the first failure counts
     running = {process.sentinel: process for process in processes}
     deadline: float | None = None

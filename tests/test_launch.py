@@ -41,7 +41,7 @@ class FakeProcess:
 def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
     exitcodes: list[int], answer: int
 ) -> None:
-    assert launch._wait_for_all([FakeProcess(code) for code in exitcodes]) == answer
+    assert launch._join([FakeProcess(code) for code in exitcodes]) == answer
 
 
 @pytest.mark.parametrize("exitcode", [1, -11, -15])
@@ -50,7 +50,7 @@ def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
 ) -> None:
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.0)
     going_on = [FakeProcess(None), FakeProcess(None)]
-    launch._wait_for_all([going_on[0], FakeProcess(exitcode), going_on[1]])
+    launch._join([going_on[0], FakeProcess(exitcode), going_on[1]])
     assert [process.exitcode for process in going_on] == [-9, -9]
 
 
