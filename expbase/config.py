@@ -102,9 +102,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         self._merge(other, source)
 
     def _merge(self, changes: Mapping[str, Any], source: str) -> None:
-        merged = _merged(self, changes, source, known=sorted(flatten(self)))
-        self.clear()
-        self.update(merged)
+        self.update(_merged(self, changes, source, known=sorted(flatten(self))))
 
 
 def _as_section(value: Any) -> Any:

@@ -43,6 +43,14 @@ class Probe(Tiny):
             "greatest": distributed.max_over_ranks(self.rank, -self.rank),
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
+        for name, fail in {
+            "rank zero failed": lambda: distributed.on_rank_zero(lambda: 1 / 0, "dividing"),
+            "names differ": lambda: self.average({"ab"[self.rank]: 1.0}, 1),
+        }.items():
+            try:
+                fail()
+            except Exception as error:
+                facts[name] = repr(error)
         facts["waited"] = []
         for number in range(3):  # the late rank is waited for each time
             arrived = self.output_dir / f"facts_arrived_{number}"
@@ -106,6 +114,18 @@ def test_validation_counts_every_sample_once_over_the_ranks(launched: Path) -> N
 
 def test_a_rank_without_a_sample_does_not_spoil_the_average(launched: Path) -> None:
     assert [facts["weightless"] for facts in facts_of(launched)] == [{"x": 1.0}, {"x": 1.0}]
+
+
+def test_an_error_of_rank_zero_is_raised_on_every_rank(launched: Path) -> None:
+    assert [facts["rank zero failed"] for facts in facts_of(launched)] == [
+        "ZeroDivisionError('division by zero')",
+        "RankZeroError(\"dividing: rank 0 failed: ZeroDivisionError('division by zero')\")",
+    ]
+
+
+def test_ranks_that_average_different_metrics_are_told_which(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert "the ranks name different metrics: ['a'] and ['b']" in facts["names differ"]
 
 
 def test_a_late_rank_is_waited_for_each_time(launched: Path) -> None:
