@@ -78,7 +78,7 @@ def facts_of(output: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes under paddle's launcher: 11 iterations, more than a pass."""
+    """A run of two processes under paddle's launcher: 11 iterations, more than an epoch."""
     folder = tmp_path_factory.mktemp("launched")
     script = folder / "train.py"
     script.write_text(PROBE)
