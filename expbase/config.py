@@ -87,7 +87,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         Raises:
             ConfigError: A key has no value, or one does not fit the defaults.
         """
-        self._merge(_parse_options(words), "options")
+        self._merge(_parse_options(words, flatten(self)), "options")
 
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
         """Changes the values that another tree names.
@@ -102,9 +102,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         self._merge(other, source)
 
     def _merge(self, changes: Mapping[str, Any], source: str) -> None:
-        merged = _merged(self, changes, source, known=sorted(flatten(self)))
-        self.clear()
-        self.update(merged)
+        self.update(_merged(self, changes, source, known=sorted(flatten(self))))
 
 
 def _as_section(value: Any) -> Any:
@@ -206,18 +204,14 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def dump_yaml(config: Mapping[str, Any]) -> str:
     """The config as YAML text that `load_yaml` reads back to the same values."""
-    text: str = yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
 
-def to_dict(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as plain dicts and lists."""
-    return {str(key): _plain(value) for key, value in config.items()}
-
-
 def _plain(value: Any) -> Any:
+    """The value as plain dicts and lists."""
     if isinstance(value, Mapping):
-        return to_dict(value)
+        return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -234,9 +228,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The full keys whose values differ, with both values; None if a side has no such key."""
-    before, after = flatten(to_dict(old)), flatten(to_dict(new))
-    keys = list(before) + [key for key in after if key not in before]
-    pairs = {key: (before.get(key), after.get(key)) for key in keys}
+    before, after = flatten(_plain(old)), flatten(_plain(new))
+    pairs = {key: (before.get(key), after.get(key)) for key in before | after}
     # The texts are compared too, because nan is not equal to itself.
     return {
         key: (one, other)
@@ -250,7 +243,6 @@ _TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "a text",
-    list: "a list",
     tuple: "a list",
 }
 
@@ -314,8 +306,6 @@ def _merged(
         if name not in merged and not merged.is_new_allowed():
             raise ConfigError(f"{source}: {_unknown(str(name), value, prefix, known)}")
         default = merged.get(name)
-        if isinstance(value, _OptionText):
-            value = value.read_for(default, key)
         if isinstance(value, Mapping) and (default is None or isinstance(default, Config)):
             section = Config() if default is None else default
             merged[name] = _merged(section, value, source, known, f"{key}.")
@@ -338,48 +328,40 @@ def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
 
 
 def _check_own_keys(given: Mapping[str, Any]) -> None:
-    # A user may add keys. One that nearly has the name of a key that is absent is a mistake.
-    absent = [key for key in _TRAINING_DEFAULTS if key not in given]
+    # A user may add keys; one that nearly has the name of ours is a mistake.
     for key in given:
-        if key not in _TRAINING_DEFAULTS:
-            near = difflib.get_close_matches(key, absent, n=1, cutoff=0.8)
-            near = near or difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.92)
-            if near:
-                raise ConfigError(
-                    f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
-                    "Put a key of your own into a section of its own."
-                )
+        near = difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.85)
+        if near and key not in _TRAINING_DEFAULTS:
+            raise ConfigError(
+                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
+                "Put a key of your own into a section of its own."
+            )
 
 
-def did_you_mean(name: str, known: Iterable[Any], cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
     texts = [*map(str, known)]
     # The last part alone finds a key that was written without its section or under a wrong one.
     near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
-    near = near or difflib.get_close_matches(name, texts, n=1, cutoff=cutoff)
+    near = near or difflib.get_close_matches(name, texts, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
-class _OptionText(str):
-    """An option's value before it is known whether `1e5` means a text or a number."""
-
-    def read_for(self, default: Any, key: str) -> Any:
-        if isinstance(default, str):
-            return str(self)
-        try:
-            return yaml.load(self, Loader=_Loader)
-        except _YAML_ERRORS as error:
-            raise ConfigError(f"options: {key}: {str(self)!r} cannot be read: {error}") from error
-
-
-def _parse_options(words: Sequence[str]) -> dict[str, Any]:
+def _parse_options(words: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    # `values` are those of now, by full key: `1e5` is a text where a text is, else a number.
     tree: dict[str, Any] = {}
     queue = list(words)
     while queue:
         key, equals, text = queue.pop(0).partition("=")
         if not equals and not queue:
             raise ConfigError(f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE.")
-        _plant(tree, key, _OptionText(text if equals else queue.pop(0)))
+        value: Any = text if equals else queue.pop(0)
+        if not isinstance(values.get(key), str):
+            try:
+                value = yaml.load(value, Loader=_Loader)
+            except _YAML_ERRORS as error:
+                raise ConfigError(f"options: {key}: {value!r} cannot be read: {error}") from error
+        _plant(tree, key, value)
     return tree
 
 

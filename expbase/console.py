@@ -12,10 +12,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pdb
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import paddle
+from rich.console import Console
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 _REFRESHES_PER_SECOND = 4
 
@@ -55,9 +63,6 @@ def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
     Yields:
         A function that returns whether the line is still shown.
     """
-    from rich.console import Console  # here: a run without a terminal does not pay for rich
-    from rich.live import Live
-
     live = Live(
         get_renderable=lambda: _drawn(look()),
         # Soft wrap: what is copied from the terminal has no line breaks of rich's.
@@ -66,32 +71,34 @@ def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
         transient=True,
         redirect_stdout=is_terminal(sys.stdout),  # what is printed into a file stays there
     )
+    _free_children_from_rich()
+    with _breakpoint_stops(live):
+        live.start()
+        live.console.show_cursor(True)  # rich hides it; after a kill -9 it would stay hidden
+        try:
+            yield lambda: live.is_started
+        finally:
+            live.stop()
+
+
+@contextlib.contextmanager
+def _breakpoint_stops(live: Live) -> Iterator[None]:
     hook = sys.breakpointhook
 
     def debug(*args: Any, **options: Any) -> Any:
         live.stop()
         if hook is sys.__breakpointhook__ and "PYTHONBREAKPOINT" not in os.environ:
-            import pdb
-
             return pdb.Pdb().set_trace(sys._getframe(1))  # the frame of the user, not this one
         return hook(*args, **options)
 
-    _free_children_from_rich()
     sys.breakpointhook = debug
-    live.start()
-    live.console.show_cursor(True)  # rich hides it; after a kill -9 it would stay hidden
     try:
-        yield lambda: live.is_started
+        yield
     finally:
-        live.stop()
         sys.breakpointhook = hook
 
 
-def _drawn(line: Line) -> Any:
-    from rich.padding import Padding
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
+def _drawn(line: Line) -> Padding:
     grid = Table.grid(padding=(0, 1), expand=True)
     of = f"/{line.total}" if line.total else ""
     cells: list[Any] = [f"{line.phase} {line.iteration}{of}"]
@@ -121,8 +128,7 @@ def _free_children_from_rich() -> None:
 
 def memory() -> str:
     """The main memory that this process uses, or the GPU's if it uses one: "312 MB"."""
-    import paddle
-    import psutil  # comes with VisualDL
+    import psutil  # comes with VisualDL; 20 ms that a run without a terminal need not pay
 
     if paddle.device.get_device().startswith("gpu"):
         return f"{paddle.device.cuda.memory_allocated() / 2**20:.0f} MB on the device"

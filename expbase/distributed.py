@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 _counter = itertools.count()  # numbers the waits of this process, so that each has its own key
 
+_POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
 _ASK_SECONDS = 0.5  # between two questions of an Agreement
 _WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
 _TELL_SECONDS = 3.0  # for which a failing rank waits until the others know
@@ -79,11 +80,7 @@ def default_device() -> str:
 
 
 def data_parallel(layer: Any, **options: Any) -> Any:
-    """The layer in a paddle.DataParallel.
-
-    Args:
-        layer: The layer.
-        **options: Passed on to paddle.DataParallel.
+    """The layer in a paddle.DataParallel with these options.
 
     Raises:
         ValueError: The layer has a sparse Embedding, which gloo cannot average.
@@ -146,12 +143,8 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def wait_for_all(poll_seconds: float = 0.02) -> None:
-    """Returns when every rank has called it, however late one is.
-
-    Args:
-        poll_seconds: The time between two questions to the store that the processes share.
-    """
+def wait_for_all() -> None:
+    """Returns when every rank has called it, however late one is."""
     if not dist.is_initialized():
         return
     store = core.create_or_get_global_tcp_store()
@@ -159,7 +152,7 @@ def wait_for_all(poll_seconds: float = 0.02) -> None:
     with _without_signals():
         arrived = store.add(key, 1)  # adds this rank to those that are here
     while arrived < world_size():
-        time.sleep(poll_seconds)
+        time.sleep(_POLL_SECONDS)
         with _without_signals():
             arrived = store.add(key, 0)  # adds nothing, only reads
 

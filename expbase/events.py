@@ -54,11 +54,7 @@ class Events:
         """
 
     def on_sanity_check_end(self, results: Mapping[str, float]) -> None:
-        """After the sanity check.
-
-        Args:
-            results: What valid() returned on rank 0 for the first batches.
-        """
+        """After the sanity check; `results` is what valid() returned on rank 0."""
 
     # Training
 
@@ -88,19 +84,13 @@ class Events:
         """After it was fetched."""
 
     def on_train_batch_begin(self, batch: Any, indices: Sequence[int] | None) -> None:
-        """With every training batch; changes made in place reach train_batch.
+        """With every training batch, before read_batch returns it; it may be changed in place.
 
-        Args:
-            batch: What read_batch is about to return.
-            indices: Of its samples in the data set; None if the loader has no indices.
+        `indices` are those of its samples in the data set, None if the loader has none.
         """
 
     def on_before_backward(self, loss: Any) -> None:
-        """In backward(loss), with each micro-batch.
-
-        Args:
-            loss: As passed to backward, neither divided nor scaled.
-        """
+        """In backward(loss), for each micro-batch; the loss is neither divided nor scaled yet."""
 
     def on_after_backward(self) -> None:
         """In backward(loss); the last micro-batch averages the gradients over the ranks."""
@@ -126,8 +116,7 @@ class Events:
     def on_log(self, metrics: Mapping[str, float]) -> None:
         """Every log_interval iterations, before the metrics are written.
 
-        Args:
-            metrics: Numbers by full name, `train/loss`; changed and added ones are written.
+        `metrics` are by full name, `train/loss`; they may be changed, and others added.
         """
 
     # Evaluation
@@ -138,27 +127,18 @@ class Events:
     def on_evaluate_end(self, results: Mapping[str, float]) -> None:
         """After valid(); the models are still in eval mode.
 
-        Args:
-            results: What valid() returned on rank 0. Changed and added ones count and are
-                written, so make the same change on every rank.
+        `results` is what valid() returned on rank 0. Changes to it count and are written, so make
+        the same ones on every rank.
         """
 
     def on_predict_begin(self) -> None:
         """Before the first batch of predict; the models are in eval mode."""
 
     def on_predict_batch_end(self, outputs: Any) -> None:
-        """After each predict_batch.
-
-        Args:
-            outputs: What it returned.
-        """
+        """After each predict_batch, with what it returned."""
 
     def on_predict_end(self, results: Sequence[Any]) -> None:
-        """After the results of all ranks were joined.
-
-        Args:
-            results: One per sample, in the order of the data.
-        """
+        """After predict; the results of all ranks, one per sample, in the order of the data."""
 
     # State
 
@@ -174,8 +154,7 @@ class Events:
     def on_load_checkpoint(self, states: Mapping[str, Any]) -> None:
         """After everything else was restored, under random states of its own.
 
-        Args:
-            states: What on_save_checkpoint returned; empty if nothing.
+        `states` is what on_save_checkpoint returned; it is empty if that was None.
         """
 
     def on_save_model(self) -> None:
@@ -189,8 +168,7 @@ class Events:
     def on_exception(self, exception: BaseException) -> None:
         """After an exception in training, which is raised again afterwards.
 
-        Args:
-            exception: The original one. An exception that is raised here is logged only.
+        An exception that this method raises is logged only.
         """
 
 
@@ -265,7 +243,7 @@ def on(
 def _check_spec(spec: ListenerSpec) -> None:
     event, given = spec.event, spec.filters
     if event not in EVENTS:
-        raise ValueError(f"@on: {event!r} is no event.{_nearest(event)}")
+        raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
     if len(given) > 1:
         raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
     if given and event in _UNCOUNTED:
@@ -356,10 +334,12 @@ class Subscribers:
 
     def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
         """The calls that `fire` makes, with names, for a caller that continues when one fails."""
-        calls = [(event, functools.partial(getattr(self._exp, event), *args))]
-        for method, filter_ in self._listeners.get(event, ()):
-            calls.append((method, functools.partial(self._call_listener, method, filter_, args)))
-        return calls
+        own = functools.partial(getattr(self._exp, event), *args)
+        listeners = [
+            (method, functools.partial(self._call_listener, method, filter_, args))
+            for method, filter_ in self._listeners.get(event, ())
+        ]
+        return [(event, own), *listeners]
 
     def _call_listener(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
         if not filter_.passes(self._exp):
@@ -412,16 +392,8 @@ def _listeners_of(cls: type) -> dict[str, tuple[ListenerSpec, ...]]:
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
             elif name not in listeners and inspect.isfunction(value):
-                _check_name(f"{base.__name__}.{name}", name)
+                _check_method(f"{base.__name__}.{name}", name)
     return listeners
-
-
-def _check_name(place: str, name: str) -> None:
-    if name.startswith("on_") and name not in EVENTS:
-        raise TypeError(
-            f"{place}: is no event, so nothing would call it.{_nearest(name)} Mark a listener with "
-            "@on; give another method a name that does not begin with on_."
-        )
 
 
 def _check_listener(place: str, name: str, method: Any, specs: Sequence[ListenerSpec]) -> None:
@@ -441,5 +413,9 @@ def _check_listener(place: str, name: str, method: Any, specs: Sequence[Listener
             ) from None
 
 
-def _nearest(name: str) -> str:
-    return did_you_mean(name, EVENTS, cutoff=0.6)
+def _check_method(place: str, name: str) -> None:
+    if name.startswith("on_") and name not in EVENTS:
+        raise TypeError(
+            f"{place}: is no event, so nothing would call it.{did_you_mean(name, EVENTS)} Mark a "
+            "listener with @on; give another method a name that does not begin with on_."
+        )

@@ -8,13 +8,14 @@ and chooses the exit code. For several machines there is `paddle.distributed.lau
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -24,7 +25,7 @@ from expbase.distributed import default_device
 from expbase.processes import die_with_parent, exit_code
 
 # The exit codes of a process that was asked to stop; every other one but 0 is a failure.
-STOP_CODES = (124, 130, 143)
+_STOP_CODES = (124, 130, 143)  # time limit, Ctrl-C, SIGTERM
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
 
 
@@ -56,7 +57,12 @@ def spawn(
             backend="gloo" if on_cpu else "auto",
         )
     processes = context.processes  # the context must live: it holds queues that they open
+    with _forwarding_signals(processes):
+        return _join(processes)
 
+
+@contextlib.contextmanager
+def _forwarding_signals(processes: Sequence[Any]) -> Iterator[None]:
     def forward(signum: int, frame: Any) -> None:
         for process in processes:
             if process.is_alive():
@@ -66,13 +72,13 @@ def spawn(
     handlers[signal.SIGINT] = signal.SIG_IGN  # the ranks save and end; this process waits for them
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
-        return _wait_for_all(processes)
+        yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
 
-def _wait_for_all(processes: Sequence[Any]) -> int:
+def _join(processes: Sequence[Any]) -> int:
     codes: list[int] = []  # in the order in which the processes ended: the first failure counts
     running = {process.sentinel: process for process in processes}
     deadline: float | None = None
@@ -90,13 +96,13 @@ def _wait_for_all(processes: Sequence[Any]) -> int:
                 process.kill()
             deadline = None
     stopped = [code for code in codes if code]
-    failures = [code for code in stopped if code not in STOP_CODES]
+    failures = [code for code in stopped if code not in _STOP_CODES]
     return (failures or stopped or [0])[0]
 
 
 def _is_failure(exitcode: int) -> bool:
     # A negative one is a signal that nobody handled, whatever a shell would make of it.
-    return exitcode < 0 or exitcode not in (0, *STOP_CODES)
+    return exitcode < 0 or exitcode not in (0, *_STOP_CODES)
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

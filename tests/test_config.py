@@ -109,6 +109,7 @@ def test_digits_that_stand_for_a_text_in_a_file_are_taken_as_written(
         ("training.deterministic", 1, "expected true or false, like False"),
         ("optim.name", 1.5, "expected a text like 'adam'"),
         ("optim.betas", 3, "expected a list like [0.9, 0.99]"),
+        ("optim.betas", {"a": 1}, "expected a list like [0.9, 0.99]"),
         ("optim.betas", ["a"], "expected a list like [0.9, 0.99]"),
         ("optim", 3, "expected a section with lr, name, betas"),
     ],

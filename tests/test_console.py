@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+import runpy
 import select
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from terminal import terminal
 from tiny import Tiny, trained
 
+from expbase import console
 from expbase.console import Line, is_terminal, live_line
 
 SCRIPT = """
@@ -202,6 +204,13 @@ def test_without_a_terminal_a_run_writes_plain_lines_and_all_of_them(
     said = capsys.readouterr()
     assert not re.search(r"[\r\x1b]", said.out + said.err)
     assert said.err.count("train/loss") == 6
+
+
+def test_importing_it_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **handlers: registered.append(handlers))
+    runpy.run_path(console.__file__)
+    assert registered == []
 
 
 def test_a_dumb_terminal_and_a_pipe_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

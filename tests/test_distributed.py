@@ -1,4 +1,4 @@
-"""Several processes: paddle's launcher, --nprocs, shares, averages, one set of files."""
+"""Several processes: paddle's launcher, --nprocs, shards, averages, one set of files."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ class Probe(Tiny):
             "greatest": distributed.max_over_ranks(self.rank, -self.rank),
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
+        for name, fail in {
+            "rank zero failed": lambda: distributed.on_rank_zero(lambda: 1 / 0, "dividing"),
+            "names differ": lambda: self.average({"ab"[self.rank]: 1.0}, 1),
+        }.items():
+            try:
+                fail()
+            except Exception as error:
+                facts[name] = repr(error)
         facts["waited"] = []
         for number in range(3):  # the late rank is waited for each time
             arrived = self.output_dir / f"facts_arrived_{number}"
@@ -70,7 +78,7 @@ def facts_of(output: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes under paddle's launcher: 11 iterations, more than a pass."""
+    """A run of two processes under paddle's launcher: 11 iterations, more than an epoch."""
     folder = tmp_path_factory.mktemp("launched")
     script = folder / "train.py"
     script.write_text(PROBE)
@@ -106,6 +114,18 @@ def test_validation_counts_every_sample_once_over_the_ranks(launched: Path) -> N
 
 def test_a_rank_without_a_sample_does_not_spoil_the_average(launched: Path) -> None:
     assert [facts["weightless"] for facts in facts_of(launched)] == [{"x": 1.0}, {"x": 1.0}]
+
+
+def test_an_error_of_rank_zero_is_raised_on_every_rank(launched: Path) -> None:
+    assert [facts["rank zero failed"] for facts in facts_of(launched)] == [
+        "ZeroDivisionError('division by zero')",
+        "RankZeroError(\"dividing: rank 0 failed: ZeroDivisionError('division by zero')\")",
+    ]
+
+
+def test_ranks_that_average_different_metrics_are_told_which(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert "the ranks name different metrics: ['a'] and ['b']" in facts["names differ"]
 
 
 def test_a_late_rank_is_waited_for_each_time(launched: Path) -> None:
@@ -160,22 +180,6 @@ def test_another_number_of_ranks_continues_the_same_order_and_says_so(
     assert "the random states are new" in said
     # The two batches of the first epoch that were left, one for each of the two ranks.
     assert Single.seen == [facts["seen"][4] for facts in facts_of(launched)]
-
-
-def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from tiny import Tiny\nfrom expbase import main\n"
-        "class Failing(Tiny):\n"
-        "    def setup_model(self):\n"
-        "        if self.rank == 1: raise RuntimeError('rank one is out')\n"
-        "        super().setup_model()\n"
-        "if __name__ == '__main__': main(Failing)\n"
-    )
-    result = run_script(script, "--nprocs", "2", "--output", str(tmp_path / "run"))
-    assert result.returncode == 1
-    assert "rank one is out" in result.stderr
-    assert "rank one is out" in (tmp_path / "run/worker_1.log").read_text()
 
 
 def test_a_sparse_embedding_is_refused_on_the_cpu() -> None:

@@ -14,7 +14,7 @@ from expbase.events import EVENTS, Events, Filter
 
 
 class Stepped(Tiny):
-    """Three batches a pass, its updates made by the helpers."""
+    """Three batches per epoch, its updates made by the helpers."""
 
     size = 12
     trace: Trace
