@@ -122,7 +122,7 @@ class ExperimentBase(Events):
         self._results: dict[str, float] = {}  # of the last validation
         self._registered: list[str] = []
         self._excluded: list[str] = []
-        self._cursor = TrainIterator(_NOTHING)
+        self._cursor = TrainIterator()
         self._pass_is_closed = True
         self._wishes = StopRequests(None, 0)
         self._agreement = distributed.Agreement(0)
@@ -169,7 +169,7 @@ class ExperimentBase(Events):
     @property
     def batches_per_epoch(self) -> int | None:
         """Of this rank; None if nobody knows. Known after setup_dataloader."""
-        return self._cursor.feed.batches_per_epoch
+        return self._cursor.adapter.batches_per_epoch
 
     # --- yours ---------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class ExperimentBase(Events):
         self.setup_dataloader()
         feed = self._feed_of(self.train_loader, "self.train_loader")
         few = self.config.training.overfit_batches
-        self._cursor = TrainIterator(FirstBatches(feed, few) if few else feed)
+        self._cursor.attach(FirstBatches(feed, few) if few else feed)
         self.setup_model()
         self.startup()
         self.iteration = 0
@@ -333,7 +333,7 @@ class ExperimentBase(Events):
         names = distributed.gather_objects(found.names())
         checks.check_names(vars(self), ExperimentBase)
         checks.check_ranks(names)
-        checks.check(found, self._cursor.feed)
+        checks.check(found, self._cursor.adapter)
         self._checkpointer.expect(found.names())
         for text in card.card(self, found):
             self.logger.info("%s", text)
@@ -1095,7 +1095,6 @@ class ExperimentBase(Events):
 
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
-_NOTHING = LoaderAdapter(None, "self.train_loader", Shard(seed=0))  # until setup_dataloader
 
 
 def _passes(interval: int, before: int, after: int) -> bool:

@@ -56,7 +56,7 @@ class Journal:
         """
         exp = self._exp
         self.check_finite()  # waits for the device: that is training's time
-        feed = exp._cursor.feed
+        feed = exp._cursor.adapter
         samples = feed.batch_size and feed.batch_size * exp.world_size
         speed = exp._watch.speed(exp.iteration, samples)
         with exp._watch.apart("logging"):

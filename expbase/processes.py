@@ -1,11 +1,8 @@
-"""What the processes that expbase starts have in common: none of them outlives its parent.
+"""Child processes on Linux: none outlives its parent, however that ends.
 
-A leaf over the standard library, for Linux; elsewhere nothing is done, and a parent that was
-killed with -9 may leave processes and files behind.
-
-    with forking(): start_children()
-    die_with_parent()                          # in a child without files of its own
-    end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files go too
+with forking(): start_children()
+die_with_parent()                          # in a child without files of its own
+end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import gc
 import glob
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -26,19 +22,18 @@ from pathlib import Path
 
 LAUNCHER = "paddle.distributed.launch"
 _PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.05
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Has the kernel kill this process when its parent ends, however it ends.
+    """Makes the kernel kill this process when its parent ends.
 
     Args:
-        parent: Its number, if it is known: it may have ended before this call.
+        parent: Its process id, if it is known: it may have ended before this call.
     """
-    if not sys.platform.startswith("linux"):
-        return
     parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # it ended before the call, so the kernel will send nothing
         os._exit(1)
 
 
@@ -59,46 +54,44 @@ def forking() -> Iterator[None]:
 def end_with_parent(files: str) -> None:
     """Ends this process when its parent ends, and then removes files.
 
-    A thread waits for the parent's end, which may have come before this call. The files are
-    removed by a process of their own when this one is dead, so that it cannot make another in
-    between.
+    A thread waits for the parent's end, which may have come before this call.
 
     Args:
         files: A pattern as `glob` has it.
     """
-    if not hasattr(os, "pidfd_open"):
-        die_with_parent()
-        return
-    started_by = multiprocessing.parent_process()  # the system gives orphans another parent
+    # Multiprocessing knows who started this process. The system may not any more: when a process
+    # dies, its children get another parent, and that is also how they learn of it. The change is
+    # seen at once, even if nobody has asked for the dead parent's exit code.
+    started_by = multiprocessing.parent_process()
     parent = started_by.pid if started_by and started_by.pid else os.getppid()
-    try:
-        descriptor = os.pidfd_open(parent)
-    except OSError:
+    if os.getppid() != parent:
         os._exit(1)
-    if os.getppid() != parent:  # the number may be another process's by now
-        os._exit(1)
-    threading.Thread(target=_wait_for_the_end, args=(descriptor, files), daemon=True).start()
+    threading.Thread(target=_wait_and_end, args=(parent, files), daemon=True).start()
 
 
-def _wait_for_the_end(descriptor: int, files: str) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    poll.poll()
+def _wait_and_end(parent: int, files: str) -> None:
+    _wait_for_another_parent(parent)
+    # This process cannot remove its files by itself: until it is dead, its main thread may make
+    # another one. So it starts a child, which waits for that death.
     worker = os.getpid()
     if os.fork():
         os.kill(worker, signal.SIGKILL)
-    while os.getppid() == worker:
-        time.sleep(0.01)
+    _wait_for_another_parent(worker)
     for path in glob.glob(files):
         os.unlink(path)
     os._exit(0)
 
 
+def _wait_for_another_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+
+
 def python(count: int, log_dir: Path) -> list[str]:
-    """The words that start python: several times at once under paddle's launcher.
+    """The command that starts python: under paddle's launcher if several times at once.
 
     Args:
-        count: Of processes.
+        count: The number of processes.
         log_dir: For what the launcher writes.
     """
     if count == 1:

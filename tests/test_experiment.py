@@ -219,7 +219,7 @@ def test_an_empty_loader_is_an_error_before_training(tmp_path: Path) -> None:
         loader_options = {"drop_last": True}  # noqa: RUF012
 
     exp = make(Empty, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"self\.train_loader: gives no batch"):
+    with pytest.raises(ValueError, match=r"self\.train_loader: has no batch"):
         exp.setup()
 
 

@@ -1,9 +1,11 @@
-"""Where one rank stands in its training data: the pass under way, and the place in it.
+"""Where one rank is in its training data: the epoch, and the place in it.
 
-iterator = TrainIterator(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
+iterator = TrainIterator()
+iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
 iterator.open(epoch=3)
 batch = iterator.read()
-iterator.batches.ended                      # true as soon as the last one was given
+iterator.batches.ended                      # true together with the last batch
+state = iterator.state_dict()               # another process continues behind that batch
 """
 
 from __future__ import annotations
@@ -11,86 +13,131 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expbase.data.loaders import Batches, LoaderAdapter
+from expbase.data.loaders import Batches, LoaderAdapter, Shard
+from expbase.data.workers import Item
 
 
 class TrainIterator:
-    """Where one rank stands in the passes of its feed.
+    """The training batches of one rank, epoch after epoch, and the place in them.
 
-    Args:
-        feed: The training data.
+    It is made empty, before the loader is known; `attach` comes before everything else.
 
     Attributes:
-        batches: Of the pass under way; ended when there is none.
-        batch_in_epoch: Batches that this rank has read in it.
+        adapter: The training data.
+        epoch: The number of the epoch that was opened last; 0: none was.
+        batches: Of this epoch; ended when there is none.
+        batch_in_epoch: The number of batches that this rank has read in it.
         last: The batch that was read last.
     """
 
-    def __init__(self, feed: LoaderAdapter) -> None:
-        self.feed = feed
-        self.last: Any = None
-        self.batches = _ended()
+    def __init__(self) -> None:
+        self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
+        self.epoch = 0
+        self.batches = _no_batches()
         self.batch_in_epoch = 0
-        self._next: Iterator[Any] = iter(())
-        self._start = 0  # the position at which this rank began
+        self.last: Any = None
+        self._start = 0  # the position, in batches of all ranks, at which this process began
+        self._is_resumed = False
+
+    def attach(self, adapter: LoaderAdapter) -> None:
+        """Sets the training data."""
+        self.adapter = adapter
+
+    @property
+    def ended(self) -> bool:
+        """Whether all batches of the epoch were read, or none was opened yet."""
+        return self.batches.ended
+
+    @property
+    def resumed_within_epoch(self) -> bool:
+        """Whether `load_state_dict` opened the epoch, and no batch was read since."""
+        return self._is_resumed and self.batch_in_epoch == self.batches.first
 
     def open(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position of a pass."""
+        """Goes to a position in an epoch.
+
+        Args:
+            epoch: Its number, from 1.
+            position: The number of batches that all ranks together took before.
+
+        Raises:
+            NotImplementedError: No loader is attached.
+            ValueError: The loader has no batch.
+        """
         self.batches.close()
-        self.batches = self.feed.open(epoch, position)
-        self.batch_in_epoch = self.batches.first
-        self._next = iter(self.batches)
+        self._begin(epoch, position, self.adapter.open(epoch, position))
+
+    def _begin(self, epoch: int, position: int, batches: Batches) -> None:
+        self.epoch = epoch
+        self.batches = batches
+        self.batch_in_epoch = batches.first
         self._start = position
+        self._is_resumed = False
 
     def read(self) -> Any:
-        """The next batch of the pass."""
+        """The next batch of the epoch.
+
+        Raises:
+            RuntimeError: There is none.
+        """
         try:
-            batch = next(self._next)
+            batch = next(self.batches)
         except StopIteration:
             raise RuntimeError(
-                f"{self.feed.name}: ended before the pass did; expected the batches that its "
-                "length, or the run that is continued, promised."
+                f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
+                "was opened, and the batches that its length, or the run that is continued, "
+                "promised."
             ) from None
         self.batch_in_epoch += 1
         self.last = batch
         return batch
 
-    def state(self) -> dict[str, Any]:
-        """The position, counted in batches of all ranks."""
-        read = self.batch_in_epoch - self.batches.first
+    def state_dict(self) -> dict[str, Any]:
+        """The place. `position` counts batches of all ranks, so their number may change."""
+        read = self.batch_in_epoch - self.batches.first  # by this process
         return {
+            "epoch": self.epoch,
             "batch_in_epoch": self.batch_in_epoch,
-            "position": self._start + read * self.feed.share.world_size,
+            "position": self._start + read * self.adapter.shard.world_size,
             "ended": self.batches.ended,
-            "loader": self.feed.state(),
-            "sizes": [self.feed.num_samples, self.feed.batch_size],
+            "loader": self.adapter.state_dict(),
+            "sizes": [self.adapter.num_samples, self.adapter.batch_size],
         }
 
-    def restore(self, epoch: int, values: Mapping[str, Any]) -> list[str]:
-        """Goes to where `state` was taken; gives what of it costs exactness, in words."""
-        self.feed.restore(values["loader"], ended=values["ended"])
-        if values["ended"]:
-            self.batch_in_epoch = self.batches.first = values["batch_in_epoch"]
-            self._start = values["position"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Goes to where `state_dict` was called.
+
+        Returns:
+            Reasons why continuing is not exact.
+        """
+        adapter, ended = self.adapter, state["ended"]
+        reasons = adapter.load_state_dict(state["loader"], ended=ended)
+        if ended:  # nothing is opened: the next thing to come is a new epoch
+            self.batches.close()
+            self._begin(state["epoch"], state["position"], _no_batches(state["batch_in_epoch"]))
         else:
-            self.open(epoch, values["position"])
-        notes = self.feed.inexact_after_resume()
-        sizes = [self.feed.num_samples, self.feed.batch_size]
-        if values["sizes"] != sizes:
-            (samples, size), (samples_now, size_now) = values["sizes"], sizes
-            notes.append(
-                f"{self.feed.name}: {samples} samples in batches of {size} there, {samples_now} in "
+            self.open(state["epoch"], state["position"])
+            self._is_resumed = True
+        sizes = [adapter.num_samples, adapter.batch_size]
+        if state["sizes"] != sizes:
+            (samples, size), (samples_now, size_now) = state["sizes"], sizes
+            reasons.append(
+                f"{adapter.name}: {samples} samples in batches of {size} there, {samples_now} in "
                 f"batches of {size_now} now"
             )
-        return notes
+        return reasons
 
     def close(self) -> None:
-        """Lets go of the loader. May be called twice."""
+        """Ends worker processes. May be called twice."""
         self.batches.close()
-        self.feed.close()
+        self.adapter.close()
 
 
-def _ended() -> Batches:
-    batches = Batches(lambda _: iter(()), 0)
+def _no_batches(first: int = 0) -> Batches:
+    batches = Batches(_nothing(), first)
     batches.ended = True
     return batches
+
+
+def _nothing() -> Iterator[Item]:
+    yield from ()

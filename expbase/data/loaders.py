@@ -1,18 +1,16 @@
-"""Driving a user's loader: the order of its batches, their random numbers, the shares of the ranks.
+"""Reading a user's loader: which batches this rank gets in an epoch, from any position.
 
-A `LoaderAdapter` stands in front of one loader and gives its passes, each from any position. What
-a data set draws while it makes the n-th batch of a pass depends on (seed, epoch, n) alone: not on
-the number of workers, nor on what was drawn before, nor on whether earlier batches were made.
-The loader is asked for its settings and never changed; which batches are trained on is decided
-here, what they hold is decided by the user's data set and collate_fn.
+A `LoaderAdapter` wraps one loader. What a data set draws while it makes the n-th batch of an
+epoch depends on (seed, epoch, n) alone: not on the number of workers, nor on what was drawn
+before, nor on whether earlier batches were made. The loader is asked for its settings and never
+changed: which batches are trained on is decided here, what is in them by the user's code.
 
 Positions count batches of all ranks together: in round i rank r takes batch i * world_size + r.
 
-    feed = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
-    batches = feed.open(epoch=3, position=17)       # batches 0 to 16 are not loaded
+    adapter = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
+    batches = adapter.open(epoch=3, position=17)    # batches 0 to 16 are not loaded
     for batch in batches: ...
-    batches.ended                                   # true as soon as the last one was given
-    cursor = TrainIterator(feed)                           # a feed and the place in it
+    batches.ended                                   # true together with the last batch
 """
 
 from __future__ import annotations
@@ -20,17 +18,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import paddle
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
-from expbase.data.workers import BatchedStream, Fetcher, Numbered, with_hardened_workers, with_last
+from expbase.data.order import BatchOrder, Isolated, Numbered, state_setter, unmoved
+from expbase.data.workers import BatchedStream, Fetcher, Item, with_hardened_workers, with_last
 from expbase.distributed import gather_objects
-from expbase.processes import forking
 from expbase.state import rng
+
+_NOTHING = object()  # in the place of a batch when there is none
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Shard:
     """Whose batches, and from which random numbers.
 
     Attributes:
-        seed: What order and random numbers derive from.
+        seed: What the order and the random numbers are derived from.
         rank: This process.
-        world_size: Among how many.
+        world_size: The number of processes.
     """
 
     seed: int
@@ -49,65 +48,69 @@ class Shard:
 
 
 class Batches:
-    """The batches of one pass, or of the rest of one.
+    """The batches of one rank in one epoch, or in the rest of one.
 
     Attributes:
-        ended: Whether the last batch was given; false before the first `next`.
-        indices: Where the samples of the last given batch stand in the data set; None unknown.
-        first: The batches of this rank that were skipped.
+        ended: Whether the last batch was returned; false before the first one.
+        indices: Where the samples of the batch returned last are in the data set; None: unknown.
+        first: The number of batches of this rank that were skipped.
     """
 
-    def __init__(self, batches: Callable[[Batches], Iterator[Any]], first: int) -> None:
+    def __init__(self, items: Iterator[Item], first: int = 0) -> None:
         self.ended = False
-        self.indices: Sequence[int] | None = None
+        self.indices: Sequence[Any] | None = None
         self.first = first
-        self._iterator = batches(self)
+        self._items: Any = items
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterator
+        return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        batch, self.indices, self.ended = next(self._items)
+        return batch
 
     def close(self) -> None:
-        """Lets go of the loader: worker processes end."""
-        close = getattr(self._iterator, "close", None)
-        if close:
-            close()
+        """Stops reading: worker processes end. May be called twice."""
+        self._items.close()
 
 
 class LoaderAdapter:
     """A loader's batches, as one rank gets them.
 
     Attributes:
-        batches_per_epoch: On this rank; None if nobody knows.
-        batch_size: Samples in a full batch of this rank; None if nobody knows.
-        num_samples: In the data set; None if nobody knows.
+        batches_per_epoch: On this rank; None: unknown.
+        batch_size: Samples in a full batch of this rank; None: unknown.
+        num_samples: Samples in the data set; None: unknown.
+        filled: Batches that are read a second time at the end of an epoch, so that each rank
+            has a batch in the last round.
     """
 
     batches_per_epoch: int | None = None
     batch_size: int | None = None
     num_samples: int | None = None
+    filled: int = 0
 
-    def __init__(self, loader: Any, name: str, share: Shard) -> None:
+    def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         self.loader = loader
         self.name = name
-        self.share = share
+        self.shard = shard
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        """The batches of a pass from a position on.
+        """The batches of an epoch from a position on.
 
         Args:
             epoch: Its number, from 1.
-            position: The batches of all ranks that were taken before.
+            position: The number of batches that all ranks together took before.
 
         Raises:
-            ValueError: The loader gives no batch.
+            ValueError: The loader has no batch.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name}: no loader is attached yet")
 
     def once(self, purpose: int, number: int) -> Batches:
-        """This rank's share of one run over the data, which is not a training pass.
+        """This rank's share of one run over the data that is not for training.
+
+        It may be the training loader: its place in the epoch and its state do not move.
 
         Args:
             purpose: VALID or PREDICT of rng.
@@ -115,457 +118,272 @@ class LoaderAdapter:
         """
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What the loader itself remembers, beside the position; empty if nothing."""
         return {}
 
-    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        """Gives back what `state` gave, before `open`.
+    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
+        """Restores what `state_dict` returned; call `open` afterwards if the epoch goes on.
 
         Args:
             state: Of the loader.
-            ended: Whether the pass was used up, so that the next one begins.
-        """
+            ended: Whether the epoch had ended, so that the next one begins.
 
-    def inexact_after_resume(self) -> list[str]:
-        """What of a resume costs exactness, in words."""
+        Returns:
+            Reasons why continuing is not exact.
+        """
         return []
 
     def close(self) -> None:
-        """Lets go of what outlives a pass. May be called twice."""
+        """Ends what outlives an epoch: persistent workers. May be called twice."""
 
     def no_batch(self) -> ValueError:
         """The error to raise when there is none."""
         return ValueError(
-            f"{self.name}: gives no batch; expected at least one. "
+            f"{self.name}: has no batch; expected at least one. "
             "Look at the data set, batch_size and drop_last."
         )
 
 
-def adapt_loader(loader: Any, name: str, share: Shard) -> LoaderAdapter:
-    """The feed that fits the loader.
+def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
+    """The adapter that fits the loader.
 
     Args:
         loader: A paddle.io.DataLoader, or any iterable of batches that can be iterated again.
         name: What the user calls it, for messages.
-        share: This rank's.
+        shard: This rank's.
 
     Raises:
         TypeError: It cannot be iterated.
     """
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        if not isinstance(loader.dataset, IterableDataset):
-            return MapStyleLoader(loader, name, share)
-    elif not isinstance(loader, Iterable):
-        raise TypeError(
-            f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
-        )
-    return IterableLoader(loader, name, share)
+    if _is_paddles(loader) and not isinstance(loader.dataset, IterableDataset):
+        return MapStyleLoader(loader, name, shard)
+    if isinstance(loader, Iterable):
+        return IterableLoader(loader, name, shard)
+    raise TypeError(
+        f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
+    )
+
+
+def _is_paddles(loader: Any) -> bool:
+    """Whether paddle iterates over it: a subclass may have an `__iter__` of its own."""
+    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 class MapStyleLoader(LoaderAdapter):
     """A DataLoader over a data set with indices: the batches before a position are never made.
 
-    The order of a sampler that draws is a function of (seed, epoch); its `set_epoch` is called
-    if it has one. A sampler with a length is listed at the start of a pass, one with
-    `seek(position)` is asked, and any other is run through without loading anything.
+    The ranks share one order of batches: each takes every world_size-th one. A
+    DistributedBatchSampler shares the data out by itself and is used as it is.
     """
 
-    def __init__(self, loader: DataLoader, name: str, share: Shard) -> None:
-        super().__init__(loader, name, share)
-        self._sampler = loader.batch_sampler
-        self._dealt = share.world_size > 1 and not isinstance(
-            self._sampler, DistributedBatchSampler
-        )
-        self._listing: tuple[int, Any] | None = None
+    def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
+        super().__init__(loader, name, shard)
+        sampler = loader.batch_sampler
+        self._order = BatchOrder(loader, shard.seed)
         self._fetcher = Fetcher(loader)
-        inner = getattr(self._sampler, "sampler", None)
-        self._stateful = next(filter(_has_state, (self._sampler, inner)), None)
-        self._begun: tuple[int, Any] | None = None  # a pass, and the sampler's state before it
+        # Whether the batches are dealt out to the ranks here.
+        self._deals = shard.world_size > 1 and not isinstance(sampler, DistributedBatchSampler)
         self.num_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        self.batch_size = 1 if self._sampler is None else getattr(self._sampler, "batch_size", None)
-        self.global_batches = self._length()
-        if self.global_batches is not None:
-            ranks = share.world_size if self._dealt else 1
-            self.batches_per_epoch = -(-self.global_batches // ranks)
-
-    @property
-    def filled(self) -> int:
-        """How many batches are taken from the start of a pass again to fill its last round."""
-        if not self._dealt or not self.global_batches:
-            return 0
-        return -self.global_batches % self.share.world_size
+        self.batch_size = 1 if sampler is None else getattr(sampler, "batch_size", None)
+        self.batches_per_epoch = self._order.length
+        if self._deals and self._order.length is not None:
+            self.batches_per_epoch = -(-self._order.length // shard.world_size)
+            self.filled = -self._order.length % shard.world_size
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        first = -(-position // self.share.world_size)
-        return self._batches(self._share_of_pass(epoch, position), epoch, rng.SAMPLE, first)
+        # The position is inside a round if the run had another number of ranks before: that round
+        # counts as a batch of this rank.
+        first = -(-position // self.shard.world_size)
+        numbered = self._dealt(epoch, position) if self._deals else self._own(epoch, position)
+        # The first one is asked for now: the sampler runs here, and not at the first batch, and
+        # an empty loader is found at once.
+        head = list(itertools.islice(numbered, 1))
+        if not head and first == 0:
+            raise self.no_batch()
+        base = rng.derive(self.shard.seed, rng.SAMPLE, epoch)
+        return Batches(self._fetcher.fetch(itertools.chain(head, numbered), base), first)
+
+    def _own(self, epoch: int, position: int) -> Iterator[Numbered]:
+        """All batches of a sampler that knows its rank, numbered as if they were dealt out."""
+        world, rank = self.shard.world_size, self.shard.rank
+        for number, indices in self._order.batches(epoch, position // world):
+            yield number * world + rank, indices
+
+    def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
+        """The batches that this rank is dealt, one of each round, beginning at the position.
+
+        Every rank runs through the same order. When the batches do not suffice for the last
+        round, the first ones of the epoch fill it: a rank without a batch would leave the others
+        waiting in the collectives of a backward pass for ever.
+        """
+        world, rank = self.shard.world_size, self.shard.rank
+        batches = self._order.batches(epoch, position)
+        while len(round_ := list(itertools.islice(batches, world))) == world:
+            yield round_[rank]
+        if round_:
+            with unmoved(self._order.stateful):  # the sampler goes to the start of the epoch again
+                start = list(itertools.islice(self._order.batches(epoch), world))
+            # The start may be shorter than what is missing: then it is repeated.
+            yield [*round_, *itertools.islice(itertools.cycle(start), world)][rank]
 
     def once(self, purpose: int, number: int) -> Batches:
-        """This rank's share of one run over the data: each sample exactly once over all ranks."""
-        sampler = self._sampler
+        """Each sample exactly once over all ranks; a rank may get none."""
+        world, rank = self.shard.world_size, self.shard.rank
+        sampler = self.loader.batch_sampler
         if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
             sampler = BatchSampler(
                 sampler.dataset, batch_size=sampler.batch_size, drop_last=sampler.drop_last
             )
-        own = isinstance(sampler, DistributedBatchSampler)
-        seed = rng.derive(self.share.seed, purpose, number)
-        with self._sampler_unmoved(), rng.isolated(seed):  # it may be the training loader's
+        seed = rng.derive(self.shard.seed, purpose, number)
+        with unmoved(self._order.stateful), rng.isolated(seed):
             order = list(range(len(self.loader.dataset)) if sampler is None else sampler)
-        if own:
-            numbered = [
-                (i * self.share.world_size + self.share.rank, o) for i, o in enumerate(order)
-            ]
-        else:
-            numbered = list(enumerate(order))[self.share.rank :: self.share.world_size]
-        return self._batches(iter(numbered), number, purpose, 0, may_be_empty=True)
+        if not isinstance(sampler, DistributedBatchSampler):  # a subclass of a user's is trusted
+            order = order[rank::world]
+        numbered = ((i * world + rank, indices) for i, indices in enumerate(order))
+        return Batches(self._fetcher.fetch(numbered, seed))
 
-    def _length(self) -> int | None:
-        try:
-            return len(self.loader.dataset if self._sampler is None else self._sampler)
-        except (TypeError, AttributeError, NotImplementedError):
-            return None  # paddle's WeightedRandomSampler has a length only for some weights
+    def state_dict(self) -> dict[str, Any]:
+        return self._order.state_dict()
 
-    def _share_of_pass(self, epoch: int, position: int) -> Iterator[Numbered]:
-        world, rank = self.share.world_size, self.share.rank
-        if not self._dealt:
-            for number, indices in self._numbered(epoch, position // world):
-                yield number * world + rank, indices
-            return
-        round_: list[Numbered] = []
-        for numbered in self._numbered(epoch, position):
-            round_.append(numbered)
-            if len(round_) == world:
-                yield round_[rank]
-                round_ = []
-        if round_:
-            with self._sampler_unmoved():
-                start = list(itertools.islice(self._numbered(epoch, 0), world))
-            yield [*round_, *itertools.islice(itertools.cycle(start), world)][rank]
-
-    def _numbered(self, epoch: int, start: int) -> Iterator[Numbered]:
-        """The sampler's batches from a number on, with their numbers."""
-        sampler = self._sampler
-        if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
-            return zip(itertools.count(start), range(start, len(self.loader.dataset)), strict=False)
-        self._go_to_begin(epoch)
-        _set_epoch(sampler, epoch)
-        seed = rng.derive(self.share.seed, rng.ORDER, epoch)
-        if _seek(sampler, start):
-            return zip(itertools.count(start), _Isolated(seed, sampler), strict=False)
-        if self.global_batches is None:
-            return itertools.islice(enumerate(_Isolated(seed, sampler)), start, None)
-        if self._listing is None or self._listing[0] != epoch:
-            with rng.isolated(seed):
-                self._listing = (epoch, _listed(sampler))
-        return _from(self._listing[1], start)
-
-    def _go_to_begin(self, epoch: int) -> None:
-        """Has a sampler with a state of its own stand before a pass, again if need be."""
-        if self._stateful is not None:
-            if self._begun is not None and self._begun[0] == epoch:
-                _set_state(self._stateful, self._begun[1])
-            else:
-                self._begun = (epoch, copy.deepcopy(self._stateful.state_dict()))
-
-    @contextlib.contextmanager
-    def _sampler_unmoved(self) -> Iterator[None]:
-        now = None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
-        try:
-            yield
-        finally:
-            if self._stateful is not None:
-                _set_state(self._stateful, now)
-
-    def state(self) -> dict[str, Any]:
-        if self._stateful is None:
-            return {}
-        return {"begun": self._begun, "now": self._stateful.state_dict()}
-
-    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        if state and self._stateful is not None:
-            self._begun = None if ended else state["begun"]
-            _set_state(self._stateful, state["now"])
+    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
+        self._order.load_state_dict(state, ended=ended)
+        return []
 
     def close(self) -> None:
         self._fetcher.close()
-
-    def _batches(
-        self,
-        numbered: Iterator[Numbered],
-        epoch: int,
-        purpose: int,
-        first: int,
-        may_be_empty: bool = False,
-    ) -> Batches:
-        head = list(itertools.islice(numbered, 1))
-        if not head and not may_be_empty and first == 0:
-            raise self.no_batch()
-        items = itertools.chain(head, numbered)
-        base = rng.derive(self.share.seed, purpose, epoch)
-
-        def give(batches: Batches) -> Iterator[Any]:
-            with contextlib.closing(self._fetcher.fetch(items, base)) as made:  # type: ignore[type-var]
-                for batch, batches.indices, batches.ended in made:
-                    yield batch
-
-        return Batches(give, first)
-
-
-class FirstBatches(LoaderAdapter):
-    """The first batches of another feed over and over, bit for bit: what a model should overfit.
-
-    Args:
-        feed: Whose.
-        count: How many of them each rank gets in a pass.
-    """
-
-    def __init__(self, feed: LoaderAdapter, count: int) -> None:
-        super().__init__(feed.loader, feed.name, feed.share)
-        self.batch_size, self.num_samples = feed.batch_size, feed.num_samples
-        self.batches_per_epoch = min(count, feed.batches_per_epoch or count)
-        self._feed, self._count = feed, count
-        self._kept: list[tuple[Any, Sequence[int] | None]] = []
-
-    def open(self, epoch: int, position: int = 0) -> Batches:
-        if not self._kept:
-            with contextlib.closing(self._feed.open(1)) as batches:
-                for batch in itertools.islice(batches, self._count):
-                    self._kept.append((batch, batches.indices))
-            self.batches_per_epoch = len(self._kept)
-        first = position // self.share.world_size
-
-        def give(batches: Batches) -> Iterator[Any]:
-            for number in range(first, len(self._kept)):
-                batch, batches.indices = self._kept[number]
-                batches.ended = number + 1 == len(self._kept)
-                yield _copied(batch)  # train_batch may change it in place
-
-        return Batches(give, first)
-
-    def once(self, purpose: int, number: int) -> Batches:
-        return self._feed.once(purpose, number)
-
-    def close(self) -> None:
-        self._feed.close()
-
-
-def _copied(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _copied(value) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map(_copied, batch))
-    return batch.clone() if isinstance(batch, paddle.Tensor) else copy.deepcopy(batch)
 
 
 class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
     It runs under random states of its own, which depend on (seed, epoch, rank). One batch is read
-    ahead, so that the end of the pass is known in time; with several ranks the pass ends for all
-    when the first has no more. Sharding is the user's. A position is reached by reading and
+    ahead, so that the end of the epoch is known in time; with several ranks the epoch ends for
+    all when the first has no more. Sharding is the user's. A position is reached by reading and
     throwing away, unless the loader has `state_dict` and `set_state_dict` or `load_state_dict`.
     """
 
-    def __init__(self, loader: Any, name: str, share: Shard) -> None:
-        super().__init__(loader, name, share)
-        self._is_list = isinstance(loader, (list, tuple))
-        self._is_stateful = _has_state(loader)
-        self._hardened: Any = None  # the loader that is iterated, if it has workers
-        self._state: dict[str, Any] = {}  # of a stateful loader, after the last given batch
-        self._resumed: dict[str, Any] | None = None  # what to go on from at the next `open`
+    def __init__(self, loader: Any, name: str, shard: Shard) -> None:
+        super().__init__(loader, name, shard)
+        self._stateful = loader if state_setter(loader) else None
+        self._is_list = isinstance(loader, (list, tuple)) and self._stateful is None
+        self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
+        self._resumed: dict[str, Any] | None = None  # what the next `open` continues from
+        self._iterable = loader
+        if _is_paddles(loader):
+            as_it_is_read = with_hardened_workers if loader.num_workers else BatchedStream
+            self._iterable = as_it_is_read(loader)
         self.batch_size = getattr(loader, "batch_size", None)
-        if self._is_list and share.world_size == 1:
+        if self._is_list and shard.world_size == 1:
             self.batches_per_epoch = len(loader)
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        first = position // self.share.world_size
-        source = self._source(rng.derive(self.share.seed, rng.STREAM, epoch, self.share.rank))
-        if not self._is_stateful:
-            return Batches(lambda batches: self._read(batches, source, first), first)
-        if self._resumed is not None and isinstance(source, _Isolated):
-            source.restore(self._resumed["random"])
-        self._resumed = None
-        return Batches(lambda batches: self._read_stateful(batches, source), first)
-
-    def state(self) -> dict[str, Any]:
-        return self._state
-
-    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        if state:
-            _set_state(self.loader, state["loader"])
-            self._state = dict(state)
-            self._resumed = None if ended else self._state
-
-    def once(self, purpose: int, number: int) -> Batches:
-        """What the loader gives this rank, once."""
-        seed = rng.derive(self.share.seed, purpose, number, self.share.rank)
-
-        def read(batches: Batches) -> Iterator[Any]:
-            # It may be the training loader, whose place must not move.
-            before = copy.deepcopy(self.loader.state_dict()) if self._is_stateful else None
-            none = True
-            try:
-                for batch, batches.ended in with_last(self._source(seed)):
-                    none = False
-                    yield batch
-                if none and self.share.world_size == 1:  # a generator that is used up, say
-                    raise self.no_batch()
-            finally:
-                if self._is_stateful:
-                    _set_state(self.loader, before)
-
-        return Batches(read, 0)
+        first = position // self.shard.world_size
+        source = self._source(rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank))
+        resumed, self._resumed = self._resumed, None
+        skip = first
+        if resumed is not None and isinstance(source, Isolated):
+            source.set_random_states(resumed["random"])
+            skip = 0  # its own state has the place
+        return Batches(self._read(source, first, skip), first)
 
     def _source(self, seed: int) -> Iterator[Any]:
-        if self._is_list:  # ready batches draw nothing
+        if self._is_list:  # ready batches draw nothing, and swapping random states costs time
             return iter(self.loader)
-        if (
-            not isinstance(self.loader, DataLoader)
-            or type(self.loader).__iter__ is not DataLoader.__iter__
-        ):
-            return _Isolated(seed, self.loader)
-        if self.loader.num_workers:
-            if self._hardened is None:
-                self._hardened = with_hardened_workers(self.loader)
-            return _Isolated(seed, self._hardened)
-        return _Isolated(seed, BatchedStream(self.loader))
+        return Isolated(seed, self._iterable)
 
-    def _read(self, batches: Batches, source: Iterator[Any], skip: int) -> Iterator[Any]:
-        for _ in itertools.islice(source, skip):
-            pass
-        if self.share.world_size > 1:
-            source = _until_one_ends(source)
-        none = True
-        for batch, batches.ended in with_last(source):
-            none = False
-            yield batch
-        if none and not skip:
+    def _read(self, source: Iterator[Any], first: int, skip: int) -> Iterator[Item]:
+        ahead: Iterator[Any] = itertools.islice(source, skip, None)
+        if self.shard.world_size > 1:
+            ahead = _until_one_ends(ahead)
+        batch = next(ahead, _NOTHING)
+        if batch is _NOTHING and first == 0:
             raise self.no_batch()
-
-    def inexact_after_resume(self) -> list[str]:
-        if self._is_stateful or self._is_list:
-            return []
-        return [f"{self.name}: replayed up to the position: exact only if it gives the same again"]
-
-    def _read_stateful(self, batches: Batches, source: Iterator[Any]) -> Iterator[Any]:
-        # Its state is taken before one batch is read ahead, or the resumed run would lose it.
-        def note() -> None:
-            random = source.capture() if isinstance(source, _Isolated) else {}
-            self._state = {"loader": copy.deepcopy(self.loader.state_dict()), "random": random}
-
-        ahead = _until_one_ends(source) if self.share.world_size > 1 else source
-        nothing = object()
-        batch = next(ahead, nothing)
-        while batch is not nothing:
-            note()
-            following = next(ahead, nothing)
-            batches.ended = following is nothing
-            if batches.ended:
-                note()
-            yield batch
+        while batch is not _NOTHING:
+            # The loader's state is taken now, after this batch and before the next one is read
+            # ahead: a run that is resumed from a later state would never see that batch.
+            state = self._place(source)
+            following = next(ahead, _NOTHING)
+            ended = following is _NOTHING
+            # After the last batch the state is the one behind the end, where the next epoch starts.
+            self._state = self._place(source) if ended else state
+            yield batch, None, ended
             batch = following
 
+    def _place(self, source: Iterator[Any]) -> dict[str, Any]:
+        """The state of a stateful loader, and the random states that it draws from."""
+        if self._stateful is None or not isinstance(source, Isolated):
+            return {}
+        state = copy.deepcopy(self._stateful.state_dict())
+        return {"loader": state, "random": source.random_states()}
 
-class _Isolated:
-    """Iterates under random states of its own, which go on from item to item."""
+    def once(self, purpose: int, number: int) -> Batches:
+        seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
+        return Batches(self._read_once(self._source(seed)))
 
-    def __init__(self, seed: int, iterable: Iterable[Any]) -> None:
-        self._iterable = iterable
-        self._iterator: Iterator[Any] | None = None
-        with rng.isolated(seed):
-            self._inside = rng.snapshot()
+    def _read_once(self, source: Iterator[Any]) -> Iterator[Item]:
+        with unmoved(self._stateful):
+            batch = _NOTHING
+            for batch, last in with_last(source):
+                yield batch, None, last
+            if batch is _NOTHING and self.shard.world_size == 1:  # a generator that is used up, say
+                raise self.no_batch()
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
 
-    def __next__(self) -> Any:
-        outside = rng.snapshot()
-        rng.reset(self._inside)
-        try:
-            if self._iterator is None:
-                with forking():
-                    self._iterator = iter(self._iterable)
-            return next(self._iterator)
-        except StopIteration:
-            self._iterator = iter(())  # paddle's own fail when they are asked once more
-            raise
-        finally:
-            self._inside = rng.snapshot()
-            rng.reset(outside)
-
-    def capture(self) -> dict[str, Any]:
-        """Its random states as JSON values."""
-        with rng.isolated():
-            rng.reset(self._inside)
-            return rng.capture()
-
-    def restore(self, states: dict[str, Any]) -> None:
-        """Takes back what `capture` gave."""
-        with rng.isolated():
-            rng.restore(states)
-            self._inside = rng.snapshot()
-
-
-def _has_state(candidate: Any) -> bool:
-    return hasattr(candidate, "state_dict") and _setter(candidate) is not None
-
-
-def _setter(stateful: Any) -> Any:
-    return getattr(stateful, "set_state_dict", None) or getattr(stateful, "load_state_dict", None)
-
-
-def _set_state(stateful: Any, state: Any) -> None:
-    _setter(stateful)(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
+        if state and self._stateful is not None:
+            state_setter(self._stateful)(state["loader"])
+            self._state = dict(state)
+            self._resumed = None if ended else self._state
+        if self._stateful is not None or self._is_list:
+            return []
+        return [
+            f"{self.name}: replayed up to the position: exact only if it returns the same batches"
+        ]
 
 
 def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:
     """Ends on all ranks when one rank has no more; one collective per batch."""
-    nothing = object()
     while True:
-        item = next(source, nothing)
-        if not all(gather_objects(item is not nothing)):
+        item = next(source, _NOTHING)
+        if not all(gather_objects(item is not _NOTHING)):
             return
         yield item
 
 
-class _Cut:
-    """The batches of paddle's BatchSampler, cut from one list: millions of lists cost seconds."""
+class FirstBatches(LoaderAdapter):
+    """The first batches of another adapter again and again: what a model should overfit.
 
-    def __init__(self, sampler: BatchSampler) -> None:
-        self._indices = list(sampler.sampler)
-        self._size: int = sampler.batch_size * sampler._acc_steps
-        full, rest = divmod(len(self._indices), self._size)
-        self._count: int = full + int(rest > 0 and not sampler.drop_last)
+    Args:
+        adapter: Whose.
+        count: How many of them each rank gets in an epoch.
+    """
 
-    def __len__(self) -> int:
-        return self._count
+    def __init__(self, adapter: LoaderAdapter, count: int) -> None:
+        super().__init__(adapter.loader, adapter.name, adapter.shard)
+        self.batch_size, self.num_samples = adapter.batch_size, adapter.num_samples
+        self.batches_per_epoch = min(count, adapter.batches_per_epoch or count)
+        self._adapter, self._count = adapter, count
+        self._kept: list[tuple[Any, Sequence[Any] | None]] = []
 
-    def __getitem__(self, number: int) -> list[Any]:
-        return self._indices[number * self._size : (number + 1) * self._size]
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        if not self._kept:
+            with contextlib.closing(self._adapter.open(1)) as batches:
+                for batch in itertools.islice(batches, self._count):
+                    self._kept.append((batch, batches.indices))
+            self.batches_per_epoch = len(self._kept)
+        first = position // self.shard.world_size
+        return Batches(self._read(first), first)
 
+    def _read(self, first: int) -> Iterator[Item]:
+        for number, (batch, indices) in enumerate(self._kept[first:], first + 1):
+            # A copy: train_batch may change the batch in place.
+            yield copy.deepcopy(batch), indices, number == len(self._kept)
 
-def _listed(sampler: Any) -> Any:
-    return _Cut(sampler) if type(sampler) is BatchSampler else list(sampler)
+    def once(self, purpose: int, number: int) -> Batches:
+        return self._adapter.once(purpose, number)
 
-
-def _from(batches: Any, start: int) -> Iterator[Numbered]:
-    return ((number, batches[number]) for number in range(start, len(batches)))
-
-
-def _set_epoch(sampler: Any, epoch: int) -> None:
-    candidates: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
-    for candidate in candidates:
-        if hasattr(candidate, "set_epoch"):
-            candidate.set_epoch(epoch)
-
-
-def _seek(sampler: Any, batch: int) -> bool:
-    """Has the sampler start at a batch, if it or the sampler of samples in it knows how to."""
-    if hasattr(sampler, "seek"):
-        sampler.seek(batch)
-        return True
-    inner: Any = getattr(sampler, "sampler", None)
-    if hasattr(inner, "seek") and type(sampler) is BatchSampler:
-        inner.seek(batch * sampler.batch_size)
-        return True
-    return False
+    def close(self) -> None:
+        self._adapter.close()

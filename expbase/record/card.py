@@ -24,7 +24,6 @@ import paddle
 from expbase import console, logs
 from expbase._version import __version__
 from expbase.config import differences
-from expbase.data.loaders import MapStyleLoader
 from expbase.state import objects
 from expbase.stopping import StopReason
 
@@ -45,8 +44,8 @@ def card(exp: ExperimentBase, found: objects.StatefulObjects) -> Iterator[str]:
     width = max(11, *(len(name) for name, _ in rows))
     for name, text in rows:
         yield f"{name:<{width}} {text}"
-    feed = exp._cursor.feed
-    if isinstance(feed, MapStyleLoader) and feed.filled:
+    feed = exp._cursor.adapter
+    if feed.filled:
         yield (
             f"the last round of a pass takes its first {feed.filled} batches again, so that every "
             "rank has one"
@@ -77,7 +76,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _data(exp: ExperimentBase) -> str:
-    feed = exp._cursor.feed
+    feed = exp._cursor.adapter
     samples, batches = feed.num_samples, feed.batches_per_epoch
     known = [_count(samples, "sample")] if samples is not None else []
     whose = "a rank's pass" if exp.parallel else "a pass"
@@ -103,7 +102,7 @@ def _count(number: int, name: str) -> str:
 
 
 def _update(exp: ExperimentBase) -> str:
-    batch_size, count = exp._cursor.feed.batch_size, exp.config.training.accumulation_steps
+    batch_size, count = exp._cursor.adapter.batch_size, exp.config.training.accumulation_steps
     batches = exp.world_size * count
     size = f"of {batch_size:,} samples" if batch_size else "of unknown size"
     text = f"{batches} batches {size}" if batches > 1 else f"a batch {size}"

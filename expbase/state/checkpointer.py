@@ -57,7 +57,7 @@ def _capture_counters(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str
         "iteration": exp.iteration,
         "epoch": exp.epoch,
         "pass_is_closed": exp._pass_is_closed,
-        **encoding.encode(exp._cursor.state(), "counters", arrays),
+        **encoding.encode(exp._cursor.state_dict(), "counters", arrays),
     }
 
 
@@ -67,7 +67,7 @@ def _restore_counters(
     exp.iteration = values["iteration"]
     exp.epoch = values["epoch"]
     exp._pass_is_closed = values["pass_is_closed"]
-    return exp._cursor.restore(exp.epoch, encoding.decode(values, arrays))
+    return exp._cursor.load_state_dict(encoding.decode(values, arrays))
 
 
 def _capture_registered(exp: ExperimentBase, arrays: dict[str, Array]) -> dict[str, Any]:
