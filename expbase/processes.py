@@ -1,8 +1,10 @@
 """Child processes on Linux: none outlives its parent, however that ends.
 
-with forking(): start_children()
-die_with_parent()                          # in a child without files of its own
-end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
+This module uses the standard library alone.
+
+    with forking(): start_children()
+    die_with_parent()                          # in a child without files of its own
+    end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
 """
 
 from __future__ import annotations

@@ -189,6 +189,12 @@ def test_an_endless_sampler_is_continued_from_any_position() -> None:
     assert take(0, 7)[4:] == take(4, 3) == take(4, 3, workers=2)
 
 
+def test_validation_takes_a_sampler_that_fails_to_tell_its_length() -> None:
+    sampler = BatchSampler(sampler=WeightedRandomSampler([0.1] * 10, 8), batch_size=3)
+    weighted = adapted(DataLoader(Noisy(), batch_sampler=sampler))
+    assert [len(batch[0]) for batch in weighted.once(rng.VALID, 1)] == [3, 3, 2]
+
+
 class Seeking:
     """A sampler of samples that can be asked to start anywhere."""
 
@@ -496,7 +502,7 @@ class Remembering:
 
 
 class RememberingSampler:
-    """A batch sampler whose next pass depends on the one before."""
+    """A batch sampler whose next epoch depends on the one before."""
 
     def __init__(self) -> None:
         self.shift = 0

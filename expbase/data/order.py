@@ -65,9 +65,9 @@ class BatchOrder:
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             return enumerate(range(start, len(self._dataset)), start)
         self._go_to_start(epoch)
-        for told in (sampler, self._inner):
-            if hasattr(told, "set_epoch"):
-                told.set_epoch(epoch)
+        for listener in (sampler, self._inner):
+            if hasattr(listener, "set_epoch"):
+                listener.set_epoch(epoch)
         seed = rng.derive(self._seed, rng.ORDER, epoch)
         if self._seek(start):
             return enumerate(Isolated(seed, sampler), start)
