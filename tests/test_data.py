@@ -109,6 +109,7 @@ def test_driving_leaves_the_random_states_as_they_were() -> None:
     before = rng.capture()
     drawn(adapted(loader()))
     list(adapted(loader()).once(rng.VALID, 7))
+    drawn(adapted(loader(num_workers=1)))
     drawn(adapted(DataLoader(Lines(), batch_size=2)))
     assert rng.capture() == before
 
@@ -259,6 +260,19 @@ def test_another_number_of_ranks_continues_the_same_order() -> None:
         assert (taken + rest)[:10] == whole
 
 
+def test_the_place_counts_the_batches_of_all_ranks() -> None:
+    pair, three = TrainIterator(), TrainIterator()
+    pair.attach(adapted(loader(batch_size=1), rank=1, world_size=2))
+    pair.open(1)
+    pair.read(), pair.read()
+    state = pair.state_dict()
+    assert (state["position"], state["batch_in_epoch"]) == (4, 2)
+    three.attach(adapted(loader(batch_size=1), rank=0, world_size=3))
+    three.load_state_dict(state)
+    assert three.batch_in_epoch == 2  # a round that others had begun counts as read
+    assert plain(three.read()) == drawn(adapted(loader(batch_size=1)))[4]
+
+
 def test_a_distributed_sampler_is_driven_as_it_is() -> None:
     def make(rank: int) -> DataLoader:
         sampler = DistributedBatchSampler(Noisy(), 2, num_replicas=2, rank=rank, shuffle=True)
@@ -310,7 +324,7 @@ class Countdown:
 )
 def test_a_stream_is_replayed_to_its_position(make: Any) -> None:
     whole = drawn(adapted(make()))
-    assert len(whole) > 2
+    assert len(list(adapted(make()).once(rng.VALID, 1))) == len(whole) > 2
     np.random.rand()
     assert drawn(adapted(make()), position=2) == whole[2:]
 
@@ -539,11 +553,13 @@ def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop
     state = copy.deepcopy(whole.state_dict())
     expected = [step(whole) for _ in range(14 - stop)]
     resumed.load_state_dict(state)
+    resumed.load_state_dict(state)  # once more, in the same process
+    list(resumed.adapter.once(rng.VALID, 1))
+    if make is Remembering:
+        resumed.adapter.loader.read = 0
     assert [step(resumed) for _ in range(14 - stop)] == expected
     if make is Remembering:
         assert resumed.adapter.loader.read <= 14 - stop + 1
-    resumed.load_state_dict(state)  # once more, in the same process
-    assert [step(resumed) for _ in range(14 - stop)] == expected
 
 
 # --- the place in the data ---------------------------------------------------------------------

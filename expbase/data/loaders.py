@@ -249,7 +249,7 @@ class MapStyleLoader(LoaderAdapter):
         return self._order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
-        self._order.load_state_dict(state, ended=ended)
+        self._order.load_state_dict(state)
         return []
 
     def close(self) -> None:

@@ -111,10 +111,10 @@ class BatchOrder:
             return {}
         return {"begun": self._begun, "now": self.stateful.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        """Restores what `state_dict` returned; if that epoch had ended, the next one can begin."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
         if state and self.stateful is not None:
-            self._begun = None if ended else state["begun"]
+            self._begun = state["begun"]
             self._listing = None  # it came from another state
             state_setter(self.stateful)(state["now"])
 
