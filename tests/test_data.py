@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from paddle.io import (
 )
 
 from expbase.data.iterator import TrainIterator
-from expbase.data.loaders import LoaderAdapter, Shard, adapt_loader
+from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
 from expbase.state import rng
 
 
@@ -55,7 +56,7 @@ class Lines(IterableDataset):
             yield np.array([index, np.random.rand()])
 
 
-def feed(loader: Any, rank: int = 0, world_size: int = 1, seed: int = 3) -> LoaderAdapter:
+def adapted(loader: Any, rank: int = 0, world_size: int = 1, seed: int = 3) -> LoaderAdapter:
     return adapt_loader(loader, "self.train_loader", Shard(seed, rank, world_size))
 
 
@@ -68,8 +69,14 @@ def plain(batch: Any) -> Any:
     return batch.tolist() if hasattr(batch, "tolist") else batch
 
 
-def drawn(some_feed: LoaderAdapter, epoch: int = 1, position: int = 0) -> list[Any]:
-    batches = some_feed.open(epoch, position)
+def train_iterator(loader: Any) -> TrainIterator:
+    iterator = TrainIterator()
+    iterator.attach(adapted(loader))
+    return iterator
+
+
+def drawn(adapter: LoaderAdapter, epoch: int = 1, position: int = 0) -> list[Any]:
+    batches = adapter.open(epoch, position)
     result = [plain(batch) for batch in batches]
     assert batches.ended
     return result
@@ -88,21 +95,22 @@ def loader(**options: Any) -> DataLoader:
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     np.random.seed(1)
-    first = drawn(feed(loader()))
+    first = drawn(adapted(loader()))
     np.random.seed(2)
     paddle.rand([5])
-    assert drawn(feed(loader())) == first
-    assert indices(drawn(feed(loader()), epoch=2)) != indices(first)
-    assert indices(drawn(feed(loader(), seed=4))) != indices(first)
+    assert drawn(adapted(loader())) == first
+    assert indices(drawn(adapted(loader()), epoch=2)) != indices(first)
+    assert indices(drawn(adapted(loader(), seed=4))) != indices(first)
     assert sorted(indices(first)) == list(range(10))
 
 
 def test_driving_leaves_the_random_states_as_they_were() -> None:
     rng.seed_all(5)
     before = rng.capture()
-    drawn(feed(loader()))
-    list(feed(loader()).once(rng.VALID, 7))
-    drawn(feed(DataLoader(Lines(), batch_size=2)))
+    drawn(adapted(loader()))
+    list(adapted(loader()).once(rng.VALID, 7))
+    drawn(adapted(loader(num_workers=1)))
+    drawn(adapted(DataLoader(Lines(), batch_size=2)))
     assert rng.capture() == before
 
 
@@ -123,11 +131,11 @@ def test_driving_leaves_the_random_states_as_they_were() -> None:
     ids=["shuffled", "in order", "no batches", "custom collate", "weighted", "persistent"],
 )
 def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> None:
-    whole = drawn(feed(make(0)))
-    with_workers = feed(make(2))
+    whole = drawn(adapted(make(0)))
+    with_workers = adapted(make(2))
     assert drawn(with_workers) == whole
     assert drawn(with_workers, position=2) == whole[2:]
-    assert drawn(feed(make(0)), position=2) == whole[2:]
+    assert drawn(adapted(make(0)), position=2) == whole[2:]
 
 
 def dict_of(samples: list[Any]) -> dict[str, Any]:
@@ -137,7 +145,7 @@ def dict_of(samples: list[Any]) -> dict[str, Any]:
 
 
 def test_batches_are_what_paddles_own_loader_gives() -> None:
-    ours = next(iter(feed(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)).open(1)))
+    ours = next(iter(adapted(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)).open(1)))
     theirs = next(iter(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)))
     assert type(ours) is type(theirs) is dict
     for key in theirs:
@@ -149,12 +157,12 @@ def test_batches_are_what_paddles_own_loader_gives() -> None:
 
 def test_what_was_trained_on_is_not_loaded_again() -> None:
     skipping = loader()
-    drawn(feed(skipping), position=3)
+    drawn(adapted(skipping), position=3)
     assert len(skipping.dataset.made) == 1
 
 
 def test_indices_are_told_with_each_batch() -> None:
-    batches = feed(loader(shuffle=False)).open(1)
+    batches = adapted(loader(shuffle=False)).open(1)
     assert batches.indices is None
     next(batches)
     assert (batches.indices, batches.ended) == ([0, 1, 2], False)
@@ -174,12 +182,18 @@ class Endless:
 def test_an_endless_sampler_is_continued_from_any_position() -> None:
     def take(position: int, count: int, workers: int = 0) -> list[Any]:
         endless = DataLoader(Noisy(), batch_sampler=Endless(), num_workers=workers)
-        batches = feed(endless).open(1, position)
+        batches = adapted(endless).open(1, position)
         taken = [plain(batch) for batch in itertools.islice(batches, count)]
         batches.close()
         return taken
 
     assert take(0, 7)[4:] == take(4, 3) == take(4, 3, workers=2)
+
+
+def test_validation_takes_a_sampler_that_fails_to_tell_its_length() -> None:
+    sampler = BatchSampler(sampler=WeightedRandomSampler([0.1] * 10, 8), batch_size=3)
+    weighted = adapted(DataLoader(Noisy(), batch_sampler=sampler))
+    assert [len(batch[0]) for batch in weighted.once(rng.VALID, 1)] == [3, 3, 2]
 
 
 class Seeking:
@@ -205,7 +219,7 @@ class Seeking:
 def test_a_sampler_with_seek_is_asked_and_one_with_set_epoch_is_told() -> None:
     sampler = Seeking()
     seeking = DataLoader(Noisy(), batch_sampler=BatchSampler(sampler=sampler, batch_size=3))
-    assert indices(drawn(feed(seeking), epoch=4, position=2)) == [6, 7, 8, 9]
+    assert indices(drawn(adapted(seeking), epoch=4, position=2)) == [6, 7, 8, 9]
     assert sampler.start == 6
     assert set(sampler.epochs) == {4}
 
@@ -216,34 +230,47 @@ def test_paddles_random_sampler_is_seeded_too() -> None:
             Noisy(), batch_sampler=BatchSampler(sampler=RandomSampler(Noisy()), batch_size=3)
         )
 
-    assert drawn(feed(make())) == drawn(feed(make()))
+    assert drawn(adapted(make())) == drawn(adapted(make()))
 
 
-# --- shares ------------------------------------------------------------------------------------
+# --- shards ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("world_size", "filled"), [(2, 0), (3, 2), (5, 1), (7, 3)])
 def test_batches_are_dealt_out_and_the_last_round_is_filled(world_size: int, filled: int) -> None:
-    whole = drawn(feed(loader()))
-    feeds = [feed(loader(), rank, world_size) for rank in range(world_size)]
-    shares = [drawn(one) for one in feeds]
+    whole = drawn(adapted(loader()))
+    adapters = [adapted(loader(), rank, world_size) for rank in range(world_size)]
+    shares = [drawn(one) for one in adapters]
     rounds = -(-len(whole) // world_size)
     assert [len(share) for share in shares] == [rounds] * world_size
     dealt = [shares[i % world_size][i // world_size] for i in range(rounds * world_size)]
     assert dealt == list(itertools.islice(itertools.cycle(whole), rounds * world_size))
-    assert (feeds[0].filled, feeds[0].batches_per_epoch) == (filled, rounds)  # type: ignore[attr-defined]
+    assert (adapters[0].filled, adapters[0].batches_per_epoch) == (filled, rounds)
 
 
 def test_another_number_of_ranks_continues_the_same_order() -> None:
-    whole = drawn(feed(loader(batch_size=1)))
+    whole = drawn(adapted(loader(batch_size=1)))
     taken = whole[:4]  # two rounds of two ranks
     for world_size in (1, 3):
         shares = [
-            drawn(feed(loader(batch_size=1), rank, world_size), position=4)
+            drawn(adapted(loader(batch_size=1), rank, world_size), position=4)
             for rank in range(world_size)
         ]
         rest = [batch for round_ in zip(*shares, strict=True) for batch in round_]
         assert (taken + rest)[:10] == whole
+
+
+def test_the_place_counts_the_batches_of_all_ranks() -> None:
+    pair, three = TrainIterator(), TrainIterator()
+    pair.attach(adapted(loader(batch_size=1), rank=1, world_size=2))
+    pair.open(1)
+    pair.read(), pair.read()
+    state = pair.state_dict()
+    assert (state["position"], state["batch_in_epoch"]) == (4, 2)
+    three.attach(adapted(loader(batch_size=1), rank=0, world_size=3))
+    three.load_state_dict(state)
+    assert three.batch_in_epoch == 2  # a round that others had begun counts as read
+    assert plain(three.read()) == drawn(adapted(loader(batch_size=1)))[4]
 
 
 def test_a_distributed_sampler_is_driven_as_it_is() -> None:
@@ -254,9 +281,9 @@ def test_a_distributed_sampler_is_driven_as_it_is() -> None:
     sampler = make(1).batch_sampler
     sampler.set_epoch(3)
     expected = [index for batch in sampler for index in batch]
-    share = drawn(feed(make(1), 1, 2), epoch=3)
+    share = drawn(adapted(make(1), 1, 2), epoch=3)
     assert indices(share) == expected
-    assert drawn(feed(make(1), 1, 2), epoch=3, position=4) == share[2:]
+    assert drawn(adapted(make(1), 1, 2), epoch=3, position=4) == share[2:]
 
 
 @pytest.mark.parametrize("size", [1, 4, 10])
@@ -268,7 +295,7 @@ def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, distribute
         sampler = DistributedBatchSampler(Noisy(size), 3, num_replicas=3, rank=rank)
         return DataLoader(Noisy(size), batch_sampler=sampler)
 
-    seen = [plain(b) for rank in range(3) for b in feed(make(rank), rank, 3).once(rng.VALID, 1)]
+    seen = [plain(b) for rank in range(3) for b in adapted(make(rank), rank, 3).once(rng.VALID, 1)]
     assert sorted(indices(seen)) == list(range(size))
 
 
@@ -296,16 +323,16 @@ class Countdown:
     ids=["iterable", "list", "iterable data set", "no batches", "drop last", "workers"],
 )
 def test_a_stream_is_replayed_to_its_position(make: Any) -> None:
-    whole = drawn(feed(make()))
-    assert len(whole) > 2
+    whole = drawn(adapted(make()))
+    assert len(list(adapted(make()).once(rng.VALID, 1))) == len(whole) > 2
     np.random.rand()
-    assert drawn(feed(make()), position=2) == whole[2:]
+    assert drawn(adapted(make()), position=2) == whole[2:]
 
 
 def test_iterable_data_sets_are_batched_as_paddle_does() -> None:
     for options in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
         theirs = [plain(batch) for batch in DataLoader(Lines(), **options)]
-        ours = drawn(feed(DataLoader(Lines(), **options)))
+        ours = drawn(adapted(DataLoader(Lines(), **options)))
         assert [np.array(b)[..., 0].tolist() for b in ours] == [
             np.array(b)[..., 0].tolist() for b in theirs
         ]
@@ -316,11 +343,11 @@ def test_a_loader_with_its_own_iter_is_taken_as_it_comes() -> None:
         def __iter__(self) -> Iterator[Any]:
             yield from ("a", "b", "c")
 
-    assert drawn(feed(Own(Noisy()))) == ["a", "b", "c"]
+    assert drawn(adapted(Own(Noisy()))) == ["a", "b", "c"]
 
 
 def test_the_end_of_a_stream_is_known_with_its_last_batch() -> None:
-    batches = feed(Countdown()).open(1)
+    batches = adapted(Countdown()).open(1)
     ended = []
     for _ in batches:
         ended.append(batches.ended)
@@ -331,7 +358,7 @@ def test_the_end_of_a_stream_is_known_with_its_last_batch() -> None:
 def test_filling_and_validating_leave_a_samplers_state_alone(rank: int) -> None:
     def orders(validate: bool) -> list[Any]:
         remembering = DataLoader(Noisy(), batch_sampler=RememberingSampler())
-        training = feed(remembering, rank, 2)  # five batches: the last round is filled
+        training = adapted(remembering, rank, 2)  # five batches: the last round is filled
         seen = []
         for epoch in (1, 2, 3):
             seen.append(indices(drawn(training, epoch)))
@@ -344,13 +371,32 @@ def test_filling_and_validating_leave_a_samplers_state_alone(rank: int) -> None:
     assert plain_orders[0] != plain_orders[1] != plain_orders[2]
 
 
-def test_a_pass_that_is_left_early_leaves_nothing_in_persistent_workers() -> None:
-    leaving = feed(DataLoader(Noisy(), batch_size=1, num_workers=2, persistent_workers=True))
+@pytest.mark.parametrize("dataset", [Noisy(), Lines()], ids=["indices", "stream"])
+def test_an_epoch_that_is_left_early_leaves_nothing_in_persistent_workers(dataset: Any) -> None:
+    leaving = adapted(DataLoader(dataset, batch_size=1, num_workers=2, persistent_workers=True))
     first = leaving.open(1)
     next(first)
     first.close()
-    assert indices(drawn(leaving, 2)) == list(range(10))
+    assert sorted(int(batch[0][0]) for batch in drawn(leaving, 2)) == list(range(10))
     leaving.close()
+
+
+def test_persistent_workers_serve_the_next_epoch_and_validation_has_its_own() -> None:
+    class Workers(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.array(os.getpid())
+
+    persistent = adapted(
+        DataLoader(Workers(4), batch_size=1, num_workers=2, persistent_workers=True)
+    )
+    serving = set(itertools.chain(*drawn(persistent, 1)))
+    epoch = persistent.open(2)
+    seen = {next(epoch).item()}
+    own = {batch.item() for batch in persistent.once(rng.VALID, 1)}
+    seen |= {batch.item() for batch in epoch}
+    persistent.close()
+    assert seen == serving
+    assert not own & serving
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -365,7 +411,7 @@ class Fragile(Noisy):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int) -> None:
-    batches = feed(DataLoader(Fragile(), batch_size=3, num_workers=workers)).open(1)
+    batches = adapted(DataLoader(Fragile(), batch_size=3, num_workers=workers)).open(1)
     next(batches)
     with pytest.raises(KeyError, match="sample 4 is broken") as caught:
         next(batches)
@@ -376,32 +422,47 @@ def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int)
     batches.close()
 
 
-def test_an_exception_of_collate_fn_in_a_worker_comes_out(capfd: Any) -> None:
-    def collate(samples: list[Any]) -> Any:
-        raise LookupError("cannot collate")
+class TwoArguments(Exception):
+    """Pickle cannot make it again from its text alone."""
 
-    batches = feed(DataLoader(Noisy(), batch_size=3, num_workers=1, collate_fn=collate)).open(1)
-    with pytest.raises(LookupError, match="cannot collate"):
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+
+
+def test_an_exception_of_collate_fn_in_a_worker_comes_out_even_if_it_cannot_be_sent() -> None:
+    def collate(samples: list[Any]) -> Any:
+        raise TwoArguments("batch 0", "cannot collate")
+
+    batches = adapted(DataLoader(Noisy(), batch_size=3, num_workers=1, collate_fn=collate)).open(1)
+    with pytest.raises(RuntimeError, match="TwoArguments: batch 0: cannot collate") as caught:
         next(batches)
+    assert "in collate" in str(caught.value.__cause__)
     batches.close()
 
 
 def test_something_that_cannot_be_iterated_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"self\.train_loader: 5 given; expected a paddle"):
-        feed(5)
+        adapted(5)
 
 
 @pytest.mark.parametrize("empty", [[], iter(())])
 def test_an_empty_loader_is_an_error_that_names_it(empty: Any) -> None:
-    with pytest.raises(ValueError, match=r"self\.train_loader: gives no batch"):
-        next(feed(empty).open(1))
+    with pytest.raises(ValueError, match=r"self\.train_loader: has no batch"):
+        next(adapted(empty).open(1))
 
 
 def test_a_loader_that_ends_too_early_is_an_error() -> None:
-    cursor = TrainIterator(feed([1, 2]))
-    cursor.open(1, position=5)
-    with pytest.raises(RuntimeError, match="ended before the pass did"):
-        cursor.read()
+    iterator = train_iterator([1, 2])
+    iterator.open(1, position=5)
+    with pytest.raises(RuntimeError, match=r"self\.train_loader: has no more batches"):
+        iterator.read()
+
+
+def test_reading_before_a_loader_is_attached_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"self\.train_loader: has no more batches"):
+        TrainIterator().read()
+    with pytest.raises(NotImplementedError, match=r"self\.train_loader: no loader is attached"):
+        TrainIterator().open(1)
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -414,7 +475,7 @@ class Told(Noisy):
 
 
 def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
-    batch = next(feed(DataLoader(Told(), batch_size=2, num_workers=2)).open(1))
+    batch = next(adapted(DataLoader(Told(), batch_size=2, num_workers=2)).open(1))
     assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
 
 
@@ -427,7 +488,7 @@ def test_a_users_worker_init_fn_is_called() -> None:
             return np.array(int(os.environ["EXPBASE_TEST_WORKER"]))
 
     reading = DataLoader(Reading(4), batch_size=2, num_workers=2, worker_init_fn=init)
-    assert drawn(feed(reading)) == [[0, 0], [1, 1]]
+    assert drawn(adapted(reading)) == [[0, 0], [1, 1]]
 
 
 # --- loaders with a state of their own ---------------------------------------------------------
@@ -455,7 +516,7 @@ class Remembering:
 
 
 class RememberingSampler:
-    """A batch sampler whose next pass depends on the one before."""
+    """A batch sampler whose next epoch depends on the one before."""
 
     def __init__(self) -> None:
         self.shift = 0
@@ -481,23 +542,85 @@ class RememberingSampler:
 )
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop: int) -> None:
-    def step(cursor: TrainIterator, epoch: int) -> tuple[int, Any]:
-        if cursor.batches.ended:
-            epoch += 1
-            cursor.open(epoch)
-        return epoch, plain(cursor.read())
+    def step(iterator: TrainIterator) -> Any:
+        if iterator.ended:
+            iterator.open(iterator.epoch + 1)
+        return plain(iterator.read())
 
-    whole, epoch = TrainIterator(feed(make())), 0
-    seen = []
-    for number in range(14):
-        if number == stop:
-            state, at = whole.state(), epoch
-        epoch, batch = step(whole, epoch)
-        seen.append(batch)
-    resumed = TrainIterator(feed(make()))
-    resumed.restore(at, state)
-    for number in range(stop, 14):
-        at, batch = step(resumed, at)
-        assert batch == seen[number]
+    whole, resumed = train_iterator(make()), train_iterator(make())
+    for _ in range(stop):
+        step(whole)
+    state = copy.deepcopy(whole.state_dict())
+    expected = [step(whole) for _ in range(14 - stop)]
+    resumed.load_state_dict(state)
+    resumed.load_state_dict(state)  # once more, in the same process
+    list(resumed.adapter.once(rng.VALID, 1))
     if make is Remembering:
-        assert resumed.feed.loader.read <= 14 - stop + 1
+        resumed.adapter.loader.read = 0
+    assert [step(resumed) for _ in range(14 - stop)] == expected
+    if make is Remembering:
+        assert resumed.adapter.loader.read <= 14 - stop + 1
+
+
+# --- the place in the data ---------------------------------------------------------------------
+
+
+def test_the_place_is_restored_within_an_epoch_and_between_two() -> None:
+    iterator = train_iterator(loader())
+    iterator.open(2)
+    iterator.read()
+    within = iterator.state_dict()
+    rest = [plain(iterator.read()) for _ in range(3)]
+    between = iterator.state_dict()
+    assert (iterator.epoch, iterator.batch_in_epoch, iterator.ended) == (2, 4, True)
+
+    resumed = train_iterator(loader())
+    assert resumed.load_state_dict(within) == []
+    assert (resumed.epoch, resumed.batch_in_epoch, resumed.ended) == (2, 1, False)
+    assert resumed.state_dict() == within
+    assert [plain(resumed.read()) for _ in range(3)] == rest
+    resumed.open(3)
+    assert resumed.load_state_dict(between) == []
+    assert (resumed.epoch, resumed.batch_in_epoch, resumed.ended) == (2, 4, True)
+    assert resumed.state_dict() == between
+
+
+def test_an_epoch_is_resumed_until_a_batch_of_it_is_read() -> None:
+    iterator = train_iterator(loader())
+    assert not iterator.resumed_within_epoch
+    iterator.open(1)
+    iterator.read()
+    state = iterator.state_dict()
+    assert not iterator.resumed_within_epoch
+    iterator.load_state_dict(state)
+    assert iterator.resumed_within_epoch
+    iterator.read()
+    assert not iterator.resumed_within_epoch
+    iterator.load_state_dict(state)
+    iterator.open(2)
+    assert not iterator.resumed_within_epoch
+    iterator.load_state_dict({**state, "ended": True})
+    assert not iterator.resumed_within_epoch
+
+
+def test_reasons_why_continuing_is_not_exact_are_returned() -> None:
+    iterator = train_iterator(Countdown())
+    iterator.open(1)
+    (replayed,) = iterator.load_state_dict(iterator.state_dict())
+    assert replayed.startswith("self.train_loader: replayed up to the position")
+    state = train_iterator(loader()).state_dict()
+    (sizes,) = train_iterator(loader(batch_size=5)).load_state_dict(state)
+    assert "10 samples in batches of 3 there, 10 in batches of 5 now" in sizes
+
+
+def test_the_first_batches_are_repeated_whatever_is_done_to_them() -> None:
+    first = drawn(adapted(loader()))[:2]
+    few = FirstBatches(adapted(loader()), 2)
+    assert few.batches_per_epoch == 2
+    for epoch in (1, 2):
+        batches = few.open(epoch)
+        for number, (index, noise) in enumerate(batches):
+            assert plain([index, noise]) == first[number]
+            noise.zero_()
+        assert batches.ended
+    assert drawn(few, epoch=3, position=1) == first[1:]

@@ -81,9 +81,9 @@ def test_it_drives_a_loader_of_more_samples_than_a_list_can_hold() -> None:
 
     sampler = PermutationSampler(Huge())
     loader = DataLoader(Huge(), batch_sampler=BatchSampler(sampler=sampler, batch_size=4))
-    feed = adapt_loader(loader, "self.train_loader", Shard(0))
-    assert feed.batches_per_epoch == 5 * 10**8
-    direct = next(feed.open(1, position=10**8))
+    adapter = adapt_loader(loader, "self.train_loader", Shard(0))
+    assert adapter.batches_per_epoch == 5 * 10**8
+    direct = next(adapter.open(1, position=10**8))
     expected = permuted(np.arange(4 * 10**8, 4 * 10**8 + 4, dtype=np.uint64), 2 * 10**9, _key(1))
     assert direct.tolist() == expected.tolist()
 

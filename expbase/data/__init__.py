@@ -1,1 +1,1 @@
-"""What gives batches: loaders, the place in them, workers."""
+"""The training data: loaders, the order of their batches, the place in them, workers."""

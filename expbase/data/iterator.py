@@ -1,16 +1,18 @@
 """Where one rank is in its training data: the epoch, and the place in it.
 
-iterator = TrainIterator()
-iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
-iterator.open(epoch=3)
-batch = iterator.read()
-iterator.batches.ended                      # true together with the last batch
-state = iterator.state_dict()               # another process continues behind that batch
+The loop asks it for batches, and a checkpoint for its state; how batches are made is not seen here.
+
+    iterator = TrainIterator()
+    iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
+    iterator.open(epoch=3)
+    batch = iterator.read()
+    iterator.batches.ended                      # true together with the last batch
+    state = iterator.state_dict()               # another process continues behind that batch
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
@@ -80,8 +82,10 @@ class TrainIterator:
         Raises:
             RuntimeError: There is none.
         """
+        batches = self.batches
         try:
-            batch = next(self.batches)
+            # As next(batches) does it, without the call: nothing else is read so often.
+            batch, batches.indices, batches.ended = next(batches.items)
         except StopIteration:
             raise RuntimeError(
                 f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
@@ -134,10 +138,7 @@ class TrainIterator:
 
 
 def _no_batches(first: int = 0) -> Batches:
-    batches = Batches(_nothing(), first)
+    nothing: list[Item] = []
+    batches = Batches((item for item in nothing), first)
     batches.ended = True
     return batches
-
-
-def _nothing() -> Iterator[Item]:
-    yield from ()

@@ -54,24 +54,25 @@ class Batches:
         ended: Whether the last batch was returned; false before the first one.
         indices: Where the samples of the batch returned last are in the data set; None: unknown.
         first: The number of batches of this rank that were skipped.
+        items: A generator of what is to come, each batch with its `indices` and `ended`.
     """
 
     def __init__(self, items: Iterator[Item], first: int = 0) -> None:
         self.ended = False
         self.indices: Sequence[Any] | None = None
         self.first = first
-        self._items: Any = items
+        self.items: Any = items
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch, self.indices, self.ended = next(self._items)
+        batch, self.indices, self.ended = next(self.items)
         return batch
 
     def close(self) -> None:
         """Stops reading: worker processes end. May be called twice."""
-        self._items.close()
+        self.items.close()
 
 
 class LoaderAdapter:
@@ -237,7 +238,8 @@ class MapStyleLoader(LoaderAdapter):
             )
         seed = rng.derive(self.shard.seed, purpose, number)
         with unmoved(self._order.stateful), rng.isolated(seed):
-            order = list(range(len(self.loader.dataset)) if sampler is None else sampler)
+            # `iter`, because list() asks a sampler for its length, which may fail.
+            order = list(range(len(self.loader.dataset)) if sampler is None else iter(sampler))
         if not isinstance(sampler, DistributedBatchSampler):  # a subclass of a user's is trusted
             order = order[rank::world]
         numbered = ((i * world + rank, indices) for i, indices in enumerate(order))
@@ -247,7 +249,7 @@ class MapStyleLoader(LoaderAdapter):
         return self._order.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
-        self._order.load_state_dict(state, ended=ended)
+        self._order.load_state_dict(state)
         return []
 
     def close(self) -> None:

@@ -65,9 +65,9 @@ class BatchOrder:
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             return enumerate(range(start, len(self._dataset)), start)
         self._go_to_start(epoch)
-        for told in (sampler, self._inner):
-            if hasattr(told, "set_epoch"):
-                told.set_epoch(epoch)
+        for listener in (sampler, self._inner):
+            if hasattr(listener, "set_epoch"):
+                listener.set_epoch(epoch)
         seed = rng.derive(self._seed, rng.ORDER, epoch)
         if self._seek(start):
             return enumerate(Isolated(seed, sampler), start)
@@ -111,10 +111,10 @@ class BatchOrder:
             return {}
         return {"begun": self._begun, "now": self.stateful.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        """Restores what `state_dict` returned; if that epoch had ended, the next one can begin."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
         if state and self.stateful is not None:
-            self._begun = None if ended else state["begun"]
+            self._begun = state["begun"]
             self._listing = None  # it came from another state
             state_setter(self.stateful)(state["now"])
 

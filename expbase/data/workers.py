@@ -188,7 +188,8 @@ def with_hardened_workers(loader: DataLoader) -> DataLoader:
 
 def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
     """What a worker process does first."""
-    # Paddle's shared memory: the files would stay when nobody is left to receive the batches.
+    # These are paddle's shared memory. It removes them when a batch was received; if the main
+    # process was killed, they would stay in memory until the machine is started again.
     end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
     # The launcher sends SIGTERM to the whole process group. A worker that died of it would make
     # the training process fail, which wants to finish its iteration and save.

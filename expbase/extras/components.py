@@ -468,29 +468,27 @@ class Stream:
     """
 
     def __init__(self, loader: Any, name: str, share: Shard) -> None:
-        self._cursor = TrainIterator(adapt_loader(loader, name, share))
-        self._epoch = 0
+        self._cursor = TrainIterator()
+        self._cursor.attach(adapt_loader(loader, name, share))
 
     @property
     def passes(self) -> int:
         """That were used up."""
-        return self._epoch - (not self._cursor.batches.ended)
+        return self._cursor.epoch - (not self._cursor.batches.ended)
 
     def read(self) -> Any:
         """The next batch of this rank."""
         if self._cursor.batches.ended:
-            self._epoch += 1
-            self._cursor.open(self._epoch)
+            self._cursor.open(self._cursor.epoch + 1)
         return self._cursor.read()
 
     def state_dict(self) -> dict[str, Any]:
         """The place, for the checkpoint."""
-        return {"epoch": self._epoch, "cursor": self._cursor.state()}
+        return self._cursor.state_dict()
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to the place."""
-        self._epoch = state["epoch"]
-        self._cursor.restore(self._epoch, state["cursor"])
+        self._cursor.load_state_dict(state)
 
     def close(self) -> None:
         """Lets go of the loader."""

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/data.py
 
-Without workers, over the same small data set, shuffled; medians of interleaved passes. And what
+Without workers, over the same small data set, shuffled; medians of interleaved epochs. And what
 it costs per sample that random numbers depend on the position alone.
 """
 
@@ -17,8 +17,8 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 from paddle.io import DataLoader, Dataset  # noqa: E402
 
-from expbase import rng  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
+from expbase.state import rng  # noqa: E402
 
 BATCHES = 1000
 BATCH_SIZE = 16
@@ -39,9 +39,9 @@ class Small(Dataset):
 def by_expbase(data: Dataset, epoch: int) -> float:
     """Seconds per batch."""
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
-    feed = adapt_loader(loader, "train_loader", Shard(seed=0))
+    adapter = adapt_loader(loader, "train_loader", Shard(seed=0))
     began = time.perf_counter()
-    for _ in feed.open(epoch):
+    for _ in adapter.open(epoch):
         pass
     return (time.perf_counter() - began) / BATCHES
 

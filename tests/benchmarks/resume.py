@@ -2,7 +2,7 @@
 
     python tests/benchmarks/resume.py
 
-Prints medians over fresh feeds: at batch 10^6 of a shuffled data set of 2 * 10^6 samples with
+Prints medians over fresh adapters: at batch 10^6 of a shuffled data set of 2 * 10^6 samples with
 batch size 1, made here and by two workers; and of the first index at position 10^9 of 2 * 10^9 by
 PermutationSampler, against numpy's permutation of a size that fits into memory.
 """
@@ -41,12 +41,12 @@ class Numbers(Dataset):
 
 
 def first_batch(loader: DataLoader, position: int) -> None:
-    """Opens a feed at a position and takes one batch."""
-    feed = adapt_loader(loader, "train_loader", Shard(seed=0))
-    batches = feed.open(1, position)
+    """Opens a loader at a position and takes one batch."""
+    adapter = adapt_loader(loader, "train_loader", Shard(seed=0))
+    batches = adapter.open(1, position)
     next(iter(batches))
     batches.close()
-    feed.close()
+    adapter.close()
 
 
 def shuffled(workers: int) -> None:

@@ -1,6 +1,6 @@
 """Proves that a run may be stopped after any batch: it ends with the bits of one that was not.
 
-For each position of two passes, at the ends of passes and within them, on one process and two,
+For each position of two epochs, at their ends and within them, on one process and two,
 with the data made in the process and by two workers: a run is stopped there, a new experiment
 continues it to the end, and its last checkpoint and its logged numbers must be those of a run
 that was never stopped.
@@ -29,7 +29,7 @@ from net import BATCH_SIZE, Net  # noqa: E402
 from expbase import distributed  # noqa: E402
 from expbase.launch import spawn  # noqa: E402
 
-BATCHES = 20  # of a pass, on each rank
+BATCHES = 20  # of an epoch, on each rank
 LONGER = 4  # iterations after the last position
 
 
@@ -50,7 +50,7 @@ def run(output: Path, workers: int, iterations: int, stop_at: int = 0) -> None:
     Stopped.stop_at = stop_at
     config = Stopped.default_config()
     world = distributed.world_size()
-    # The last batch of a pass is smaller; two ranks have a round to fill.
+    # The last batch of an epoch is smaller; two ranks have a round to fill.
     config.data.samples = (BATCHES * world - (world - 1)) * BATCH_SIZE - 2
     config.data.workers = workers
     config.training.update(
