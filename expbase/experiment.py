@@ -40,7 +40,7 @@ from expbase.logs import METRICS, MetricsFile, close_log, line, open_log, silent
 from expbase.metrics import Journal
 from expbase.record import card, crash, provenance
 from expbase.record.hang import HangWatch
-from expbase.record.run_record import LEDGER, Ledger
+from expbase.record.run_record import LEDGER, RunRecord
 from expbase.run_dir import Output
 from expbase.state import checkpoint, objects, rng
 from expbase.state.checkpointer import Checkpointer, choose
@@ -131,7 +131,7 @@ class ExperimentBase(Events):
         self._all_stop = False
         self._hang_watch: HangWatch | None = None
         self._failure_watch: distributed.FailureWatch | None = None
-        self._ledger = Ledger(None)
+        self._ledger = RunRecord(None)
         self._own_states: dict[str, Any] = {}  # what on_save_checkpoint returned last
         self._next_due = 0
         self._running = self._closed = self._is_set_up = False
@@ -306,7 +306,7 @@ class ExperimentBase(Events):
         self._wishes = StopRequests(self.output_dir / "STOP" if self.rank == 0 else None, limit)
         if self.rank == 0:
             self._journal.file = MetricsFile(self.output_dir / METRICS)
-            self._ledger = Ledger(self.output_dir / LEDGER)
+            self._ledger = RunRecord(self.output_dir / LEDGER)
         if self._moved_aside is not None:
             self.logger.info("the run that was here is now in %s", self._moved_aside)
 

@@ -1,72 +1,57 @@
-"""The code that a run was made with: its commit, and what git does not have of it.
+"""The code that a run was made with: its commit, and the changes that are not committed.
 
-Over git, which is only asked. Changes that are not committed are saved with the run, once per
-distinct state, whole or not at all:
+Asks the `git` command, each time bounded in time, and never changes the repository or its index.
+What git does not answer is a note in the record, never a failure of the run. The changes are saved
+with the run as one patch, once per distinct state; `git apply` makes them again:
 
-    sources/0a1b2c3d4e5f/changes.diff     of the files that git knows
-    sources/0a1b2c3d4e5f/untracked/…      source files that git does not know and does not ignore
+    sources/0a1b2c3d4e5f.diff     git diff HEAD, and the source files that git does not know
+
+    describe(top_of(Path.cwd()), output_dir)   # {"commit": "b2e0…", "state": "0a1b2c3d4e5f", …}
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-import shutil
-import signal
-import stat
 import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from expbase.record.run_record import LEDGER
 from expbase.run_dir import LOCK
+from expbase.state.checkpoint import write_single_file
 
 SOURCES = "sources"  # in the output directory
-CHANGES, UNTRACKED = "changes.diff", "untracked"
 
-_SECONDS = 10.0  # that git has for one answer
-_SECONDS_IN_ALL = 15.0  # and for all: under gloo the other ranks wait 30 s at most
-_STATUS_BYTES = 20_000_000  # of names
-_DIFF_BYTES = 20_000_000  # of a diff that is saved
-_FILE_BYTES, _ALL_FILES_BYTES = 1_000_000, 20_000_000  # of files that git does not know
-_FILES = 1000
-_MARKS = (LEDGER, LOCK.format(rank=0), "workerlog.0")  # of a run, or of a launcher's logs
-_PATHS_CHARACTERS = 100_000  # of paths on a command line
+_SECONDS = 5.0  # for one answer: under gloo the other ranks wait 30 s at most
+_PATCH_BYTES = 20_000_000
+_FILE_BYTES, _FILES = 1_000_000, 50  # of untracked files: many or large ones are rather data
 _SOURCE_SUFFIXES = {
     *(".py", ".pyi", ".pyx", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh"),
-    *(".txt", ".md", ".rst", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
 }
-# No program of the user's configuration is run, but the filters that decide what a file's content
-# is; and what a person likes a diff to look like does not change the one that is saved.
-_OPTIONS = {
-    "core.fsmonitor": "false",
-    "core.pager": "cat",
-    "core.safecrlf": "false",
-    "status.renames": "false",
-    "diff.autoRefreshIndex": "false",
-    "diff.noprefix": "false",
-    "diff.mnemonicPrefix": "false",
-    "diff.relative": "false",
-    "diff.interHunkContext": "0",
-    "diff.suppressBlankEmpty": "false",
-}
+_MARKS = {LEDGER, LOCK.format(rank=0), "workerlog.0"}  # of a run, or of a launcher's logs
+# A git hook that starts the tests of a project, say, has these set to its own repository.
+_SET_BY_HOOKS = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # git's own name for "no files at all"
+# The user's taste in diffs must not change the one that `git apply` is to read.
 _DIFF = [
-    *("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "-U3", "-O/dev/null"),
-    *("--diff-algorithm=default", "--ignore-submodules=all"),
+    *("-c", "diff.autoRefreshIndex=false", "diff", "--binary", "-U3", "--no-color"),  # reads only
+    *("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"),
+    *("--submodule=short", "--ignore-submodules=dirty"),
 ]
 
 
-_File = tuple[bytes, bool]  # the content of a file, and whether it can be run
+class _NoAnswer(Exception):
+    """Git did not answer; the text says why, for the record."""
 
 
-class _Unknown(Exception):
-    """Git did not tell; the text says why, for the record."""
+class _Status(NamedTuple):
+    commit: str | None  # None: there is none yet
+    branch: str | None  # None: HEAD is detached
+    changed: list[str]  # tracked files that differ from the commit
+    submodules: list[str]  # those with changes inside, which no patch of this repository holds
 
 
 def top_of(folder: Path) -> Path | None:
@@ -74,318 +59,135 @@ def top_of(folder: Path) -> Path | None:
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), None)
 
 
-def look(top: Path | None, output_dir: Path) -> dict[str, Any]:
-    """What git knows of a work tree, as JSON values; saves what it does not have.
+def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
+    """What git knows about a work tree, as JSON values; saves the changes with the run.
 
     Args:
-        top: Of the work tree; None: there is none.
-        output_dir: Of the run, which takes the changes.
+        top: The top of the work tree; None: there is none.
+        output_dir: The run's, which takes the changes.
 
     Returns:
-        `commit`, `branch`, `dirty`, the name under which changes are saved (`state`), what is left
-        out of them (`left_out`) and a `note` of what is not known.
+        `commit`, `branch`, `dirty`, the name under which the changes are saved (`state`), the
+        untracked files that are not saved (`left_out`), and a `note` of what is not known.
     """
     if top is None:
         return {"note": "not in a git repository"}
     try:
-        return _look_with(_Git(top), output_dir)
-    except _Unknown as error:
+        status = _status(top)
+    except _NoAnswer as error:
         return {"note": str(error)}
-
-
-def _look_with(git: _Git, output_dir: Path) -> dict[str, Any]:
-    status = git.status()
-    notes = status.notes
-    files, left_out = _read_untracked(git.top, status.untracked, output_dir.resolve())
-    try:
-        changes = git.changes(status) if status.changed else {}
-        state = _save(output_dir / SOURCES, {**changes, **files})
-    except (_Unknown, OSError) as error:
-        notes.append(f"the changes are not saved: {getattr(error, 'strerror', None) or error}")
-        state = None
+    notes = [] if status.commit else ["the git repository has no commit yet"]
     if status.submodules:
         notes.append(f"changes in submodules are not saved: {', '.join(status.submodules)}")
-    dirty = status.changed or status.submodules or files or any(map(_is_source, left_out))
-    facts: dict[str, Any] = {"commit": status.commit or None, "branch": status.branch}
-    facts |= {"dirty": bool(dirty), "state": state}
-    if left_out:
+    try:
+        untracked = _untracked(top)
+    except _NoAnswer as error:
+        untracked = []
+        notes.append(f"untracked files are not looked at: {error}")
+    sources = [name for name in untracked if _is_source(top / name)][:_FILES]
+    state = None
+    try:
+        state = _save(_patch(top, status, sources), output_dir)
+    except (_NoAnswer, OSError) as error:
+        notes.append(f"the changes are not saved: {getattr(error, 'strerror', None) or error}")
+    facts: dict[str, Any] = {"commit": status.commit, "branch": status.branch}
+    facts |= {"dirty": bool(status.changed or sources), "state": state}
+    if left_out := [name for name in untracked if name not in sources]:
         facts["left_out"] = {"count": len(left_out), "first": left_out[:5]}
     return facts | ({"note": "; ".join(notes)} if notes else {})
 
 
-class _Status:
-    """What `git status` tells.
-
-    Attributes:
-        commit: Full; empty if there is none yet.
-        branch: None if there is none.
-        changed: Files that git knows; submodules apart.
-        submodules: Those at another commit, or with changes of their own.
-        untracked: What git does not know and does not ignore; a folder ends in `/`.
-        notes: What is not known.
-    """
-
-    def __init__(self) -> None:
-        self.commit = ""
-        self.branch: str | None = None
-        self.changed: list[str] = []
-        self.submodules: list[str] = []
-        self.untracked: list[str] = []
-        self.notes: list[str] = []
-
-
-def _parsed(output: bytes) -> _Status:
-    # The format is git-status's "porcelain v2"; the third field of a change tells submodules.
-    status = _Status()
-    entries = iter(os.fsdecode(output).split("\0"))
-    for entry in entries:
+def _status(top: Path) -> _Status:
+    words = ["--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=no"]
+    output = _ask(top, "status", *words, "--ignore-submodules=untracked")
+    headers: dict[str, str] = {}
+    changed, submodules = [], []
+    for entry in os.fsdecode(output).split("\0"):
         kind, _, rest = entry.partition(" ")
         if kind == "#":
-            name, _, value = rest.partition(" ")
-            if name == "branch.oid":
-                status.commit = value
-            elif name == "branch.head":
-                status.branch = None if value == "(detached)" else value
-        elif kind == "?":
-            status.untracked.append(rest)
-        elif kind in ("1", "2", "u"):
-            *facts, path = rest.split(" ", {"1": 7, "2": 8, "u": 9}[kind])
-            (status.submodules if facts[1].startswith("S") else status.changed).append(path)
-            if kind == "2":
-                next(entries)  # what it was called before
-    return status
+            name, _, headers[name] = rest.partition(" ")
+        elif kind in ("1", "u"):  # a change, a conflict; the path comes after 7 or 9 fields
+            _, submodule, *_, path = rest.split(" ", 7 if kind == "1" else 9)
+            changed.append(path)
+            submodules += [path] if submodule[0] == "S" and submodule[2] == "M" else []
+    commit, branch = headers["branch.oid"], headers["branch.head"]
+    return _Status(
+        None if commit == "(initial)" else commit,
+        None if branch == "(detached)" else branch,
+        changed,
+        submodules,
+    )
 
 
-class _Git:
-    """Asks git about a work tree; nothing is written to it, and no one is asked for anything.
-
-    Args:
-        top: The top of the work tree.
-    """
-
-    def __init__(self, top: Path) -> None:
-        self.top = top
-        self._deadline = time.monotonic() + _SECONDS_IN_ALL
-
-    def status(self) -> _Status:
-        """The commit and what differs from it.
-
-        Raises:
-            _Unknown: Git does not tell.
-        """
-        try:
-            status = self._status("all")
-        except TimeoutError:
-            try:
-                status = self._status("no")
-            except TimeoutError:
-                raise _Unknown("git status took too long") from None
-            status.notes.append("files that git does not know are not looked at: too many")
-        if status.commit == "(initial)":
-            status.commit = ""
-            status.untracked += status.changed  # all of it is to be saved
-            status.changed = []
-            status.notes.append("the git repository has no commit yet")
-        return status
-
-    def _status(self, untracked: str) -> _Status:
-        words = ["status", "--porcelain=v2", "--branch", "-z", f"--untracked-files={untracked}"]
-        output = self._ask(words, _STATUS_BYTES)
-        if len(output) > _STATUS_BYTES:
-            raise TimeoutError
-        return _parsed(output)
-
-    def changes(self, status: _Status) -> dict[str, _File]:
-        """The file to save of the differences from the commit.
-
-        Args:
-            status: Takes a note of what is not saved.
-
-        Raises:
-            _Unknown: Git does not tell.
-        """
-        words, paths = _DIFF, ["HEAD", "--", *status.changed]
-        if sum(map(len, paths)) > _PATHS_CHARACTERS:
-            # All files, then; of those that are only touched git must look at the content.
-            words, paths = ["-c", "diff.autoRefreshIndex=true", *words], ["HEAD"]
-        try:
-            diff = self._ask([*words, "--binary", "--full-index", *paths], _DIFF_BYTES)
-            if len(diff) <= _DIFF_BYTES:
-                return {CHANGES: (diff, False)} if diff else {}
-            status.notes.append(
-                f"the diff has more than {_DIFF_BYTES} bytes: only its summary is saved"
-            )
-            return {
-                "changes.stat": (self._ask([*words, "--stat=100", *paths], _STATUS_BYTES), False)
-            }
-        except TimeoutError:
-            raise _Unknown("git diff took too long") from None
-
-    def _ask(self, words: list[str], at_most: int) -> bytes:
-        """The output of a git command; of one with more bytes only the beginning, one too many.
-
-        Raises:
-            TimeoutError: It took too long.
-            _Unknown: Git is not there, or refuses.
-        """
-        options = [word for key, value in _OPTIONS.items() for word in ("-c", f"{key}={value}")]
-        command = ["git", "-C", str(self.top), *options, *words]
-        seconds = max(min(_SECONDS, self._deadline - time.monotonic()), 0.1)
-        with tempfile.TemporaryFile() as errors:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    env=self._environment(),
-                    start_new_session=True,  # Ctrl-C is for the run
-                )
-            except OSError as error:
-                raise _Unknown(f"git cannot be run: {error.strerror}") from error
-            output, in_time = _read(process, at_most, seconds)
-            if not in_time:
-                raise TimeoutError
-            if process.returncode and len(output) <= at_most:
-                errors.seek(0)
-                raise _Unknown(self._refusal(errors.read().decode("utf-8", "replace")))
-        return output
-
-    def _environment(self) -> dict[str, str]:
-        # A git hook, say, that runs the tests points git at its own repository and index.
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("GIT_") or name.startswith("GIT_CONFIG_")
-        }
-        own = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
-        own["GIT_LITERAL_PATHSPECS"] = "1"
-        own["GIT_CEILING_DIRECTORIES"] = str(self.top.parent)  # it is this one, or none
-        return {**kept, **own, "LC_ALL": "C", "LANGUAGE": ""}
-
-    def _refusal(self, text: str) -> str:
-        if "dubious ownership" in text:
-            return "git refuses: the repository belongs to somebody else (its safe.directory)"
-        first = next(iter(text.splitlines()), "no reason given")
-        return f"git refuses: {first.replace(str(self.top), '.')}"
+def _untracked(top: Path) -> list[str]:
+    """Files that git neither knows nor ignores, Python first; without those that a run wrote."""
+    output = os.fsdecode(_ask(top, "ls-files", "--others", "--exclude-standard", "-z"))
+    names = [name for name in output.split("\0") if name]
+    # What runs write would make each start a state of its own. And beside its logs paddle's
+    # launcher writes backup_env.0.json: the whole environment, secrets too.
+    runs = {os.path.dirname(name) for name in names if os.path.basename(name) in _MARKS} - {""}
+    own = [name for name in names if runs.isdisjoint(map(str, PurePosixPath(name).parents))]
+    own = [name for name in own if not os.path.basename(name).startswith("backup_env.")]
+    return sorted(own, key=lambda name: (not name.endswith(".py"), name))
 
 
-def _read(process: Any, at_most: int, seconds: float) -> tuple[bytes, bool]:
-    """The output of a process up to one byte too many, and whether it came in time; ends it."""
-    late = threading.Event()
-
-    def kill() -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    def kill_late() -> None:
-        late.set()
-        kill()
-
-    timer = threading.Timer(seconds, kill_late)
-    timer.start()
-    try:
-        with process.stdout:
-            output = process.stdout.read(at_most + 1)
-        if len(output) > at_most:
-            kill()
-    except BaseException:
-        kill()
-        raise
-    finally:
-        process.wait()
-        timer.cancel()
-    return output, not late.is_set()
+def _is_source(path: Path) -> bool:
+    is_file = path.suffix.lower() in _SOURCE_SUFFIXES and path.is_file()
+    return is_file and path.stat().st_size <= _FILE_BYTES
 
 
-def _is_source(name: str) -> bool:
-    # A backup_env is the whole environment, secrets too, which paddle's launcher writes to its log.
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    return suffix.lower() in _SOURCE_SUFFIXES and not stem.startswith("backup_env.")
-
-
-def _read_untracked(
-    top: Path, names: Iterable[str], output: Path
-) -> tuple[dict[str, _File], list[str]]:
-    """The source files among what git does not know, and the names of the rest.
-
-    What lies in the directory of this or another run, or of a launcher's logs, is neither.
-    """
-
-    @functools.cache
-    def is_of_a_run(folder: str) -> bool:
-        path = top / folder
-        own = path == output or any((path / mark).exists() for mark in _MARKS)
-        return bool(folder) and (own or is_of_a_run(os.path.dirname(folder)))
-
-    files: dict[str, _File] = {}
-    left_out, size = [], 0
-    for name in sorted(names):
-        if is_of_a_run(os.path.dirname(name)):
-            continue
-        room = min(_FILE_BYTES, _ALL_FILES_BYTES - size) if len(files) < _FILES else -1
-        file = _read_source(top / name, room) if _is_source(name) else None
-        if file is None:
-            left_out.append(name)
-        else:
-            files[f"{UNTRACKED}/{name}"] = file
-            size += len(file[0])
-    return files, left_out
-
-
-def _read_source(path: Path, room: int) -> _File | None:
-    """A file of no more bytes than there is room for."""
-    try:
-        facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > room:
-            return None
-        data = path.read_bytes()
-    except OSError:  # gone, or not ours to read
-        return None
-    return (data, bool(facts.st_mode & stat.S_IXUSR)) if len(data) <= room else None
-
-
-def _save(folder: Path, files: Mapping[str, _File]) -> str | None:
-    """Writes the files, whole or not at all, into a folder that is named by what they hold.
-
-    Returns:
-        The name; None if there is nothing to save.
+def _patch(top: Path, status: _Status, untracked: list[str]) -> bytes:
+    """All changes against the commit.
 
     Raises:
-        OSError: The system refused.
+        _NoAnswer: Git did not answer, or there is too much.
     """
-    if not files:
-        return None
-    name = _digest(files)
-    if not (folder / name).is_dir():
-        for torn in folder.glob(".writing-*"):  # by a kill
-            shutil.rmtree(torn, ignore_errors=True)
-        temporary = folder / f".writing-{name}"
-        try:
-            for file, (data, is_executable) in files.items():
-                path = temporary / file
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write(path, data, is_executable=is_executable)
-            temporary.rename(folder / name)
-        except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    return name
+    # Sizes come first: a tracked file can be of any size, and git would read all of it.
+    sizes = [path.stat().st_size for name in status.changed if (path := top / name).is_file()]
+    if sum(sizes) > _PATCH_BYTES:
+        raise _NoAnswer(f"the changed files have more than {_PATCH_BYTES} bytes")
+    patch = b""
+    if status.changed:  # by name: a diff of everything names files that were only touched, too
+        patch = _ask(top, *_DIFF, status.commit or _EMPTY_TREE, "--", *status.changed)
+    begun = time.monotonic()
+    for name in untracked:
+        if time.monotonic() - begun > _SECONDS:
+            raise _NoAnswer(f"git took more than {_SECONDS:g} s for the untracked files")
+        patch += _ask(top, *_DIFF, "--no-index", "--", os.devnull, name)
+    if len(patch) > _PATCH_BYTES:
+        raise _NoAnswer(f"the diff has more than {_PATCH_BYTES} bytes")
+    return patch
 
 
-def _write(path: Path, data: bytes, *, is_executable: bool) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    if is_executable:
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+def _save(patch: bytes, output_dir: Path) -> str | None:
+    """Writes a patch under a name that depends on its content alone, and returns the name."""
+    state = hashlib.sha256(patch).hexdigest()[:12]
+    path = output_dir / SOURCES / f"{state}.diff"
+    if patch and not path.exists():
+        write_single_file(path, [patch])
+    return state if patch else None
 
 
-def _digest(files: Mapping[str, _File]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        data, is_executable = files[name]
-        for part in (os.fsencode(name), data, b"x" if is_executable else b"-"):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:12]
+def _ask(top: Path, *words: str) -> bytes:
+    """The output of a git command.
+
+    Raises:
+        _NoAnswer: Git is not there, refuses, or takes too long.
+    """
+    command = ["git", "-C", str(top), "--no-optional-locks", "--literal-pathspecs", *words]
+    environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_HOOKS}
+    try:
+        # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where
+        # it has no terminal on which to ask for a password.
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment,
+            timeout=_SECONDS, start_new_session=True, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise _NoAnswer(f"git cannot be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise _NoAnswer(f"git took more than {_SECONDS:g} s") from error
+    if result.returncode not in (0, 1):  # 1: --no-index found a difference
+        lines = result.stderr.decode("utf-8", "replace").replace(str(top), ".").splitlines()
+        raise _NoAnswer(f"git refuses: {lines[0] if lines else 'no reason given'}")
+    return result.stdout
