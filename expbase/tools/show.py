@@ -181,13 +181,14 @@ def _machine(start: Mapping[str, Any]) -> str:
 
 
 def _code(git: Mapping[str, Any]) -> str:
-    parts = []
+    text = ""
     if commit := git.get("commit"):
-        parts.append(commit[:7] + (f" ({git['branch']})" if git.get("branch") else ""))
-    if git.get("dirty"):
-        saved = f"{SOURCES}/{git['state']}.diff" if git.get("state") else "which are not saved"
-        parts.append(f"with changes: {saved}")
-    return "; ".join([" ".join(parts), *_not_known(git)]).removeprefix("; ")
+        text = commit[:7] + (f" ({git['branch']})" if git.get("branch") else "")
+    if state := git.get("state"):
+        text += f" with changes: {SOURCES}/{state}.diff"
+    elif git.get("dirty"):
+        text += " with changes that are not saved"
+    return "; ".join([text.strip(), *_not_known(git)]).removeprefix("; ")
 
 
 def _not_known(git: Mapping[str, Any]) -> list[str]:
@@ -208,10 +209,18 @@ def _changes(triples: Iterable[tuple[str, Any, Any]]) -> str:
 
 
 def _row(name: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        printable(text), _WIDTH, initial_indent=f"{name:<{_LABEL}}",
-        subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+    return _folded(f"{name:<{_LABEL}}", " " * _LABEL, text)
+
+
+def _comment(text: str) -> list[str]:
+    return _folded("# ", "# ", text)
+
+
+def _folded(first: str, rest: str, text: str) -> list[str]:
+    # Between words alone: a path or an option that is broken in two cannot be copied.
+    folder = textwrap.TextWrapper(_WIDTH, first, rest)
+    folder.break_long_words = folder.break_on_hyphens = False
+    return folder.wrap(printable(text))
 
 
 # --- to make it again ------------------------------------------------------------------------
@@ -233,15 +242,7 @@ def reproduce(report: RunReport, number: int) -> Iterator[str]:
     yield from _comment(f"It was on: {_machine(start)}, {start.get('platform')}.")
     if len(report.sessions) > number:
         yield from _comment("Later sessions continued it: --reproduce 2 and so on.")
-    git = start.get("git") or {}
-    for note in _not_known(git):
-        yield from _comment(f"Of its code: {note}.")
-    if git.get("commit"):
-        yield f"git checkout --detach {git['commit']}"
-    if git.get("state"):
-        patch = (report.path / SOURCES / f"{git['state']}.diff").absolute()
-        yield f"git apply --index --whitespace=nowarn {shlex.quote(str(patch))}"
-    yield "git submodule update --init --recursive"
+    yield from _checkout(report.path, start.get("git") or {})
     yield from _install(start)
     for name, value in (start.get("environment") or {}).items():
         yield f"export {name}={shlex.quote(value)}"
@@ -250,6 +251,17 @@ def reproduce(report: RunReport, number: int) -> Iterator[str]:
     elif start["directory"] != ".":
         yield f"cd {shlex.quote(start['directory'])}"
     yield from _command(report, number, start)
+
+
+def _checkout(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
+    for note in _not_known(git):
+        yield from _comment(f"Of its code: {note}.")
+    if git.get("commit"):
+        yield f"git checkout --detach {git['commit']}"
+    if git.get("state"):
+        patch = (run / SOURCES / f"{git['state']}.diff").absolute()
+        yield f"git apply --index --whitespace=nowarn {shlex.quote(str(patch))}"
+    yield "git submodule update --init --recursive"  # last: the patch may move submodules
 
 
 def _start_of(report: RunReport, number: int) -> Mapping[str, Any]:
@@ -307,13 +319,6 @@ def _with_other_output(words: Sequence[str], output: Path) -> list[str]:
             changed[place + 1] = f"{words[place + 1].rstrip('/')}-again"
             return changed
     return [*changed, "--output", f"{output.name}-again"]
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        printable(text), _WIDTH, initial_indent="# ", subsequent_indent="# ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
 
 
 # --- the tool --------------------------------------------------------------------------------
