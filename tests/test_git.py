@@ -86,19 +86,22 @@ def test_each_distinct_state_is_saved_once(repository: Path) -> None:
 def test_git_apply_makes_a_fresh_clone_the_same(repository: Path, tmp_path: Path) -> None:
     for name, data in (("a.bin", b"\x00\x01"), ("gone.py", b"gone\n"), ("old.py", b"x\n" * 9)):
         (repository / name).write_bytes(data)
+    (repository / ".gitattributes").write_text("*.py diff=mine\n")
+    (repository / "train.py").write_text("".join(f"{line}\n" for line in range(9)))
     commit(repository, "two")
     (repository / "a.bin").write_bytes(b"\x00\x02" * 99)
     (repository / "gone.py").unlink()
     (repository / "staged.py").write_text("no newline at the end")
     git(repository, "mv", "old.py", "moved.py")
     git(repository, "add", "staged.py")
+    (repository / "train.py").write_text("".join(f"{line}\n" for line in range(9) if line != 5))
     (repository / "train.py").chmod(0o755)
     (repository / "ü").mkdir()
     (repository / "ü/__init__.py").touch()  # empty
     for name in ODD_NAMES:
         (repository / name).write_text(name, errors="surrogateescape")
     # What a person likes a diff to look like; git apply could not read it.
-    for key in ("diff.external", "core.pager"):
+    for key in ("diff.external", "diff.mine.textconv"):
         git(repository, "config", key, f"touch {tmp_path / 'marker'}; false")
     for key, value in {"color.ui": "always", "diff.noprefix": "true", "diff.context": "0"}.items():
         git(repository, "config", key, value)
@@ -106,7 +109,7 @@ def test_git_apply_makes_a_fresh_clone_the_same(repository: Path, tmp_path: Path
     assert not (tmp_path / "marker").exists()
     git(tmp_path, "clone", "--quiet", str(repository), "clone")
     git(tmp_path / "clone", "apply", "--index", str(tmp_path / f"run/sources/{state}.diff"))
-    assert len(tree(repository)) == 5 + len(ODD_NAMES)
+    assert len(tree(repository)) == 6 + len(ODD_NAMES)
     assert tree(tmp_path / "clone") == tree(repository)
 
 
@@ -120,20 +123,24 @@ def test_only_a_few_small_source_files_that_are_not_of_a_run_are_saved(
     (repository / "log/backup_env.0.json").write_text('{"TOKEN": "secret"}')
     (repository / "runs/kept.yaml").write_text("a: 1\n")
     (repository / "backup_env.1.json").write_text('{"TOKEN": "secret"}')
+    (repository / "workerlog.0").touch()  # it does not make all of the repository a run's
     (repository / "data.bin").touch()
     (repository / "large.py").write_text("#" * 1_000_001)
     subprocess.run(["git", "init", "--quiet", "nested"], cwd=repository, check=True)
     (repository / "nested/inner.py").touch()
     code = described(repository)
     assert names_in(patch_of(repository, code)) == ["runs/kept.yaml"]
-    assert code["left_out"] == {"count": 3, "first": ["large.py", "data.bin", "nested/"]}
+    assert code["left_out"] == {
+        "count": 4,
+        "first": ["large.py", "data.bin", "nested/", "workerlog.0"],
+    }
     for number in range(9):
         (repository / f"{number}.yaml").touch()
     (repository / "net.py").touch()
     monkeypatch.setattr(record, "_FILES", 2)
     code = described(repository)
     assert names_in(patch_of(repository, code)) == ["net.py", "0.yaml"]
-    assert code["left_out"]["count"] == 12
+    assert code["left_out"]["count"] == 13
     assert len(code["left_out"]["first"]) == 5
 
 
@@ -178,6 +185,7 @@ def test_a_submodule_that_moved_is_saved_and_changes_in_it_are_noted(
     part = new_repository(tmp_path / "part")
     git(repository, "submodule", "--quiet", "add", str(part), "a part")
     commit(repository, "two")
+    git(repository, "config", "diff.submodule", "log")
     assert not described(repository)["dirty"]
     inside = repository / "a part/train.py"
     inside.write_text("rate = 2\n")
@@ -257,7 +265,7 @@ def test_a_git_that_hangs_is_ended_and_what_it_had_answered_is_noted(
 
     def run(command: list[str], **options: Any) -> Any:
         if question in command:
-            return real(["sleep", "60"], **{**options, "timeout": 0.01})
+            return real(["sleep", "60"], **{**options, "timeout": options["timeout"] / 500})
         return real(command, **options)
 
     (repository / "train.py").write_text("rate = 2\n")

@@ -124,8 +124,9 @@ def _untracked(top: Path) -> list[str]:
     output = os.fsdecode(_ask(top, "ls-files", "--others", "--exclude-standard", "-z"))
     names = [name for name in output.split("\0") if name]
     # What runs write would make each start a state of its own. And beside its logs paddle's
-    # launcher writes backup_env.0.json: the whole environment, secrets too.
-    runs = {os.path.dirname(name) for name in names if os.path.basename(name) in _MARKS} - {""}
+    # launcher writes backup_env.0.json: the whole environment, secrets too. (A mark at the top
+    # excludes nothing: its directory is "" here, and "." among the parents.)
+    runs = {os.path.dirname(name) for name in names if os.path.basename(name) in _MARKS}
     own = [name for name in names if runs.isdisjoint(map(str, PurePosixPath(name).parents))]
     own = [name for name in own if not os.path.basename(name).startswith("backup_env.")]
     return sorted(own, key=lambda name: (not name.endswith(".py"), name))
@@ -147,8 +148,8 @@ def _patch(top: Path, status: _Status, untracked: list[str]) -> bytes:
     if sum(sizes) > _PATCH_BYTES:
         raise _NoAnswer(f"the changed files have more than {_PATCH_BYTES} bytes")
     patch = b""
-    if status.changed:  # by name: a diff of everything names files that were only touched, too
-        patch = _ask(top, *_DIFF, status.commit or _EMPTY_TREE, "--", *status.changed)
+    if status.changed:
+        patch = _ask(top, *_DIFF, status.commit or _EMPTY_TREE)
     begun = time.monotonic()
     for name in untracked:
         if time.monotonic() - begun > _SECONDS:
@@ -174,7 +175,7 @@ def _ask(top: Path, *words: str) -> bytes:
     Raises:
         _NoAnswer: Git is not there, refuses, or takes too long.
     """
-    command = ["git", "-C", str(top), "--no-optional-locks", "--literal-pathspecs", *words]
+    command = ["git", "-C", str(top), "--no-optional-locks", *words]
     environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_HOOKS}
     try:
         # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where
