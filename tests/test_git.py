@@ -144,6 +144,17 @@ def test_only_a_few_small_source_files_that_are_not_of_a_run_are_saved(
     assert len(code["left_out"]["first"]) == 5
 
 
+def test_too_many_untracked_files_are_not_looked_at(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "train.py").write_text("rate = 2\n")
+    (repository / "new.py").touch()
+    monkeypatch.setattr(record, "_NAMES_CHARACTERS", 5)
+    code = described(repository)
+    assert code["note"] == "untracked files are not looked at: too many"
+    assert names_in(patch_of(repository, code)) == ["train.py"]
+
+
 def test_changes_that_are_too_large_are_not_saved(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
