@@ -195,6 +195,7 @@ def test_of_the_environment_only_what_steers_training_is_noted(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
+    monkeypatch.setenv("FLAGS_selected_gpus", "1")  # paddle's launcher: another one for each rank
     wanted = {"FLAGS_check_nan_inf": "0", "NCCL_DEBUG": "INFO"}
     wanted |= {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "1"}
     for name, value in wanted.items():
@@ -202,6 +203,7 @@ def test_of_the_environment_only_what_steers_training_is_noted(
     facts = gathered(tmp_path / "run")
     assert wanted.items() <= facts["environment"].items()
     assert all(name in wanted or name.startswith("FLAGS_") for name in facts["environment"])
+    assert "FLAGS_selected_gpus" not in facts["environment"]
     assert "secret" not in json.dumps(facts)
 
 

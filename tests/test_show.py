@@ -297,6 +297,7 @@ def test_the_commands_quote_what_they_are_given(tmp_path: Path, capsys: Capture)
     environment = {"FLAGS_a": "$(touch no); 'b'"}
     code = {**START["git"], "dirty": True, "state": "0123456789ab"}
     facts = {"environment": environment, "directory": "a b; c", "git": code}
+    facts["resumed"] = "step-00000009"  # of another run, by a --checkpoint_path of the command
     run = run_with(tmp_path / "it's}", {**START, **facts}, END, START)
     text = shown(run, capsys, "--reproduce")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -311,7 +312,8 @@ def test_the_commands_quote_what_they_are_given(tmp_path: Path, capsys: Capture)
         "python train.py --output runs/a-again",
     ]
     assert "# From no index, so install them yourself: mine 1." in text
-    assert "# Later sessions continued it: " in text
+    assert "anew" not in text
+    assert "# A later session continued it: --reproduce 2." in text
     checked = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 

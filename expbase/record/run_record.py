@@ -144,9 +144,8 @@ def last_config(first: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
     """
     config = _flat(first)
     for record in records:
-        if record.get("event") == "start":
-            changes = record.get("config_changes", {})
-            config |= {key: now for key, (_, now) in changes.items()}
+        changes = record.get("config_changes", {})  # an end has none
+        config |= {key: now for key, (_, now) in changes.items()}
     return config
 
 

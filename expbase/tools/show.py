@@ -241,7 +241,7 @@ def reproduce(report: RunReport, number: int) -> Iterator[str]:
     yield from _comment(f"Session {number} of {report.path}, for the top of a fresh clone.")
     yield from _comment(f"It was on: {_machine(start)}, {start.get('platform')}.")
     if len(report.sessions) > number:
-        yield from _comment("Later sessions continued it: --reproduce 2 and so on.")
+        yield from _comment(f"A later session continued it: --reproduce {number + 1}.")
     yield from _checkout(report.path, start.get("git") or {})
     yield from _install(start)
     for name, value in (start.get("environment") or {}).items():
@@ -276,7 +276,7 @@ def _start_of(report: RunReport, number: int) -> Mapping[str, Any]:
     if not start.get("command"):
         raise ValueError(
             f"--reproduce: session {number} was not started by a script (a notebook, say): there "
-            "is no command to give again."
+            "is no command to run again."
         )
     return start
 
