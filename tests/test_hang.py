@@ -58,7 +58,7 @@ def test_a_hang_in_validation_names_the_phase(tmp_path: Path) -> None:
     assert "phase=valid iteration=1 batch_in_epoch=1 evaluated_batches=1" in log
 
 
-def test_what_moves_is_never_told_of_and_zero_means_never(tmp_path: Path) -> None:
+def test_what_moves_is_never_reported_and_zero_means_never(tmp_path: Path) -> None:
     counter = {"n": 0}
 
     def progress() -> dict[str, int]:

@@ -10,7 +10,14 @@ import pytest
 from tiny import Tiny, trained, training_config
 
 from expbase import Config
-from expbase.record.run_record import Ledger, Session, config_changes, last_config, read, sessions
+from expbase.record.run_record import (
+    RunRecord,
+    Session,
+    config_changes,
+    last_config,
+    read,
+    sessions,
+)
 
 
 class Failing(Tiny):
@@ -36,9 +43,9 @@ def starts(run: Path) -> list[dict[str, Any]]:
 
 def test_an_end_says_at_which_iteration_its_start_was(tmp_path: Path) -> None:
     times = iter([100.0004, 160.0])
-    ledger = Ledger(tmp_path / "ledger.jsonl", clock=lambda: next(times))
-    ledger.write("start", iteration=400)
-    ledger.write("end", iteration=600, reason="finished", exit_code=0)
+    record = RunRecord(tmp_path / "ledger.jsonl", clock=lambda: next(times))
+    record.write("start", iteration=400)
+    record.write("end", iteration=600, reason="finished", exit_code=0)
     end = {"first_iteration": 400, "iteration": 600, "reason": "finished", "exit_code": 0}
     assert read(tmp_path / "ledger.jsonl") == [
         {"event": "start", "time": 100.0, "iteration": 400},
@@ -46,19 +53,19 @@ def test_an_end_says_at_which_iteration_its_start_was(tmp_path: Path) -> None:
     ]
 
 
-def test_a_ledger_without_a_path_writes_nothing_and_says_so(tmp_path: Path) -> None:
-    Ledger(None).write("start", iteration=0)
-    assert not Ledger(None).writes
-    assert Ledger(tmp_path / "ledger.jsonl").writes
+def test_a_record_without_a_path_writes_nothing_and_says_so(tmp_path: Path) -> None:
+    RunRecord(None).write("start", iteration=0)
+    assert not RunRecord(None).writes
+    assert RunRecord(tmp_path / "ledger.jsonl").writes
     assert read(tmp_path / "ledger.jsonl") == []
 
 
 def test_a_torn_record_is_passed_over_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
-    Ledger(file).write("start", iteration=0)
+    RunRecord(file).write("start", iteration=0)
     with file.open("ab") as torn:
         torn.write(b'{"event": "end", "exit_')
-    Ledger(file).write("start", iteration=2)
+    RunRecord(file).write("start", iteration=2)
     assert [record["iteration"] for record in read(file)] == [0, 2]
 
 
@@ -105,8 +112,8 @@ def test_a_key_that_is_new_or_gone_is_noted_once(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: {b: 1}\nold: 2\n")
     now = {"a": {"b": 1, "new": [1, float("inf")]}}
     changes = config_changes(tmp_path, now)
-    assert changes == {"old": [2, None], "a.new": [None, [1, "inf"]]}
-    Ledger(tmp_path / "ledger.jsonl").write("start", config_changes=changes)
+    assert changes == {"old": [2, None], "a.new": [None, [1, "Infinity"]]}
+    RunRecord(tmp_path / "ledger.jsonl").write("start", config_changes=changes)
     json.loads((tmp_path / "ledger.jsonl").read_text(), parse_constant=pytest.fail)
     assert config_changes(tmp_path, now) == {}
 

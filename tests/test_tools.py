@@ -24,7 +24,6 @@ from tiny import Tiny, make, trained
 import expbase
 from expbase import default_argument_parser
 from expbase.__main__ import main
-from expbase.record.run_record import read
 from expbase.tools import board, plot, replay, verify
 from expbase.tools import process as ending
 
@@ -352,26 +351,6 @@ def called_all(run: Path, capsys: pytest.CaptureFixture[str], *commands: str) ->
         assert len(err.splitlines()) == (
             1 if code and command != "replay" else len(err.splitlines())
         )
-
-
-def test_fields_of_the_ledger_that_are_of_another_kind_are_as_good_as_unknown(
-    crashed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(crashed, tmp_path / "run")
-    start, end = lines(run / "ledger.jsonl")
-    changes = [[one, end] for one in variants(start)] + [[start, one] for one in variants(end)]
-    changes += [[{**start, "git": one}, end] for one in variants(start["git"])]
-    for name in ("packages", "environment", "config_changes", "device"):
-        known = start[name] if isinstance(start[name], dict) else {"name": "cpu", "model": None}
-        inner = {"paddlepaddle": "3", "training.seed": [1, 2], **known}
-        some = {key: inner[key] for key in [*inner][:3]}
-        changes += [[{**start, name: one}, end, start] for one in variants(some)]
-    for records in changes:
-        write(run / "ledger.jsonl", records)
-        called_all(run, capsys, "ls", "show", "show --reproduce", "replay")
-    write(run / "ledger.jsonl", [{**start, "iteration": "x", "git": {"commit": 7}, "more": 8}])
-    (record,) = read(run / "ledger.jsonl")
-    assert record == {**start, "iteration": None, "git": {"commit": None}, "more": 8}
 
 
 def test_fields_of_a_failure_that_are_of_another_kind_are_told_by_name(

@@ -26,6 +26,7 @@ SOURCES = "sources"  # in the output directory
 
 _SECONDS = 5.0  # for one answer: under gloo the other ranks wait 30 s at most
 _PATCH_BYTES = 20_000_000
+_NAMES_CHARACTERS = 2_000_000  # of untracked files; a data set that is not ignored has more
 _FILE_BYTES, _FILES = 1_000_000, 50  # of untracked files: many or large ones are rather data
 _SOURCE_SUFFIXES = {
     *(".py", ".pyi", ".pyx", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh"),
@@ -35,9 +36,10 @@ _MARKS = {LEDGER, LOCK.format(rank=0), "workerlog.0"}  # of a run, or of a launc
 # A git hook that starts the tests of a project, say, has these set to its own repository.
 _SET_BY_HOOKS = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # git's own name for "no files at all"
-# The user's taste in diffs must not change the one that `git apply` is to read.
+# Without autoRefreshIndex=false `git diff` writes the index. The other options overrule the user's
+# taste in diffs, because `git apply` could not read every kind.
 _DIFF = [
-    *("-c", "diff.autoRefreshIndex=false", "diff", "--binary", "-U3", "--no-color"),  # reads only
+    *("-c", "diff.autoRefreshIndex=false", "diff", "--binary", "-U3", "--no-color"),
     *("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"),
     *("--submodule=short", "--ignore-submodules=dirty"),
 ]
@@ -79,13 +81,12 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
     notes = [] if status.commit else ["the git repository has no commit yet"]
     if status.submodules:
         notes.append(f"changes in submodules are not saved: {', '.join(status.submodules)}")
+    untracked, sources, state = [], [], None
     try:
         untracked = _untracked(top)
-    except _NoAnswer as error:
-        untracked = []
+        sources = [name for name in untracked if _is_source(top / name)][:_FILES]
+    except (_NoAnswer, OSError) as error:  # OSError: one of them is gone by now
         notes.append(f"untracked files are not looked at: {error}")
-    sources = [name for name in untracked if _is_source(top / name)][:_FILES]
-    state = None
     try:
         state = _save(_patch(top, status, sources), output_dir)
     except (_NoAnswer, OSError) as error:
@@ -98,6 +99,7 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
 
 
 def _status(top: Path) -> _Status:
+    # The manual of git-status describes the format as "porcelain v2".
     words = ["--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=no"]
     output = _ask(top, "status", *words, "--ignore-submodules=untracked")
     headers: dict[str, str] = {}
@@ -122,10 +124,13 @@ def _status(top: Path) -> _Status:
 def _untracked(top: Path) -> list[str]:
     """Files that git neither knows nor ignores, Python first; without those that a run wrote."""
     output = os.fsdecode(_ask(top, "ls-files", "--others", "--exclude-standard", "-z"))
+    if len(output) > _NAMES_CHARACTERS:
+        raise _NoAnswer("too many")
     names = [name for name in output.split("\0") if name]
-    # What runs write would make each start a state of its own. And beside its logs paddle's
-    # launcher writes backup_env.0.json: the whole environment, secrets too.
-    runs = {os.path.dirname(name) for name in names if os.path.basename(name) in _MARKS} - {""}
+    # The files of runs are no source code, and with them each start would be a state of its own.
+    # Beside its logs paddle's launcher writes backup_env.0.json: the whole environment, secrets
+    # too. A mark at the top excludes nothing: its directory is "" here, "." among the parents.
+    runs = {os.path.dirname(name) for name in names if os.path.basename(name) in _MARKS}
     own = [name for name in names if runs.isdisjoint(map(str, PurePosixPath(name).parents))]
     own = [name for name in own if not os.path.basename(name).startswith("backup_env.")]
     return sorted(own, key=lambda name: (not name.endswith(".py"), name))
@@ -147,8 +152,8 @@ def _patch(top: Path, status: _Status, untracked: list[str]) -> bytes:
     if sum(sizes) > _PATCH_BYTES:
         raise _NoAnswer(f"the changed files have more than {_PATCH_BYTES} bytes")
     patch = b""
-    if status.changed:  # by name: a diff of everything names files that were only touched, too
-        patch = _ask(top, *_DIFF, status.commit or _EMPTY_TREE, "--", *status.changed)
+    if status.changed:
+        patch = _ask(top, *_DIFF, status.commit or _EMPTY_TREE)
     begun = time.monotonic()
     for name in untracked:
         if time.monotonic() - begun > _SECONDS:
@@ -174,7 +179,7 @@ def _ask(top: Path, *words: str) -> bytes:
     Raises:
         _NoAnswer: Git is not there, refuses, or takes too long.
     """
-    command = ["git", "-C", str(top), "--no-optional-locks", "--literal-pathspecs", *words]
+    command = ["git", "-C", str(top), "--no-optional-locks", *words]
     environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_HOOKS}
     try:
         # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import flatten, load_yaml
-from expbase.meter import json_lines
+from expbase.logs import json_lines
 from expbase.run_dir import CONFIG
 
 LEDGER = "ledger.jsonl"
@@ -144,9 +144,8 @@ def last_config(first: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
     """
     config = _flat(first)
     for record in records:
-        if record.get("event") == "start":
-            changes = record.get("config_changes", {})
-            config |= {key: now for key, (_, now) in changes.items()}
+        changes = record.get("config_changes", {})  # an end has none
+        config |= {key: now for key, (_, now) in changes.items()}
     return config
 
 

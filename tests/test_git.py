@@ -1,0 +1,300 @@
+"""What is noted and saved of a run's code, with real git repositories."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import GIT, commit, git, new_repository
+
+from expbase.record import git as record
+
+ODD_NAMES = ["a b.py", "new\nline.py", os.fsdecode(b"no\xffutf8.py"), "-dash.py", "[t]*.py"]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in GIT.items():
+        monkeypatch.setenv(name, value)
+    return new_repository(tmp_path / "repository")
+
+
+def described(repository: Path) -> dict[str, Any]:
+    """What is noted when a run beside the repository starts."""
+    return record.describe(record.top_of(repository), repository.parent / "run")
+
+
+def patch_of(repository: Path, code: dict[str, Any]) -> str:
+    path = repository.parent / "run/sources" / f"{code['state']}.diff"
+    return path.read_bytes().decode("utf-8", "replace")
+
+
+def names_in(patch: str) -> list[str]:
+    lines = [line for line in patch.splitlines() if line.startswith("diff --git ")]
+    return [line.split(" b/")[1] for line in lines]
+
+
+def tree(folder: Path) -> dict[Path, tuple[bytes, bool]]:
+    """The content of each file but git's own, and whether it can be run."""
+    files = (path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts)
+    return {p.relative_to(folder): (p.read_bytes(), os.access(p, os.X_OK)) for p in files}
+
+
+def stand_in_for_git(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout
+    folder.mkdir()
+    (folder / "git").write_text(f'#!/bin/sh\n{body}\nexec {real.strip()} "$@"\n')
+    (folder / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_of_a_clean_repository_the_commit_is_noted_and_nothing_is_saved(repository: Path) -> None:
+    (repository / ".gitignore").write_text("ignored.py\n")
+    commit(repository, "two")
+    (repository / "ignored.py").touch()
+    clean = {"commit": git(repository, "rev-parse", "HEAD"), "branch": "trunk"}
+    clean |= {"dirty": False, "state": None}
+    assert described(repository) == clean
+    assert not (repository.parent / "run").exists()
+    git(repository, "checkout", "--quiet", "--detach")
+    assert described(repository) == {**clean, "branch": None}
+
+
+def test_each_distinct_state_is_saved_once(repository: Path) -> None:
+    run = repository.parent / "run"
+    (repository / "train.py").write_text("rate = 2\n")
+    (repository / "new.py").write_text("new = 1\n")
+    first = described(repository)
+    assert first["dirty"]
+    patch = patch_of(repository, first)
+    assert "+rate = 2\n" in patch
+    assert "+new = 1\n" in patch
+    times = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert described(repository) == first
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == times
+    (repository / "new.py").write_text("new = 2\n")
+    second = described(repository)
+    assert second["state"] != first["state"]
+    (repository / "new.py").write_text("new = 1\n")
+    assert described(repository)["state"] == first["state"]
+    assert len(list((run / "sources").iterdir())) == 2
+
+
+def test_git_apply_makes_a_fresh_clone_the_same(repository: Path, tmp_path: Path) -> None:
+    for name, data in (("a.bin", b"\x00\x01"), ("gone.py", b"gone\n"), ("old.py", b"x\n" * 9)):
+        (repository / name).write_bytes(data)
+    (repository / ".gitattributes").write_text("*.py diff=mine\n")
+    (repository / "train.py").write_text("".join(f"{line}\n" for line in range(9)))
+    commit(repository, "two")
+    (repository / "a.bin").write_bytes(b"\x00\x02" * 99)
+    (repository / "gone.py").unlink()
+    (repository / "staged.py").write_text("no newline at the end")
+    git(repository, "mv", "old.py", "moved.py")
+    git(repository, "add", "staged.py")
+    (repository / "train.py").write_text("".join(f"{line}\n" for line in range(9) if line != 5))
+    (repository / "train.py").chmod(0o755)
+    (repository / "ü").mkdir()
+    (repository / "ü/__init__.py").touch()  # empty
+    for name in ODD_NAMES:
+        (repository / name).write_text(name, errors="surrogateescape")
+    # What a person likes a diff to look like; git apply could not read it.
+    for key in ("diff.external", "diff.mine.textconv"):
+        git(repository, "config", key, f"touch {tmp_path / 'marker'}; false")
+    for key, value in {"color.ui": "always", "diff.noprefix": "true", "diff.context": "0"}.items():
+        git(repository, "config", key, value)
+    state = described(repository)["state"]
+    assert not (tmp_path / "marker").exists()
+    git(tmp_path, "clone", "--quiet", str(repository), "clone")
+    git(tmp_path / "clone", "apply", "--index", str(tmp_path / f"run/sources/{state}.diff"))
+    assert len(tree(repository)) == 6 + len(ODD_NAMES)
+    assert tree(tmp_path / "clone") == tree(repository)
+
+
+def test_only_a_few_small_source_files_that_are_not_of_a_run_are_saved(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mark in ("runs/old/ledger.jsonl", "runs/new/.lock-0", "log/workerlog.0"):
+        (repository / mark).parent.mkdir(parents=True)
+        (repository / mark).touch()
+        (repository / mark).with_name("config.yaml").write_text("a: 1\n")
+    (repository / "log/backup_env.0.json").write_text('{"TOKEN": "secret"}')
+    (repository / "runs/kept.yaml").write_text("a: 1\n")
+    (repository / "backup_env.1.json").write_text('{"TOKEN": "secret"}')
+    (repository / "workerlog.0").touch()  # it does not make all of the repository a run's
+    (repository / "data.bin").touch()
+    (repository / "large.py").write_text("#" * 1_000_001)
+    subprocess.run(["git", "init", "--quiet", "nested"], cwd=repository, check=True)
+    (repository / "nested/inner.py").touch()
+    code = described(repository)
+    assert names_in(patch_of(repository, code)) == ["runs/kept.yaml"]
+    assert code["left_out"] == {
+        "count": 4,
+        "first": ["large.py", "data.bin", "nested/", "workerlog.0"],
+    }
+    for number in range(9):
+        (repository / f"{number}.yaml").touch()
+    (repository / "net.py").touch()
+    monkeypatch.setattr(record, "_FILES", 2)
+    code = described(repository)
+    assert names_in(patch_of(repository, code)) == ["net.py", "0.yaml"]
+    assert code["left_out"]["count"] == 13
+    assert len(code["left_out"]["first"]) == 5
+
+
+def test_too_many_untracked_files_are_not_looked_at(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "train.py").write_text("rate = 2\n")
+    (repository / "new.py").touch()
+    monkeypatch.setattr(record, "_NAMES_CHARACTERS", 5)
+    code = described(repository)
+    assert code["note"] == "untracked files are not looked at: too many"
+    assert names_in(patch_of(repository, code)) == ["train.py"]
+
+
+def test_changes_that_are_too_large_are_not_saved(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "_PATCH_BYTES", 1000)
+    (repository / "train.py").write_text("rate = 3\n" * 200)
+    code = described(repository)
+    assert (code["dirty"], code["state"]) == (True, None)
+    assert code["note"] == "the changes are not saved: the changed files have more than 1000 bytes"
+    (repository / "train.py").write_text("rate = 3\n" * 105)
+    code = described(repository)
+    assert code["note"] == "the changes are not saved: the diff has more than 1000 bytes"
+
+
+def test_the_repository_is_that_of_the_run_whatever_a_git_hook_says(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = new_repository(tmp_path / "other", "other = 1\n")
+    head = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / "no_index"))
+    assert described(repository)["commit"] == head
+
+
+def test_nothing_is_written_to_the_repository(repository: Path) -> None:
+    (repository / "other.py").touch()
+    commit(repository, "two")
+    (repository / "train.py").write_text("rate = 2\n")
+    (repository / "new.py").touch()
+    os.utime(repository / "other.py", (1, 1))  # git would like to note that it is the same
+    before = {path: path.stat().st_mtime_ns for path in repository.rglob("*") if path.is_file()}
+    assert names_in(patch_of(repository, described(repository))) == ["train.py", "new.py"]
+    after = {path: path.stat().st_mtime_ns for path in repository.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_submodule_that_moved_is_saved_and_changes_in_it_are_noted(
+    repository: Path, tmp_path: Path
+) -> None:
+    part = new_repository(tmp_path / "part")
+    git(repository, "submodule", "--quiet", "add", str(part), "a part")
+    commit(repository, "two")
+    git(repository, "config", "diff.submodule", "log")
+    assert not described(repository)["dirty"]
+    inside = repository / "a part/train.py"
+    inside.write_text("rate = 2\n")
+    code = described(repository)
+    assert (code["dirty"], code["state"]) == (True, None)
+    assert code["note"] == "changes in submodules are not saved: a part"
+    git(inside.parent, "commit", "--quiet", "-am", "two")
+    code = described(repository)
+    assert "note" not in code
+    assert f"+Subproject commit {git(inside.parent, 'rev-parse', 'HEAD')}" in patch_of(
+        repository, code
+    )
+
+
+def test_a_worktree_of_a_repository_is_a_work_tree_of_its_own(
+    repository: Path, tmp_path: Path
+) -> None:
+    git(repository, "worktree", "add", "--quiet", "-b", "side", str(tmp_path / "side"))
+    (tmp_path / "side/new.py").touch()
+    assert described(tmp_path / "side")["branch"] == "side"
+    assert described(tmp_path / "side")["dirty"]
+    assert not described(repository)["dirty"]
+
+
+def test_a_conflict_is_saved_as_it_stands(repository: Path) -> None:
+    git(repository, "checkout", "--quiet", "-b", "side")
+    for branch, text in (("side", "rate = 2\n"), ("trunk", "rate = 3\n")):
+        git(repository, "checkout", "--quiet", branch)
+        (repository / "train.py").write_text(text)
+        commit(repository, branch)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(repository, "merge", "side")
+    assert "+<<<<<<< HEAD\n" in patch_of(repository, described(repository))
+
+
+def test_before_the_first_commit_all_is_a_change(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert record.describe(None, tmp_path) == {"note": "not in a git repository"}
+    git(folder, "init", "--quiet", "--initial-branch", "trunk")
+    (folder / "train.py").write_text("rate = 1\n")
+    (folder / "net.py").write_text("size = 2\n")
+    git(folder, "add", "net.py")
+    code = described(folder)
+    note = "the git repository has no commit yet"
+    state = {"dirty": True, "state": code["state"], "note": note}
+    assert code == {"commit": None, "branch": "trunk", **state}
+    assert names_in(patch_of(folder, code)) == ["net.py", "train.py"]
+
+
+def test_without_git_that_is_the_note(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    assert described(repository) == {"note": "git cannot be run: No such file or directory"}
+
+
+def test_why_git_refuses_is_the_note_without_the_path(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"fatal: detected dubious ownership in repository at '{repository}'"
+    stand_in_for_git(tmp_path / "bin", f'echo "{text}" >&2; exit 128', monkeypatch)
+    note = "git refuses: fatal: detected dubious ownership in repository at '.'"
+    assert described(repository) == {"note": note}
+
+
+@pytest.mark.parametrize(
+    ("question", "note"),
+    [
+        ("status", "git took more than 5 s"),
+        ("ls-files", "untracked files are not looked at: git took more than 5 s"),
+        ("diff", "the changes are not saved: git took more than 5 s"),
+    ],
+)
+def test_a_git_that_hangs_is_ended_and_what_it_had_answered_is_noted(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, question: str, note: str
+) -> None:
+    real = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        if question in command:
+            return real(["sleep", "60"], **{**options, "timeout": options["timeout"] / 500})
+        return real(command, **options)
+
+    (repository / "train.py").write_text("rate = 2\n")
+    monkeypatch.setattr(subprocess, "run", run)
+    code = described(repository)
+    assert code["note"] == note
+    assert ("commit" in code) == (question != "status")
+
+
+def test_a_disk_that_is_full_is_a_note_and_leaves_nothing(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device", str(repository))
+
+    (repository / "train.py").write_text("rate = 2\n")
+    monkeypatch.setattr(os, "fsync", full)
+    code = described(repository)
+    assert code["note"] == "the changes are not saved: No space left on device"
+    assert (code["dirty"], code["state"]) == (True, None)
+    assert list((repository.parent / "run/sources").iterdir()) == []
