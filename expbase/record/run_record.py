@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import flatten, load_yaml
-from expbase.logs import json_lines
+from expbase.meter import json_lines
 from expbase.run_dir import CONFIG
 
 LEDGER = "ledger.jsonl"
