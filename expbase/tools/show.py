@@ -480,7 +480,7 @@ def add_parser(tools: Any) -> None:
     form.add_argument("--json", action="store_true", help="all of it as a JSON object, for scripts")
     form.add_argument("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
         help="print a shell script that runs it again (default: 1, the whole run)")  # fmt: skip
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:
