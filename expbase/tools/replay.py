@@ -28,7 +28,7 @@ from expbase.config import ConfigError
 from expbase.processes import LAUNCHER, python
 from expbase.record import crash
 from expbase.record.run_record import LEDGER, last_start, read
-from expbase.run_dir import CONFIG, Output
+from expbase.run_dir import CONFIG, LOCK, Output
 from expbase.state import checkpoint
 from expbase.tools.ls import printable
 from expbase.tools.process import CODES, ended_by_signals, kill
@@ -178,7 +178,8 @@ def _locked(run: Path) -> Iterator[None]:
     """Holds the run's lock: a script that does not call main() would go on with the run itself."""
     directory = Output(run)
     with contextlib.suppress(ConfigError):  # it is in use: then the script cannot have it either
-        directory.lock(rank=0)
+        if (run / LOCK.format(rank=0)).exists():  # nothing is made in the run
+            directory.lock(rank=0)
     try:
         yield
     finally:
