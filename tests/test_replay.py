@@ -50,6 +50,9 @@ class Failing(Tiny):
             raise ValueError("in valid()")
         return {"accuracy": 0.5}
 
+    def on_train_end(self):
+        print("finished:", self.finished)
+
 if __name__ == "__main__":
     if KIND == "by hand":
         args = default_argument_parser().parse_intermixed_args()
@@ -207,13 +210,18 @@ def test_a_failure_of_rank_1_comes_again_on_two_ranks(
 
 
 def test_what_was_repaired_since_passes_and_the_answer_is_1(
-    folder: Path, here: None, capsys: pytest.CaptureFixture[str]
+    folder: Path, here: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = failed(folder, "error")
     (folder / "train.py").write_text(SCRIPT.replace("KIND", "''"))
     before = contents(run)
+    capfd.readouterr()
     assert main(["replay", "runs/a"]) == 1
-    assert "iteration 7 passed without 'ValueError: a sum of" in capsys.readouterr().out
+    shown = capfd.readouterr()
+    assert "iteration 7 passed without 'ValueError: a sum of" in shown.out
+    assert "finished: False" in shown.out
+    assert "[7] saved" in shown.err
+    assert "[8]" not in shown.err
     assert contents(run) == before
     assert not (folder / "after").exists()
 

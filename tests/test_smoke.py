@@ -97,6 +97,7 @@ def test_what_would_fail_after_hours_fails_now(
         main(Tried, argv=[*ALWAYS, "training.monitor=accurcy"])
     shown = capfd.readouterr()
     assert "smoke test passed" not in shown.out
+    assert "after the failure" not in shown.err  # there is nothing to load
     assert "saved and loaded" not in shown.out
     assert left(temporary) == []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -144,19 +146,31 @@ def test_the_cause_of_a_difference_is_named_with_its_iteration(tmp_path: Path, c
     assert cause in found
 
 
-def test_the_first_number_that_differs_is_named_unless_it_is_within_the_tolerance(
+def test_the_first_value_that_differs_is_named_unless_it_is_within_the_tolerance(
     tmp_path: Path,
 ) -> None:
     assert difference(Tiny, tmp_path) == ""
+    args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
+    straight, killed = Side(args, "straight"), Side(args, "killed")
+    values = straight.values()
+    killed.values = lambda: {**values, "values.counters.epoch": 9}  # type: ignore[method-assign]
+    found = first_difference(straight, killed, 0.0)
+    assert found == "values.counters.epoch differs: 2 straight through, 9 after the kills."
+    tensors = straight.tensors()
+    (name,) = [name for name in tensors if name.endswith("model.safetensors: 0.weight")]
+    other = tensors[name].copy()
+    other.data.view("uint8").reshape(-1)[0] ^= 1  # the last bit of the first number
+    killed.tensors = lambda: {**tensors, name: other}  # type: ignore[method-assign]
+    assert first_difference(straight, killed, 0.0) == f"{name} differs."
+    assert first_difference(straight, killed, 0.5) == ""
     path = tmp_path / "killed/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (changed,) = [line for line in lines if line["iteration"] == 7 and "train/loss" in line]
     changed["train/loss"] += 0.25
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
-    sides = Side(args, "straight"), Side(args, "killed")
-    assert first_difference(*sides, 0.0).startswith("train/loss at iteration 7 differs: ")
-    assert first_difference(*sides, 0.5) == ""
+    assert first_difference(straight, killed, 0.0).startswith("train/loss at iteration 7 differs: ")
+    assert first_difference(straight, killed, 0.5) == ""
+    assert first_difference(straight, killed, 0.1).startswith("train/loss at iteration 7 differs: ")
 
 
 def verify(folder: Path, body: str, *words: str) -> int:
@@ -233,7 +247,12 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
         ([__file__, "--output", str(TESTS)], "is not empty; remove it, or name a new one"),
+        ([__file__, "--output", "file"], "--output: file cannot be a directory: File exists"),
+        ([__file__, "--output", "file/x"], "--output: file/x cannot be a directory: Not a dir"),
         ([__file__, "--output", "out", "--kills", "0"], "--kills of 1 or more"),
+        ([__file__, "--output", "out", "--iterations", "9"], "--iterations: 9 given; expected"),
+        ([__file__, "--output", "out", "--nprocs", "0"], "--nprocs: 0 given; expected"),
+        ([__file__, "--output", "out", "--tolerance", "nan"], "--tolerance: nan given; expected"),
     ],
 )
 def test_wrong_words_are_told(
@@ -241,5 +260,31 @@ def test_wrong_words_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
     assert main(["verify", *words]) == 1
     assert text in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_script_that_trains_nothing_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Side, "command", lambda self: ["true"])
+    assert main(["verify", __file__, "--output", str(tmp_path / "out")]) == 1
+    assert f"{__file__}: made no checkpoint in {tmp_path / 'out/straight'}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_verify_that_is_broken_off_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(self: Side, *args: Any) -> bool:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(Side, "command", lambda self: ["sleep", "100"])
+    monkeypatch.setattr(Side, "_wait_for", broken_off)
+    side = Side(argparse.Namespace(output=tmp_path, iterations=40, nprocs=1), "killed")
+    with pytest.raises(SystemExit):
+        side.finish_with_kills(random.Random(0), 1)
+    assert side.process.returncode == -signal.SIGKILL
