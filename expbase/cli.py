@@ -120,7 +120,7 @@ def main(
         argv: The words after the program's name; those of this process by default.
 
     Raises:
-        SystemExit: With the code that DESIGN gives the end of the run, unless that is 0.
+        SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
     """
     parser = parser or default_argument_parser()
     args = parser.parse_intermixed_args(argv)

@@ -27,7 +27,7 @@ UPDATES, VALIDATION_BATCHES = 2, 2
 
 
 class Smoke(ExperimentBase):
-    """Stands in front of an experiment class, shortens its run, and says how it went.
+    """Goes in front of an experiment class, shortens its run, and says how it went.
 
     Raises:
         ConfigError: In `run`: there was nothing to train.

@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.01  # after each update, so that a kill finds even a toy at w
 
 
 class Fingerprints(ExperimentBase):
-    """Stands in front of an experiment class and writes a JSON line for each update.
+    """Goes in front of an experiment class and writes a JSON line for each update.
 
     The fields, in the order in which `verify` asks for causes: `before`: the checksum of each
     model and optimizer before the update; `indices` of the batches that were read; `batches`
@@ -77,7 +77,7 @@ def notes_path(output: Path, rank: int) -> Path:
 
 
 def _encodable(batch: Any) -> Any:
-    """The batch; what cannot be encoded in it is told by its type alone."""
+    """The batch; what cannot be encoded in it is replaced by the name of its type."""
     if isinstance(batch, (list, tuple)):
         return [*map(_encodable, batch)]
     if isinstance(batch, Mapping):

@@ -54,7 +54,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     They may lead process groups of their own, so a signal to one group does not reach them all.
     """
     if process.poll() is None:
-        # Listed before the first one dies: the system gives orphans another parent.
+        # Listed before the first one dies: orphans get another parent.
         parent = psutil.Process(process.pid)
         family = [parent, *parent.children(recursive=True)]
         for member in family:

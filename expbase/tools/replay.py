@@ -79,8 +79,13 @@ def main(args: argparse.Namespace) -> int:
         spec |= {"run": str(run), "copy": str(copy), "pdb": args.pdb, "result": str(result)}
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
         _repeat(spec, program, directory, facts["ranks"])
-        ended = {rank: _read_end(Path(f"{result}_{rank}")) for rank in of_ranks}
-    ended = {rank: text.replace(str(copy), str(run)) for rank, text in ended.items()}
+        ends = {rank: Path(f"{result}_{rank}") for rank in of_ranks}
+        ended = {
+            # As replay_worker.leave writes it. Not every text of an error can be encoded.
+            rank: path.read_bytes().decode("utf-8", "surrogatepass").replace(str(copy), str(run))
+            for rank, path in ends.items()
+            if path.exists()
+        }
     return _judge(of_ranks, ended)
 
 
@@ -123,9 +128,6 @@ def _folder(run: Path, iteration: int | None) -> Path:
     return folder
 
 
-# --- the program -----------------------------------------------------------------------------
-
-
 def _program(run: Path) -> tuple[list[str], Path]:
     """The script with its words, without a launcher, and the directory where it was started.
 
@@ -142,7 +144,11 @@ def _program(run: Path) -> tuple[list[str], Path]:
             f"{run}: its ledger names no script that was started (in a notebook there is none), so "
             "it cannot be started again."
         )
-    for directory in _directories(run, facts.get("directory")):
+    # In the work tree as it was noted, else here.
+    here, noted = Path.cwd(), facts.get("directory")
+    trees = [here, *here.parents, run, *run.parents] if noted is not None else []
+    tops = [path for path in trees if (path / ".git").exists()]
+    for directory in (*(top / str(noted) for top in tops), here):
         if program[0] == "-m" or (directory / program[0]).is_file():
             return _of_one_run(program, run.name), directory
     raise ValueError(
@@ -165,14 +171,6 @@ def _of_one_run(program: list[str], name: str) -> list[str]:
     return [*program, "--only", name] if is_ours else program
 
 
-def _directories(run: Path, relative: str | None) -> list[Path]:
-    """Where the script may have been started: in the work tree as noted, else here."""
-    here = Path.cwd()
-    trees = [path for start in (here, run) for path in (start, *start.parents)]
-    tops = [path for path in trees if (path / ".git").exists()]
-    return [*((top / relative) for top in tops if relative is not None), here]
-
-
 @contextlib.contextmanager
 def _locked(run: Path) -> Iterator[None]:
     """Holds the run's lock: a script that does not call main() would go on with the run itself."""
@@ -184,9 +182,6 @@ def _locked(run: Path) -> Iterator[None]:
         yield
     finally:
         directory.release()
-
-
-# --- the copy --------------------------------------------------------------------------------
 
 
 def _copy(run: Path, copy: Path, name: str | None) -> None:
@@ -210,9 +205,6 @@ def _copy(run: Path, copy: Path, name: str | None) -> None:
         shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=_link)
     except checkpoint.CheckpointError as error:
         raise ValueError(f"{error} The failure cannot be repeated without it.") from error
-    except OSError as error:
-        why = error.strerror or error.args[0][0][-1]  # of the first file that failed
-        raise ValueError(f"{source}: cannot be copied to {copy}: {why}.") from error
 
 
 def _link(source: str, target: str) -> None:
@@ -222,32 +214,24 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-# --- the answer ------------------------------------------------------------------------------
-
-
-def _read_end(path: Path) -> str:
-    """How a rank ended, as `replay_worker.leave` wrote it."""
-    if not path.exists():
-        return "the process ended by itself"
-    return path.read_bytes().decode("utf-8", "surrogatepass")
-
-
 def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) -> int:
     """Says how each rank ended that had failed; 0 if one of them did in the same way."""
-    same = False
+    code = 1
     for rank, facts in of_ranks.items():
         where = f"rank {rank}, " if facts["ranks"] > 1 else ""
-        if _is_same(ended[rank], facts["error"]):
-            same = True
-            _say(f"{where}the same error at iteration {facts['iteration']}: {facts['error']}")
-        elif not ended[rank]:
+        iteration, error = facts["iteration"], facts["error"]
+        end = ended.get(rank, "the process ended by itself")
+        if _is_same(end, error):
+            code = 0
+            _say(f"{where}the same error at iteration {iteration}: {error}")
+        elif not end:
             _say(
-                f"{where}iteration {facts['iteration']} passed without {facts['error']!r}: the "
-                "failure is not repeatable, or code, data or the machine were changed since"
+                f"{where}iteration {iteration} passed without {error!r}: the failure is not "
+                "repeatable, or code, data or the machine were changed since"
             )
         else:
-            _say(f"{where}another end: {ended[rank]}; expected {facts['error']!r}")
-    return 0 if same else 1
+            _say(f"{where}another end: {end}; expected {error!r}")
+    return code
 
 
 def _is_same(text: str, error: str) -> bool:

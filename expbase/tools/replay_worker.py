@@ -43,7 +43,7 @@ def read_spec() -> dict[str, Any]:
 
 
 class Repeated(ExperimentBase):
-    """Stands in front of an experiment class: works on the copy, and ends after the iteration.
+    """Goes in front of an experiment class: works on the copy, and ends after the iteration.
 
     Raises:
         ValueError: The script makes another run than the one that failed.
@@ -77,12 +77,12 @@ class Repeated(ExperimentBase):
     def log(self, mapping: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
         """Logs; for a debugger it raises here what a run finds out when it writes a line."""
         super().log(mapping, **scalars)
-        failed_so = self.replay_spec["error"].startswith(NonFiniteError.__name__)
-        if not self.replay_spec["pdb"] or not failed_so or self.phase != "train":
+        spec = self.replay_spec
+        if not spec["pdb"] or not spec["error"].startswith(NonFiniteError.__name__):
             return
         for name, value in {**(mapping or {}), **scalars}.items():
             number = distributed.number(value)
-            if not math.isfinite(number):
+            if self.phase == "train" and not math.isfinite(number):
                 raise NonFiniteError(f"not finite: {name}={number} at iteration {self.iteration}.")
 
     def run(self) -> None:

@@ -3,7 +3,7 @@
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every tensor, counter, random state and logged number. The
 script must take expbase's options (`main(Experiment)`, or `default_argument_parser()`); the likely
-cause of a difference is named only if it makes its run by `main`. What stands after -- goes to it.
+cause of a difference is named only if it calls `main`. The words after -- are for the script.
 """
 
 from __future__ import annotations
@@ -61,13 +61,7 @@ def add_parser(tools: Any) -> None:
     add("script", type=Path, help="your train.py")
     add("--config", metavar="FILE", help="its config file")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
-    add(
-        "--iterations",
-        type=int,
-        default=40,
-        metavar="N",
-        help="of each run, training.max_iteration for it (default: 40)",
-    )
+    add("--iterations", type=int, default=40, metavar="N", help="of each run (default: 40)")
     add("--kills", type=int, default=6, metavar="K", help="how often to kill (default: 6)")
     add("--nprocs", type=int, default=1, metavar="P", help="processes of each run (default: 1)")
     add("--device", default="cpu", metavar="NAME", help="default: cpu")
@@ -97,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if difference := first_difference(straight, killed, args.tolerance):
         print(f"NOT IDENTICAL: {difference}")
         return 1
-    if straight.values().get("values.counters.epoch", 2) < 2:
+    if straight.values()["counters"]["epoch"] < 2:
         print("note: within one epoch; more --iterations would prove more")
     compared = f"{len(straight.tensors())} tensors, {len(straight.logged())} logged numbers"
     print(f"identical: {args.iterations} iterations, {sum(counts.values())} kills, {compared}")
@@ -119,12 +113,11 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: {value} given; expected --{name} of {least} or more.")
     try:
         args.output.mkdir(parents=True, exist_ok=True)
-        is_empty = not any(args.output.iterdir())
     except OSError as error:
         raise ValueError(
             f"--output: {args.output} cannot be a directory: {error.strerror}; expected a new one."
         ) from error
-    if not is_empty:
+    if any(args.output.iterdir()):
         raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
 
 
@@ -159,14 +152,10 @@ class Side:
         args = self._args
         words = ["--config", args.config] if args.config else []
         words += ["--output", str(self.directory), "--device", args.device, *args.words]
-        words += [
-            f"training.max_iteration={args.iterations}",
-            "training.max_epoch=0",
-            "training.log_interval=1",
-            f"training.save_interval={self.save_interval}",
-            f"training.valid_interval={self.valid_interval}",
-            "training.keep_last=0",
-        ]
+        training = {"max_iteration": args.iterations, "max_epoch": 0, "log_interval": 1}
+        training |= {"save_interval": self.save_interval, "keep_last": 0}
+        training |= {"valid_interval": self.valid_interval}
+        words += [f"training.{name}={value}" for name, value in training.items()]
         started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
         tracer = str(Path(__file__).with_name("fingerprints.py"))
         return [*started, tracer, str(args.script.absolute()), *words]
@@ -251,8 +240,6 @@ class Side:
             return trained % self.valid_interval == 0 and validated < trained
         return True
 
-    # What it left
-
     def tensors(self) -> dict[str, Array]:
         """All tensors of the last checkpoint, by file and name."""
         contents = checkpoint.read(checkpoint.find(self.directory))
@@ -264,9 +251,9 @@ class Side:
         }
 
     def values(self) -> dict[str, Any]:
-        """All values of the last checkpoint's state.json, by their place in it."""
-        text = (checkpoint.find(self.directory) / STATE_FILE).read_text()
-        return dict(_flat(json.loads(text), ""))
+        """All values of the last checkpoint's state.json, by the name of their section."""
+        state = json.loads((checkpoint.find(self.directory) / STATE_FILE).read_bytes())
+        return {**state, **state.pop("values")}
 
     def logged(self) -> dict[str, Any]:
         """All logged numbers but times and speeds, by name and iteration, in their order."""
@@ -350,16 +337,3 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
         return bool(tolerance) and bool(np.allclose(one, other, rtol=0, atol=tolerance))
     are_numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
     return bool(one == other or (are_numbers and abs(one - other) <= tolerance))
-
-
-def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """The values in nested mappings and lists, by their place; plain lists stay whole."""
-    if isinstance(value, dict):
-        items = [*value.items()]
-    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
-        items = [*enumerate(value)]
-    else:
-        yield place, value
-        return
-    for key, item in items:
-        yield from _flat(item, f"{place}.{key}" if place else str(key))
