@@ -9,6 +9,7 @@ cause of a difference is named only if it calls `main`. The words after -- are f
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
@@ -305,8 +306,10 @@ def first_difference(straight: Side, killed: Side, tolerance: float) -> str:
 def _difference_in_notes(straight: Side, killed: Side) -> str:
     """The first fingerprint of an update that differs, over all ranks; empty if none does."""
     found: list[tuple[int, int, str]] = []
-    for rank in range(straight._args.nprocs):
-        expected = {note["iteration"]: note for note in straight.notes(rank)}
+    for rank in itertools.count():
+        if not (notes := straight.notes(rank)):
+            break  # there are no more ranks
+        expected = {note["iteration"]: note for note in notes}
         for note in killed.notes(rank):
             reference = expected.get(note["iteration"], {})
             for order, (name, cause) in enumerate(_CAUSES.items()):
