@@ -12,7 +12,7 @@ from expbase.tools import board, ls, plot, replay, show, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one tool; gives its exit code."""
+    """Runs one tool; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
     for tool in (runner, board, ls, plot, show, replay, verify):
@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, head say, has enough
+    except BrokenPipeError:  # the reader, head say, reads no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
-    except args.slips as error:  # of the person who called; anything else shows its traceback
+    except args.user_errors as error:  # anything else shows its traceback
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1
     return code

@@ -83,8 +83,9 @@ def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:
-    positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return positional and parameter.default is inspect.Parameter.empty
+    # Before a slash, as in log(self, mapping=None, /), even self is positional only.
+    positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    return positional and parameter.default is parameter.empty
 
 
 def check_names(attributes: Iterable[str], base: type) -> None:

@@ -6,6 +6,12 @@ left to paddle (`paddle.distributed.launch`, or its `spawn` for `--nprocs`).
 
     if __name__ == "__main__":
         main(Experiment)
+
+Here is also the one way in which a tool changes what an experiment does: a mixin that `main` puts
+in front of the class.
+
+    with put_in_front(Fingerprints):
+        main(Experiment)
 """
 
 from __future__ import annotations
@@ -15,19 +21,47 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed
+from expbase import distributed, launch
 from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
 from expbase.experiment import ExperimentBase
-from expbase.launch import spawn
 from expbase.meter import json_value
 from expbase.run_dir import CONFIG
-from expbase.smoke import smoke
+from expbase.smoke import Smoke
 from expbase.state.checkpoint import CheckpointError, name_of
 from expbase.state.weights import WeightsError
+
+_OPTIONS = {
+    "--config": ("FILE", "YAML file that changes default values"),
+    "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
+    "--output": (
+        "DIR",
+        "directory of the run; {key} is replaced by a config value: runs/lr{optim.lr}",
+    ),
+    "--checkpoint_path": (
+        "DIR",
+        "a checkpoint of another run to continue from, with its whole state",
+    ),
+    "--init_model_path": ("PATH", "weights to start from, weights only"),
+    "--device": ("NAME", "cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)"),
+}
+_SWITCHES = {
+    "--init_partial": "take of --init_model_path what fits",
+    "--fresh": "move what is in the output directory aside first",
+    "--force": "go on although the config differs from the run's",
+    "--print_config": "print the resolved config and end",
+    "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load, "
+    "in a temporary directory",
+}
+_INSPECTIONS = {
+    "--evaluate": "validate best, last or an iteration on self.test_loader, else self.valid_loader",
+    "--export": "write self.model of best, last or an iteration for inference, into DIR/export",
+}
+# The mixins of the tools, the outermost one first. Empty but for a block of `put_in_front`.
+_in_front: list[type] = []
 
 
 class Paragraphs(argparse.HelpFormatter):
@@ -50,58 +84,25 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
         "143 SIGTERM or SIGUSR1",
     )
-    add = parser.add_argument
-    add("--config", metavar="FILE", help="YAML file that changes default values")
-    add("--data", metavar="PATH", help="the data, for the experiment's own use (self.args.data)")
-    add(
-        "--output",
-        metavar="DIR",
-        help="directory of the run; {key} is replaced by a config value: runs/lr{optim.lr}",
+    for option, (metavar, text) in _OPTIONS.items():
+        parser.add_argument(option, metavar=metavar, help=text)
+    parser.add_argument(
+        "--nprocs", type=count, default=1, metavar="N", help="processes on this machine"
     )
-    add(
-        "--checkpoint_path",
-        metavar="DIR",
-        help="a checkpoint of another run to continue from, with its whole state",
-    )
-    add("--init_model_path", metavar="PATH", help="weights to start from, weights only")
-    add("--init_partial", action="store_true", help="take of them what fits")
-    add(
-        "--device",
-        metavar="NAME",
-        help="cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)",
-    )
-    add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
-    add("--fresh", action="store_true", help="move what is in the output directory aside first")
-    add("--force", action="store_true", help="go on although the config differs from the run's")
-    add("--print_config", action="store_true", help="print the resolved config and end")
-    add(
-        "--smoke",
-        action="store_true",
-        help="try it before a long run: two updates, a save, a load, two batches of validation, in "
-        "a temporary directory",
-    )
-    look = parser.add_argument_group(
+    for option, text in _SWITCHES.items():
+        parser.add_argument(option, action="store_true", help=text)
+    inspection = parser.add_argument_group(
         "looking at a run", "It may be running. Its own config holds, but for --config and --opts."
     ).add_mutually_exclusive_group()
-    look.add_argument(
-        "--evaluate",
-        metavar="CHECKPOINT",
-        help="validate best, last or an iteration on self.test_loader, else self.valid_loader",
-    )
-    look.add_argument(
-        "--export",
-        metavar="CHECKPOINT",
-        help="write self.model of best, last or an iteration for inference, into DIR/export",
-    )
-    add(
-        "--opts",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="KEY VALUE",
+    for option, text in _INSPECTIONS.items():
+        inspection.add_argument(option, metavar="CHECKPOINT", help=text)
+    parser.add_argument(
+        "--opts", action="extend", nargs="+", default=[], metavar="KEY VALUE",
         help="config values: optim.lr 0.1 training.seed 3 (or KEY=VALUE)",
+    )  # fmt: skip
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values"
     )
-    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values")
     return parser
 
 
@@ -114,12 +115,12 @@ def main(
     """Runs an experiment class from the command line.
 
     Args:
-        experiment: The class; its `default_config()` gives the defaults.
+        experiment: The class; its `default_config()` returns the defaults.
         parser: `default_argument_parser()`, or it with options added.
         argv: The words after the program's name; those of this process by default.
 
     Raises:
-        SystemExit: With the code that DESIGN gives the end of the run, unless that is 0.
+        SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
     """
     parser = parser or default_argument_parser()
     args = parser.parse_intermixed_args(argv)
@@ -132,26 +133,34 @@ def main(
             raise ConfigError("--output: not given; expected the directory of the run.")
         args.output = fill_in(args.output or "", config)
         if args.evaluate is not None or args.export is not None:
-            for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
-                if getattr(args, option):
-                    raise ConfigError(
-                        f"--{option}: given with --evaluate or --export, which only look at a run."
-                    )
-            for option in ("evaluate", "export"):
-                which = getattr(args, option)
-                if which is not None and not re.fullmatch("best|last|[0-9]+", which):
-                    raise ConfigError(
-                        f"--{option}: {which!r} given; expected best, last or an iteration."
-                    )
+            _check_inspection(args)
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
-    if args.nprocs > 1 and distributed.world_size() == 1:
-        words = (experiment, config, args, parser.prog)
-        if code := spawn(_run, words, args.nprocs, args.device):
-            sys.exit(code)
-    else:
-        _run(experiment, config, args, parser.prog)
+    with put_in_front(Smoke) if args.smoke else contextlib.nullcontext():
+        if args.nprocs > 1 and distributed.world_size() == 1:
+            words = (experiment, config, args, parser.prog)
+            if code := spawn(_run, words, args.nprocs, args.device):
+                sys.exit(code)
+        else:
+            _run(experiment, config, args, parser.prog)
+
+
+def _check_inspection(args: argparse.Namespace) -> None:
+    """Checks the options that go with --evaluate and --export.
+
+    Raises:
+        ConfigError: One of them is for training, or no checkpoint has such a name.
+    """
+    for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
+        if getattr(args, option):
+            raise ConfigError(
+                f"--{option}: given with --evaluate or --export, which only look at a run."
+            )
+    for option in ("evaluate", "export"):
+        which = getattr(args, option)
+        if which is not None and not re.fullmatch("best|last|[0-9]+", which):
+            raise ConfigError(f"--{option}: {which!r} given; expected best, last or an iteration.")
 
 
 def load_config(
@@ -199,36 +208,32 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
 def _run(
     experiment: type[ExperimentBase], config: Config, args: argparse.Namespace, prog: str
 ) -> None:
-    with plainly(prog):
-        _train_or_look(experiment, config, args)
+    with report_user_errors(prog):
+        exp = with_tools(experiment)(config, args)
+        exp.setup()
+        if args.evaluate is None and args.export is None:
+            return exp.run()
+        with exp.closing():
+            _inspect(exp, args)
 
 
 @contextlib.contextmanager
-def plainly(prog: str) -> Iterator[None]:
-    """Has a person's slip end in a line, on one rank; the log has the traceback."""
+def report_user_errors(prog: str) -> Iterator[None]:
+    """Makes a user's mistake end the process with one line, on one rank; the log has the traceback.
+
+    Args:
+        prog: The name of the program, with which the line begins.
+    """
     try:
         yield
     except (ConfigError, CheckpointError, WeightsError) as error:
         sys.exit(f"{prog}: error: {error}" if distributed.rank() == 0 else 1)
     except distributed.RankZeroError:
-        sys.exit(1)  # it has said it
+        sys.exit(1)  # rank 0 has reported it
 
 
-def _train_or_look(
-    experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
-) -> None:
-    if args.smoke:
-        return smoke(experiment, config, args)
-    exp = experiment(config, args)
-    exp.setup()
-    if args.evaluate is not None or args.export is not None:
-        with exp.closing():
-            _look(exp, args)
-    else:
-        exp.run()
-
-
-def _look(exp: ExperimentBase, args: argparse.Namespace) -> None:
+def _inspect(exp: ExperimentBase, args: argparse.Namespace) -> None:
+    """Evaluates or exports a checkpoint, and prints what was found as one line of JSON."""
     exp.load_checkpoint(args.export if args.evaluate is None else args.evaluate)
     found: dict[str, Any] = {"iteration": exp.iteration, "epoch": exp.epoch}
     if args.evaluate is not None:
@@ -248,3 +253,49 @@ def count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} given; expected 1 or more")
     return int(text)
+
+
+# --- the tools' way into an experiment -------------------------------------------------------
+
+
+@contextlib.contextmanager
+def put_in_front(mixin: type[ExperimentBase]) -> Iterator[None]:
+    """Within the block `main` and the runner put a mixin in front of the experiment's class.
+
+    The tools change an experiment in this way alone: what the mixin does is what a subclass could
+    do, by overrides, listeners and public attributes. A script that makes its experiment without
+    `main` is not reached.
+
+    Args:
+        mixin: A class that can be imported by its name: the processes of `--nprocs` import it.
+    """
+    _in_front.insert(0, mixin)
+    try:
+        yield
+    finally:
+        _in_front.remove(mixin)
+
+
+def with_tools(experiment: type[ExperimentBase]) -> type[ExperimentBase]:
+    """The class with the mixins of `put_in_front` before it, under its own name.
+
+    Args:
+        experiment: The user's class; it is returned as it is where there is no mixin.
+    """
+    if not _in_front:
+        return experiment
+    return type(
+        experiment.__name__, (*_in_front, experiment), {"__module__": experiment.__module__}
+    )
+
+
+def spawn(
+    function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
+) -> int:
+    """`launch.spawn`; what is put in front here is put in front in the processes, too."""
+    return launch.spawn(_spawned, (tuple(_in_front), function, args), nprocs, device)
+
+
+def _spawned(mixins: Sequence[type], function: Callable[..., object], args: Sequence[Any]) -> None:
+    _in_front[:] = mixins  # a spawned process has imported this module anew: the list is empty
+    function(*args)

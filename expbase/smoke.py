@@ -1,31 +1,49 @@
-"""`--smoke`: whether an experiment gets through a whole life, in seconds, before a long run.
+"""`--smoke`: takes an experiment through a whole life in seconds, before a long run.
 
-Setup, two updates, a save, a load and two batches of validation, in a temporary directory that is
-gone afterwards. The config holds but for training.log_interval, so schedules are as long as they
-will be. Training counts as broken off: what on_train_end does `if self.finished` is not tried, and
-whether a resumed run has the same bits is shown by `python -m expbase verify`.
+Setup, two updates, two batches of validation, a save and a load, in a temporary directory that is
+removed afterwards. Of the config only the intervals of logging, validating and saving are changed,
+so schedules are as long as they will be. Training counts as broken off: what on_train_end does
+`if self.finished` is not tried, and whether a resumed run has the same bits is shown by
+`python -m expbase verify`.
+
+    with put_in_front(Smoke):
+        main(Experiment)
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, complete
+from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.meter import line
 
 UPDATES, VALIDATION_BATCHES = 2, 2
 
 
-class _Trial(ExperimentBase):
-    """Goes before an experiment class, and ends its training early."""
+class Smoke(ExperimentBase):
+    """Goes in front of an experiment class, shortens its run, and says how it went.
 
-    trial_updates = 0
+    Raises:
+        ConfigError: In `run`: there was nothing to train.
+    """
+
+    smoke_updates = 0
+    smoke_is_trained = False
+
+    def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="expbase-smoke-")
+        output = str(Path(folder.name) / "run")
+        config = complete(config)
+        # Of two iterations in a row one is even: wherever training begins, both happen.
+        config.training.update(log_interval=1, valid_interval=UPDATES, save_interval=UPDATES)
+        super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))
+        self.smoke_folder = folder
 
     @property
     def finished(self) -> bool:
@@ -35,40 +53,36 @@ class _Trial(ExperimentBase):
     def train_batch(self) -> None:
         """One update, and no more than a few."""
         super().train_batch()
-        self.trial_updates += 1
-        if self.trial_updates == UPDATES:
+        self.smoke_updates += 1
+        if self.smoke_updates == UPDATES:
             self.stop("--smoke, which needs no more updates", on_all_ranks=True)
 
-    def _train_with_events(self) -> None:
-        self._evaluation.limit = VALIDATION_BATCHES
-        super()._train_with_events()
-        self.save()
-        self.load_checkpoint("last")
-        self._validate()
+    def valid_batches(self, loader: Any = None) -> Iterator[Any]:
+        """The first batches alone."""
+        return itertools.islice(super().valid_batches(loader), VALIDATION_BATCHES)
 
+    def train(self) -> None:
+        """Trains, and notes that it went well."""
+        super().train()
+        self.smoke_is_trained = True
 
-def smoke(experiment: type[ExperimentBase], config: Mapping[str, Any], args: Any) -> None:
-    """Tries an experiment.
+    @on("on_train_end")
+    def load_smoke_checkpoint(self) -> None:
+        """Loads what training has saved; not after a failure, when this event comes, too."""
+        if self.smoke_is_trained:
+            self.load_checkpoint("last")
 
-    Raises:
-        ConfigError: There was nothing to train.
-        BaseException: Whatever the experiment raised.
-    """
-    trial = type(experiment.__name__, (_Trial, experiment), {})
-    config = complete(config)
-    config.training.log_interval = 1
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="expbase-smoke-") as folder:
-        output = Path(folder) / "run"
-        exp = trial(config, argparse.Namespace(**{**vars(args), "output": str(output)}))
-        exp.setup()
-        exp.run()
-        size = sum(path.stat().st_size for path in exp.checkpoint_dir.rglob("*") if path.is_file())
-    if not exp.trial_updates:
-        raise ConfigError(f"--smoke: made no update; training ended at {exp.iteration} already.")
-    if exp.rank == 0:
-        print(
-            f"smoke test passed in {time.perf_counter() - began:.1f} s: "
-            f"{exp.trial_updates} updates, {size / 1e6:.1f} MB saved and loaded, validated: "
-            f"{line(exp.iteration, exp._results)}"
-        )
+    def run(self) -> None:
+        """Runs, and says on rank 0 that it went well."""
+        super().run()
+        if not self.smoke_updates:
+            raise ConfigError(f"--smoke: made no update; training ended at {self.iteration}.")
+        if self.rank == 0:
+            print(f"smoke test passed: {self.smoke_updates} updates, validated, saved and loaded")
+
+    def close(self) -> None:
+        """Closes, and removes the directory."""
+        try:
+            super().close()
+        finally:
+            self.smoke_folder.cleanup()

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, main
-from expbase.cli import fill_in, load_config
+from expbase import (
+    Config,
+    ConfigError,
+    ExperimentBase,
+    cli,
+    default_argument_parser,
+    distributed,
+    main,
+)
+from expbase.cli import fill_in, load_config, put_in_front, report_user_errors, with_tools
 from expbase.config import load_yaml
+from expbase.state.checkpoint import CheckpointError
 
 
 class Demo(ExperimentBase):
@@ -109,7 +120,7 @@ def test_options_reach_the_training_keys_that_the_defaults_leave_out(
         (["--output", "runs/{optim.rl}"], "--output: {optim.rl} names no config value; expected"),
     ],
 )
-def test_a_slip_is_answered_with_one_line_and_code_1(words: list[str], answer: str) -> None:
+def test_a_mistake_is_answered_with_one_line_and_code_1(words: list[str], answer: str) -> None:
     parser = default_argument_parser()
     parser.prog = "train.py"
     with pytest.raises(SystemExit) as caught:
@@ -147,3 +158,76 @@ def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixtur
     parser.add_argument("--note")
     main(Demo, parser=parser, argv=["--note", "x", "--print_config"])
     assert "optim:" in capsys.readouterr().out
+
+
+# --- mixins in front -------------------------------------------------------------------------
+
+
+class Outer(ExperimentBase):
+    """What a tool puts in front."""
+
+    def setup(self) -> None:
+        print("outer")
+        super().setup()
+
+
+class Inner(ExperimentBase):
+    """Another one."""
+
+    def setup(self) -> None:
+        print("inner")
+        super().setup()
+
+
+class Silent(Demo):
+    """One without the four methods' work; its setup and run end at once."""
+
+    setup_dataloader = setup_model = train_batch = valid = lambda self: None
+
+    def setup(self) -> None:
+        print(type(self).__name__, type(self).__module__ == __name__)
+
+    def run(self) -> None:
+        print("run")
+
+
+def test_main_runs_the_class_with_the_mixins_in_front_and_only_in_their_block(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with put_in_front(Inner), put_in_front(Outer):
+        main(Silent, argv=["--output", "run"])
+    assert capsys.readouterr().out.split() == ["outer", "inner", "Silent", "True", "run"]
+    assert with_tools(Silent) is Silent
+    with pytest.raises(KeyError), put_in_front(Outer):
+        raise KeyError
+    assert with_tools(Silent) is Silent
+
+
+def test_the_processes_of_nprocs_have_the_mixins_in_front(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def spawn(function: Any, args: Any, nprocs: int, device: str | None) -> int:
+        started.append(pickle.dumps((function, args)))  # a process is given no more than this
+        return 7
+
+    monkeypatch.setattr(launch, "spawn", spawn)
+    monkeypatch.setattr(cli, "_in_front", [])
+    with pytest.raises(SystemExit, match="7"), put_in_front(Outer):
+        main(Silent, argv=["--output", "run", "--nprocs", "2"])
+    assert capsys.readouterr().out == ""
+    function, args = pickle.loads(started[0])
+    function(*args)
+    assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
+
+
+@pytest.mark.parametrize("error", [ConfigError("wrong"), CheckpointError("wrong")])
+def test_a_users_mistake_is_one_line_on_rank_0_and_a_bare_code_on_the_others(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, code in ((0, "train.py: error: wrong"), (1, 1)):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        with pytest.raises(SystemExit) as caught, report_user_errors("train.py"):
+            raise error
+        assert caught.value.code == code

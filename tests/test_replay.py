@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import paddle
@@ -15,13 +17,16 @@ import pytest
 from terminal import terminal
 from tiny import TESTS, Tiny, trained
 
+from expbase.__main__ import main
 from expbase.record import crash
+from expbase.tools import replay, replay_worker
+from expbase.tools.process import run_program
 
 SCRIPT = """
-import paddle
-from paddle import Tensor
+import pathlib
 from tiny import Tiny
-from expbase import main
+from expbase import default_argument_parser, main
+from expbase.cli import load_config
 
 class Failing(Tiny):
     def train_batch(self):
@@ -38,36 +43,89 @@ class Failing(Tiny):
         if KIND == "shape" and self.iteration == 7:
             self.model(points[:, :2])
         if KIND == "rank 1" and self.iteration == 7 and self.rank == 1:
-            raise ValueError(f"a sum of {float(points.sum())!r}")
+            raise ValueError("on rank 1")
 
     def valid(self):
         if KIND == "valid" and self.iteration == 7:
             raise ValueError("in valid()")
         return {"accuracy": 0.5}
 
+    def on_train_end(self):
+        print("finished:", self.finished)
+
 if __name__ == "__main__":
+    if KIND == "by hand":
+        args = default_argument_parser().parse_intermixed_args()
+        exp = Failing(load_config(Failing, args), args)
+        exp.setup()
+        exp.run()
     main(Failing)
+    pathlib.Path("after").write_text("what the script does with a trained model")
 """
 TRAINING = ["max_iteration=20", "save_interval=3", "log_interval=2", "valid_interval=7"]
 
 
-def call(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", **environment},
-    )  # fmt: skip
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, which is the current one; scripts in it find the helpers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "orig_argv", [])
+    return tmp_path
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes replay run the worker in this process."""
+
+    class Left(BaseException):
+        """The process would end here."""
+
+    class Worker:
+        """In place of the worker's process."""
+
+        def __init__(self, words: Sequence[str], cwd: Path) -> None:
+            monkeypatch.chdir(cwd)
+            monkeypatch.setattr(sys, "argv", [*words[1:]])
+            monkeypatch.setattr(replay_worker.Repeated, "was_made", False)
+            with pytest.raises(Left):
+                replay_worker.main()
+
+        def wait(self) -> int:
+            return 0
+
+        poll = wait
+
+    def leave(ended: str, code: int) -> None:
+        if not left:  # a process leaves once; here it goes through the worker's own `except`
+            left.append(ended)
+            write_and_leave(ended, code)
+        raise Left
+
+    left: list[str] = []
+    write_and_leave = replay_worker.leave
+    monkeypatch.setenv("EXPBASE_REPLAY", "")  # restored, whatever the worker sets
+    monkeypatch.setattr(replay_worker.os, "_exit", lambda code: None)
+    monkeypatch.setattr(replay_worker, "leave", leave)
+    monkeypatch.setattr(replay, "subprocess", SimpleNamespace(Popen=Worker))
 
 
 def failed(folder: Path, kind: str, *words: str) -> Path:
     """The output of a run that failed at iteration 7 (8, where it logs, if not finite)."""
     (folder / "train.py").write_text(SCRIPT.replace("KIND", repr(kind)))
     settings = [f"training.{word}" for word in TRAINING]
-    options = ["--output", "runs/a", "--device=cpu", *settings, *words]
-    result = call("train.py", *options, folder=folder)
-    assert result.returncode == 1, result.stderr
-    if kind != "rank 1":
-        assert "to see it fail again: python -m expbase replay runs/a" in result.stderr
+    start(["train.py", "--output", "runs/a", "--device=cpu", *settings, *words])
     return folder / "runs/a"
+
+
+def start(program: list[str]) -> None:
+    """Runs what the interpreter would be given, in this process, until it fails."""
+    sys.orig_argv[:] = [sys.executable, *program]
+    with pytest.raises((ArithmeticError, ValueError)):
+        run_program(program)
 
 
 def contents(run: Path) -> dict[str, str]:
@@ -78,95 +136,141 @@ def contents(run: Path) -> dict[str, str]:
     }
 
 
-def replay(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    temporary = folder / "temporary"
-    temporary.mkdir(exist_ok=True)
-    result = call("-m", "expbase", "replay", *words, folder=folder, TMPDIR=str(temporary))
-    assert list(temporary.iterdir()) == []
-    return result
-
-
-def test_a_failure_leaves_its_batch_traceback_and_checkpoint(tmp_path: Path) -> None:
-    failed(tmp_path, "error")
-    folder = tmp_path / "runs/a/crash/iteration-7"
-    facts = crash.read(folder)[0]
-    arrays = paddle.load(str(folder / "batch_0.safetensors"), safetensors=True)
+def test_a_failure_leaves_its_batch_traceback_and_checkpoint(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failed(folder, "error")
+    assert "to see it fail again: python -m expbase replay runs/a" in capfd.readouterr().err
+    left = folder / "runs/a/crash/iteration-7"
+    facts = crash.read(left)[0]
+    arrays = paddle.load(str(left / "batch_0.safetensors"), safetensors=True)
     assert facts["error"] == f"ValueError: a sum of {float(arrays['0'].sum())!r}"
     assert facts["checkpoint"] == "step-00000006"
     assert (facts["phase"], facts["epoch"], facts["batch_in_epoch"]) == ("train", 1, 7)
     assert len(facts["samples"]) == 4
     assert facts["batch"] == ["float32 [4, 4]", "int64 [4]"]
     assert sorted(arrays) == ["0", "1"]
-    text = (folder / "traceback_0.txt").read_text()
-    assert 'raise ValueError(f"a sum of' in text
+    assert 'raise ValueError(f"a sum of' in (left / "traceback_0.txt").read_text()
 
 
-@pytest.mark.parametrize(("kind", "iteration"), [("error", 7), ("nan", 8), ("valid", 7)])
-def test_a_failure_comes_again_and_the_run_stays_as_it_is(
-    tmp_path: Path, kind: str, iteration: int
+def test_a_failure_comes_again_in_a_process_of_its_own_and_the_run_stays_as_it_is(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = failed(tmp_path, kind)
+    run = failed(folder, "error")
     before = contents(run)
-    result = replay(tmp_path, "runs/a")
-    assert result.returncode == 0, result.stderr + result.stdout
-    error = crash.read(crash.newest(run) or run)[0]["error"]
-    assert f"replay: the same error at iteration {iteration}: {error}" in result.stdout
-    assert "replay: from step-00000006 to" in result.stdout
+    (folder / "temporary").mkdir()
+    monkeypatch.setattr(replay.tempfile, "tempdir", str(folder / "temporary"))
+    capfd.readouterr()
+    assert main(["replay", "runs/a"]) == 0
+    captured = capfd.readouterr()
+    error = crash.read(run / "crash/iteration-7")[0]["error"]
+    assert f"replay: the same error at iteration 7: {error}" in captured.out
+    assert "replay: from step-00000006 to" in captured.out
+    assert "to see it fail again" not in captured.err  # of the copy
+    assert contents(run) == before
+    assert list((folder / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "iteration"), [("nan", 8), ("valid", 7)])
+def test_a_failure_outside_of_train_batch_comes_again(
+    folder: Path, here: None, capsys: pytest.CaptureFixture[str], kind: str, iteration: int
+) -> None:
+    run = failed(folder, kind)
+    before = contents(run)
+    assert main(["replay", "runs/a"]) == 0
+    assert f"replay: the same error at iteration {iteration}: " in capsys.readouterr().out
     assert contents(run) == before
 
 
 def test_a_failure_before_the_first_checkpoint_comes_again_from_the_beginning(
-    tmp_path: Path,
+    folder: Path, here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed(tmp_path, "error", "training.save_interval=0")
-    result = replay(tmp_path, "runs/a")
-    assert result.returncode == 0, result.stderr
-    assert "from the beginning to iteration 7" in result.stdout
+    failed(folder, "error", "training.save_interval=0")
+    assert main(["replay", "runs/a"]) == 0
+    assert "from the beginning to iteration 7" in capsys.readouterr().out
 
 
-def test_a_failure_of_rank_1_comes_again_on_two_ranks(tmp_path: Path) -> None:
-    failed(tmp_path, "rank 1", "--nprocs", "2")
-    assert (tmp_path / "runs/a/crash/iteration-7/batch_1.safetensors").exists()
-    result = replay(tmp_path, "runs/a")
-    assert result.returncode == 0, result.stderr + result.stdout
-    assert "rank 1, the same error at iteration 7: ValueError: a sum of" in result.stdout
-    refused = replay(tmp_path, "runs/a", "--pdb")
-    assert refused.returncode == 1
-    assert "--pdb: the run has 2 processes" in refused.stderr
+def test_a_failure_of_rank_1_comes_again_on_two_ranks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = failed(folder, "error")
+    (folder / "train.py").write_text(SCRIPT.replace("KIND", repr("rank 1")))
+    path = run / "crash/iteration-7/crash_0.json"  # as two ranks would have left it
+    changed = {"ranks": 2, "checkpoint": None, "error": "ValueError: on rank 1"}
+    path.with_name("crash_1.json").write_text(
+        json.dumps({**json.loads(path.read_text()), **changed})
+    )
+    path.unlink()
+    before = contents(run)
+    assert main(["replay", "runs/a"]) == 0
+    assert "rank 1, the same error at iteration 7: ValueError: on" in capsys.readouterr().out
+    assert contents(run) == before
+    assert main(["replay", "runs/a", "--pdb"]) == 1
+    assert "--pdb: the run has 2 processes" in capsys.readouterr().err
 
 
-def test_what_was_mended_since_passes_and_the_answer_is_1(tmp_path: Path) -> None:
-    failed(tmp_path, "error")
-    (tmp_path / "train.py").write_text(SCRIPT.replace("KIND", "''"))
-    result = replay(tmp_path, "runs/a")
-    assert result.returncode == 1
-    assert "iteration 7 passed without 'ValueError: a sum of" in result.stdout
+def test_what_was_repaired_since_passes_and_the_answer_is_1(
+    folder: Path, here: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = failed(folder, "error")
+    (folder / "train.py").write_text(SCRIPT.replace("KIND", "''"))
+    before = contents(run)
+    capfd.readouterr()
+    assert main(["replay", "runs/a"]) == 1
+    shown = capfd.readouterr()
+    assert "iteration 7 passed without 'ValueError: a sum of" in shown.out
+    assert "finished: False" in shown.out
+    assert "[7] saved" in shown.err
+    assert "[8]" not in shown.err
+    assert contents(run) == before
+    assert not (folder / "after").exists()
 
 
-def test_another_error_is_no_repetition(tmp_path: Path) -> None:
-    failed(tmp_path, "error")
+def test_another_error_is_no_repetition(
+    folder: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed(folder, "error")
     script = SCRIPT.replace("KIND", "'error'").replace("a sum of", "the sum of")
-    (tmp_path / "train.py").write_text(script)
-    result = replay(tmp_path, "runs/a")
-    assert result.returncode == 1
-    assert "another end: ValueError: the sum of" in result.stdout
+    (folder / "train.py").write_text(script)
+    assert main(["replay", "runs/a"]) == 1
+    assert "another end: ValueError: the sum of" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("error", 'raise ValueError(f"a sum'),
-        ("nan", "self.log(loss=loss)"),
-        ("shape", "self.model(points[:, :2])"),  # raised somewhere in paddle
-    ],
-)
-def test_the_debugger_stands_at_the_failing_line(tmp_path: Path, kind: str, line: str) -> None:
-    failed(tmp_path, kind)
-    words = [sys.executable, "-m", "expbase", "replay", str(tmp_path / "runs/a"), "--pdb"]
-    os_environment = {"PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
-    with terminal(["/usr/bin/env", "-C", str(tmp_path), *words], 120, **os_environment) as shown:
+def test_a_script_without_main_is_told_so_and_cannot_reach_the_run(
+    folder: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = failed(folder, "error")
+    (folder / "train.py").write_text(SCRIPT.replace("KIND", "'by hand'"))
+    before = contents(run)
+    assert main(["replay", "runs/a"]) == 1
+    assert "no run was made by main(Experiment), which replay needs" in capsys.readouterr().out
+    assert contents(run) == before
+
+
+@pytest.mark.filterwarnings("ignore:'expbase.__main__' found:RuntimeWarning")  # here it runs twice
+def test_of_the_runners_of_a_file_the_one_that_failed_is_run_alone(
+    folder: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.py").write_text(SCRIPT.replace("KIND", "'valid'"))
+    (folder / "runs.yaml").write_text(
+        "experiment: train.py:Failing\nconfig: {training: {log_interval: 2, valid_interval: 7}}\n"
+        "runner:\n- {name: before, class: train, max_iteration: 6}\n"
+        "- {name: a, class: train, max_iteration: 20, save_interval: 3}\n"
+    )
+    start(["-m", "expbase", "run", "runs.yaml", "--device", "cpu"])
+    before = contents(folder / "runs")
+    assert main(["replay", "runs/a"]) == 0
+    assert "the same error at iteration 7: ValueError: in valid()" in capsys.readouterr().out
+    assert contents(folder / "runs") == before
+
+
+def test_the_debugger_is_at_the_failing_line_of_the_users_code(folder: Path) -> None:
+    run = failed(folder, "shape")  # raised somewhere in paddle
+    words = [sys.executable, "-m", "expbase", "replay", str(run), "--pdb"]
+    environment = {"PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
+    with terminal(["/usr/bin/env", "-C", str(folder), *words], 120, **environment) as shown:
         text = shown.wait(lambda text: text.endswith("(Pdb)"))
-        assert f"-> {line}" in text.splitlines()[-2]
+        assert "-> self.model(points[:, :2])" in text.splitlines()[-2]
         shown.type("p self.iteration, tuple(points.shape)\n")
         assert shown.wait(lambda text: "(7, (4, 4))" in text and text.endswith("(Pdb)"))
         shown.type("q\n")
@@ -175,44 +279,58 @@ def test_the_debugger_stands_at_the_failing_line(tmp_path: Path, kind: str, line
     assert "the same error at iteration" in end
 
 
-def runs(folder: Path) -> dict[str, Path]:
-    """Directories that hold no failure."""
+def test_the_debugger_is_where_a_value_that_is_not_finite_was_logged(
+    folder: Path,
+    here: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed(folder, "nan")
+    seen: list[Any] = []
+
+    def post_mortem(trace: TracebackType) -> None:
+        seen.append(traceback.extract_tb(trace)[-1])
+
+    monkeypatch.setattr(replay_worker.pdb, "post_mortem", post_mortem)
+    assert main(["replay", "runs/a", "--pdb"]) == 0
+    (frame,) = seen
+    assert (frame.line, Path(frame.filename).name) == ("self.log(loss=loss)", "train.py")
+    assert "the same error at iteration 8" in capsys.readouterr().out
+
+
+def test_where_there_is_no_failure_a_line_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
     trained(Tiny, folder / "fine")
-    return {name: folder / name for name in ("missing", "file", "empty", "fine")}
-
-
-def test_where_there_is_no_failure_a_line_says_so(tmp_path: Path) -> None:
-    for name, path in runs(tmp_path).items():
-        result = replay(tmp_path, str(path))
-        assert result.returncode == 1
-        (line,) = result.stderr.splitlines()
+    for name in ("missing", "file", "empty", "fine"):
+        capsys.readouterr()
+        assert main(["replay", name]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
         expected = "no failure in training was noted" if name == "fine" else "holds no run"
-        assert f"{path}: {expected}" in line
+        assert f"{name}: {expected}" in line
 
 
-def test_what_is_missing_for_a_replay_is_named(tmp_path: Path) -> None:
-    run = failed(tmp_path, "error")
-    facts_file = run / "crash/iteration-7/crash_0.json"
-    facts: dict[str, Any] = json.loads(facts_file.read_text())
+def test_what_is_missing_for_a_replay_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = failed(folder, "error")
+    path = run / "crash/iteration-7/crash_0.json"
+    lost = json.dumps({**json.loads(path.read_text()), "checkpoint": "step-00000099"})
+    assert main(["replay", "runs/a", "--iteration", "3"]) == 1
+    assert "--iteration: 3 given; expected one of 7" in capsys.readouterr().err
     for expected, change in (
-        ("--iteration: 3 given; expected one of 7", lambda: ["--iteration", "3"]),
-        ("step-00000099: is not there any more", lambda: lost_checkpoint(facts_file, facts)),
-        ("train.py: no such file; expected the script", lambda: os.remove(tmp_path / "train.py")),
-        ("crash_0.json: damaged", lambda: facts_file.write_text("{")),
+        ("step-00000099: is not there any more", lambda: path.write_text(lost)),
+        ("train.py: no such file; expected the script", lambda: os.remove(folder / "train.py")),
+        ("crash_0.json: damaged", lambda: path.write_text("{")),
     ):
-        words = change()  # type: ignore[no-untyped-call]
-        result = replay(tmp_path, "runs/a", *(words if isinstance(words, list) else []))
-        assert result.returncode == 1
-        assert expected in result.stderr.splitlines()[-1]
+        change()
+        assert main(["replay", "runs/a"]) == 1
+        assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
-def lost_checkpoint(path: Path, facts: dict[str, Any]) -> None:
-    path.write_text(json.dumps({**facts, "checkpoint": "step-00000099"}))
-
-
-def test_a_slip_that_its_message_explains_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_mistake_that_its_message_explains_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"training\.monitor"):
         trained(Tiny, tmp_path / "run", monitor="accurcy")
     assert not (tmp_path / "run/crash").exists()

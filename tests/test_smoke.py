@@ -2,97 +2,116 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny import TESTS
+from tiny import Tiny, run_script
 
-SCRIPT = """
-import paddle
-from tiny import Tiny
 from expbase import main
 
+ALWAYS = ["--smoke", "--device", "cpu"]
+
+
 class Tried(Tiny):
-    def valid(self):
-        if BROKEN == "valid":
-            raise KeyError("a broken valid()")
-        batches = [1 for _ in self.valid_batches()]
-        assert len(batches) <= 2
+    """One that prints what of its life is seen."""
+
+    def valid(self) -> dict[str, float]:
+        assert len([1 for _ in self.valid_batches()]) == 2  # of four
         return super().valid()
-    def setup_model(self):
-        super().setup_model()
-        if BROKEN == "state":
-            self.notes = [object()]
-            self.register_stateful("notes")
-    def on_save_checkpoint(self):
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
         return {"note": "saved and loaded"}
-    def on_load_checkpoint(self, states):
+
+    def on_load_checkpoint(self, states: Mapping[str, Any]) -> None:
         print(states["note"])
-    def on_train_end(self):
+
+    def on_train_end(self) -> None:
         print("finished:", self.finished, "max:", self.config.training.max_iteration)
 
-if __name__ == "__main__":
-    main(Tried)
-"""
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary ones; the current one is empty, too."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path
 
 
-def smoke(
-    folder: Path, *words: str, broken: str = ""
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """A smoke test in a process of its own; and what it left, anywhere."""
-    work, temporary = folder / "work", folder / "temporary"
-    work.mkdir(exist_ok=True)
-    temporary.mkdir(exist_ok=True)
-    (work / "train.py").write_text(SCRIPT.replace("BROKEN", repr(broken)))
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(temporary)}
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "train.py", "--smoke", "--device", "cpu", *words],
-        cwd=work, env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    left = [str(path) for path in (*work.rglob("*"), *temporary.rglob("*"))]
-    return result, [name for name in left if not name.endswith(("train.py", ".pyc", "__pycache__"))]
-
-
-@pytest.mark.parametrize("nprocs", ["1", "2"])
-def test_an_experiment_that_works_passes_and_nothing_is_left(tmp_path: Path, nprocs: str) -> None:
-    result, left = smoke(tmp_path, "--nprocs", nprocs, "--output", "runs/a")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("smoke test passed in ") == 1
-    assert "2 updates, 0.0 MB saved and loaded, validated: [2] accuracy=" in result.stdout
-    assert "finished: False max: 10000" in result.stdout  # schedules are as long as they will be
-    assert "\nsaved and loaded\n" in result.stdout
-    assert "expbase board" not in result.stderr  # of a directory that is gone
-    assert left == []
+def left(folder: Path) -> list[str]:
+    """What was made in either directory."""
+    return [str(path) for path in folder.glob("*/*")]
 
 
 @pytest.mark.parametrize(
-    ("broken", "text"), [("valid", "a broken valid()"), ("state", "notes.0: a builtins.object")]
+    "words", [["--output", "runs/a"], ["training.save_interval=0", "training.valid_interval=0"]]
 )
-def test_what_would_fail_after_hours_fails_now(tmp_path: Path, broken: str, text: str) -> None:
-    result, left = smoke(tmp_path, broken=broken)
-    assert result.returncode == 1
-    assert text in result.stderr.splitlines()[-1]
-    assert "smoke test passed" not in result.stdout
-    assert left == []
+def test_an_experiment_that_works_passes_and_nothing_is_left(
+    temporary: Path, capfd: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    main(Tried, argv=[*ALWAYS, *words])
+    shown = capfd.readouterr()
+    assert shown.out.splitlines() == [
+        "finished: False max: 10000",  # schedules are as long as they will be
+        "saved and loaded",
+        "smoke test passed: 2 updates, validated, saved and loaded",
+    ]
+    assert "[2] epoch=1 valid/accuracy=" in shown.err
+    assert "expbase board" not in shown.err  # of a directory that is gone
+    assert left(temporary) == []
 
 
-def test_it_saves_and_loads_where_the_config_never_does(tmp_path: Path) -> None:
-    result, left = smoke(tmp_path, "training.save_interval=0", "training.valid_interval=0")
+def test_it_starts_anywhere_in_a_run(temporary: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(Tiny, argv=["--output", "run", "--device=cpu", "training.max_iteration=3"])
+    main(Tiny, argv=[*ALWAYS, "--checkpoint_path", "run"])
+    shown = capfd.readouterr()
+    assert "smoke test passed: 2 updates" in shown.out
+    assert "[4] epoch=1 valid/accuracy=" in shown.err
+    words = [*ALWAYS, "--checkpoint_path", "run", "training.max_iteration=3"]
+    with pytest.raises(SystemExit, match="--smoke: made no update; training ended at 3"):
+        main(Tiny, argv=words)
+
+
+def test_what_would_fail_after_hours_fails_now(
+    temporary: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Invalid(Tried):
+        def valid(self) -> dict[str, float]:
+            raise KeyError("a broken valid()")
+
+    class Unsavable(Tried):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.notes = [object()]
+            self.register_stateful("notes")
+
+    with pytest.raises(KeyError, match=r"a broken valid\(\)"):
+        main(Invalid, argv=ALWAYS)
+    with pytest.raises(TypeError, match=r"notes\.0: a builtins\.object"):
+        main(Unsavable, argv=ALWAYS)
+    with pytest.raises(SystemExit, match=r"training\.monitor: 'accurcy' given"):
+        main(Tried, argv=[*ALWAYS, "training.monitor=accurcy"])
+    shown = capfd.readouterr()
+    assert "smoke test passed" not in shown.out
+    assert "after the failure" not in shown.err  # there is nothing to load
+    assert "saved and loaded" not in shown.out
+    assert left(temporary) == []
+
+
+def test_it_goes_with_several_processes(tmp_path: Path, script: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path / "temporary"))
+        result = run_script(script, *ALWAYS, "--nprocs", "2")
     assert result.returncode == 0, result.stderr
-    assert "\nsaved and loaded\n" in result.stdout
-    assert left == []
+    assert result.stdout.count("smoke test passed: 2 updates") == 1
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_monitor_that_valid_does_not_return_is_found(tmp_path: Path) -> None:
-    result, _ = smoke(tmp_path, "training.monitor=accurcy")
-    assert result.returncode == 1
-    assert "training.monitor: 'accurcy' given" in result.stderr
-
-
-def test_it_does_not_go_with_looking_at_a_run(tmp_path: Path) -> None:
-    result, _ = smoke(tmp_path, "--evaluate", "best", "--output", "run")
-    assert result.returncode == 1
-    assert "--smoke: given with --evaluate or --export" in result.stderr
+def test_it_does_not_go_with_looking_at_a_run() -> None:
+    with pytest.raises(SystemExit, match="--smoke: given with --evaluate or --export"):
+        main(Tried, argv=[*ALWAYS, "--evaluate", "best", "--output", "run"])

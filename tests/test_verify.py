@@ -2,115 +2,181 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import random
+import signal
 from pathlib import Path
+from typing import Any
 
-import pytest
-from tiny import TESTS
-
-from expbase.__main__ import main
-
-HEAD = """
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from tiny import Points, Tiny
-from expbase import main
+import pytest
 from paddle.io import DataLoader
+from tiny import TESTS, Points, Tiny, make
 
-HIDDEN = np.random.default_rng(3)  # nobody saves it
-"""
+from expbase.__main__ import main
+from expbase.cli import put_in_front, with_tools
+from expbase.tools.fingerprints import Fingerprints
+from expbase.tools.verify import Side, first_difference
 
-BROKEN = {
-    "data order": """
-class Sampler:
-    def __iter__(self):
-        return iter(HIDDEN.permutation(40).reshape(10, 4).tolist())
-    def __len__(self):
-        return 10
 
-class Broken(Tiny):
-    def setup_dataloader(self):
+class Hidden(Tiny):
+    """One that draws from a generator which nobody saves; each start makes it anew."""
+
+    generator = np.random.default_rng(3)
+    updates = 0
+
+    def prepare(self) -> None:
+        Hidden.generator, Hidden.updates = np.random.default_rng(3), 0
+
+
+class Shuffled(Hidden):
+    def setup_dataloader(self) -> None:
+        class Sampler:
+            def __iter__(self) -> Any:
+                return iter(Hidden.generator.permutation(40).reshape(10, 4).tolist())
+
+            def __len__(self) -> int:
+                return 10
+
         super().setup_dataloader()
         self.train_loader = DataLoader(Points(40), batch_sampler=Sampler())
-""",
-    "augmentation": """
-class Noisy(Points):
-    def __getitem__(self, index):
-        point, label = super().__getitem__(index)
-        return point + HIDDEN.normal(size=4).astype("float32"), label
 
-class Broken(Tiny):
-    def setup_dataloader(self):
+
+class Augmented(Hidden):
+    def setup_dataloader(self) -> None:
+        class Noisy(Points):
+            def __getitem__(self, index: int) -> Any:
+                point, label = super().__getitem__(index)
+                return point + Hidden.generator.normal(size=4).astype("float32"), label
+
         super().setup_dataloader()
         self.train_loader = DataLoader(Noisy(40), batch_size=4, shuffle=True)
-""",
-    "dropout": """
-class Broken(Tiny):
-    def train_batch(self):
+
+
+class Dropping(Hidden):
+    def train_batch(self) -> None:
         points, labels = self.read_batch()
-        mask = paddle.to_tensor((HIDDEN.random(points.shape) > 0.5).astype("float32"))
-        loss = F.cross_entropy(self.model(points * mask), labels)
-        loss.backward()
+        mask = paddle.to_tensor((Hidden.generator.random(points.shape) > 0.5).astype("float32"))
+        F.cross_entropy(self.model(points * mask), labels).backward()
         self.optimizer.step()
         self.optimizer.clear_grad()
-        self.log(loss=loss)
-""",
-    "optimizer": """
-class Broken(Tiny):
-    def setup_model(self):
+
+
+class Forgetful(Tiny):
+    def setup_model(self) -> None:
         super().setup_model()
         self.optimizer = paddle.optimizer.Momentum(0.01, parameters=self.model.parameters())
         self.exclude_from_state("optimizer")
-    def train_batch(self):
+
+    def train_batch(self) -> None:
         points, labels = self.read_batch()
         F.cross_entropy(self.model(points), labels).backward()
         self.optimizer.step()
         self.optimizer.clear_grad()
-""",
-    "schedule": """
-STEPS = [0]
 
-class Broken(Tiny):
-    def setup_model(self):
+
+class Scheduled(Hidden):
+    def setup_model(self) -> None:
         super().setup_model()
         self.optimizer = paddle.optimizer.Adam(0.01, parameters=self.model.parameters())
-    def train_batch(self):
-        STEPS[0] += 1
-        self.optimizer.set_lr(0.01 / STEPS[0])
+
+    def train_batch(self) -> None:
+        Hidden.updates += 1
+        self.optimizer.set_lr(0.01 / Hidden.updates)
         points, labels = self.read_batch()
-        loss = F.cross_entropy(self.model(points), labels)
-        loss.backward()
+        F.cross_entropy(self.model(points), labels).backward()
         self.optimizer.step()
         self.optimizer.clear_grad()
-        self.log(loss=loss)
-""",
-    "random states": """
-class Broken(Tiny):
-    def resume_or_load(self):
+
+
+class Drawing(Tiny):
+    def resume_or_load(self) -> None:
         super().resume_or_load()
         if self.iteration:
             np.random.rand()
-""",
+
+
+BROKEN = {
+    "data order": Shuffled,
+    "augmentation": Augmented,
+    "dropout": Dropping,
+    "before the update": Forgetful,
+    "schedule": Scheduled,
+    "random states": Drawing,
 }
 
 
-def test_words_after_two_dashes_go_to_the_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class Killed(BaseException):
+    """No kill -9, but as sudden for what is compared."""
+
+
+def run(experiment: type[Tiny], output: Path, end: int = 0) -> None:
+    """Makes a run of 14 iterations with fingerprints, or a part of it that ends early."""
+
+    class Ended(experiment):  # type: ignore[misc, valid-type]
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == end:
+                raise Killed
+
+    Ended.__name__ = experiment.__name__
+    with put_in_front(Fingerprints):
+        exp = make(with_tools(Ended), output, max_iteration=14, save_interval=3)
+    exp.setup()
+    exp.run()
+
+
+def difference(experiment: type[Tiny], folder: Path, tolerance: float = 0.0) -> str:
+    """What verify finds between a run and one that was killed in its second epoch."""
+    run(experiment, folder / "straight")
+    with pytest.raises(Killed):
+        run(experiment, folder / "killed", end=13)
+    run(experiment, folder / "killed")
+    args = argparse.Namespace(output=folder, iterations=14, nprocs=1)
+    return first_difference(Side(args, "straight"), Side(args, "killed"), tolerance)
+
+
+@pytest.mark.parametrize("cause", BROKEN)
+def test_the_cause_of_a_difference_is_named_with_its_iteration(tmp_path: Path, cause: str) -> None:
+    found = difference(BROKEN[cause], tmp_path)
+    assert found.startswith("first at iteration 13. Likely cause: ")
+    assert cause in found
+
+
+def test_the_first_value_that_differs_is_named_unless_it_is_within_the_tolerance(
+    tmp_path: Path,
 ) -> None:
-    assert verify(tmp_path, "class Broken(Tiny): pass", "--", "training.sed=1") == 1
-    assert "unknown key 'training.sed'. Did you mean 'training.seed'?" in capsys.readouterr().err
-
-
-def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "verify" in capsys.readouterr().out
+    assert difference(Tiny, tmp_path) == ""
+    args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
+    straight, killed = Side(args, "straight"), Side(args, "killed")
+    values = straight.values()
+    killed.values = lambda: {**values, "counters": 9}  # type: ignore[method-assign]
+    assert first_difference(straight, killed, 0.0).startswith("counters differs: {")
+    tensors = straight.tensors()
+    (name,) = [name for name in tensors if name.endswith("model.safetensors: 0.weight")]
+    other = tensors[name].copy()
+    other.data.view("uint8").reshape(-1)[0] ^= 1  # the last bit of the first number
+    killed.tensors = lambda: {**tensors, name: other}  # type: ignore[method-assign]
+    assert first_difference(straight, killed, 0.0) == f"{name} differs."
+    assert first_difference(straight, killed, 0.5) == ""
+    path = tmp_path / "killed/metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (changed,) = [line for line in lines if line["iteration"] == 7 and "train/loss" in line]
+    changed["train/loss"] += 0.25
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert first_difference(straight, killed, 0.0).startswith("train/loss at iteration 7 differs: ")
+    assert first_difference(straight, killed, 0.5) == ""
+    assert first_difference(straight, killed, 0.1).startswith("train/loss at iteration 7 differs: ")
 
 
 def verify(folder: Path, body: str, *words: str) -> int:
     script = folder / "train.py"
-    script.write_text(f"{HEAD}{body}\nif __name__ == '__main__':\n    main(Broken)\n")
+    script.write_text(f"from tiny import Tiny\n{body}\n")
     base = ["verify", str(script), "--output", str(folder / "out"), "--iterations", "24"]
-    return main([*base, "--kills", "2", *words])
+    return main([*base, *words])
 
 
 @pytest.fixture(autouse=True)
@@ -119,33 +185,60 @@ def _helpers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
 
 
+MAIN = "from expbase import main\nif __name__ == '__main__':\n    main(Tiny)"
+BY_HAND = """
+from expbase import Config, default_argument_parser
+from expbase.cli import load_config
+import os, time
+
+class Forgetful(Tiny):
+    def setup_model(self):
+        super().setup_model()
+        self.weight = 1 + os.getpid()  # another number in each process
+    def train_batch(self):
+        super().train_batch()
+        time.sleep(0.01)
+        self.log(weight=self.weight)
+
+args = default_argument_parser().parse_intermixed_args()
+exp = Forgetful(load_config(Forgetful, args), args)
+exp.setup()
+exp.run()
+"""
+
+
 def test_a_sound_experiment_is_identical(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(tmp_path, "class Broken(Tiny): pass", "--kills", "3") == 0
+    assert verify(tmp_path, MAIN, "--kills", "3") == 0
     output = capsys.readouterr().out
     assert "killed 1 times inside a save" in output
     assert "killed 1 times inside a validation" in output
     assert "identical: 24 iterations, 3 kills" in output
+    assert "note: " not in output
 
 
-@pytest.mark.parametrize("cause", BROKEN)
-def test_a_broken_experiment_is_caught_and_the_cause_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str
-) -> None:
-    assert verify(tmp_path, BROKEN[cause]) == 1
-    output = capsys.readouterr().out
-    assert "NOT IDENTICAL: first at iteration" in output
-    assert cause in output.split("Likely cause: ")[1]
-
-
-def test_a_script_that_fails_by_itself_is_told_with_its_error(
+def test_a_script_without_main_is_proven_too_but_for_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(tmp_path, "raise OSError('no data here')") == 1
+    assert verify(tmp_path, BY_HAND, "--kills", "1") == 1
+    output = capsys.readouterr().out
+    assert "note: the script does not call main(), so causes" in output
+    assert "NOT IDENTICAL: train/weight at iteration " in output
+
+
+def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(tmp_path, MAIN, "--", "training.sed=1") == 1
     error = capsys.readouterr().err
     assert "python -m expbase verify: error: the run 'straight' ended with code 1" in error
-    assert "no data here" in error
+    assert "unknown key 'training.sed'. Did you mean 'training.seed'?" in error
+
+
+def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "verify" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -153,7 +246,12 @@ def test_a_script_that_fails_by_itself_is_told_with_its_error(
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
         ([__file__, "--output", str(TESTS)], "is not empty; remove it, or name a new one"),
+        ([__file__, "--output", "file"], "--output: file cannot be a directory: File exists"),
+        ([__file__, "--output", "file/x"], "--output: file/x cannot be a directory: Not a dir"),
         ([__file__, "--output", "out", "--kills", "0"], "--kills of 1 or more"),
+        ([__file__, "--output", "out", "--iterations", "9"], "--iterations: 9 given; expected"),
+        ([__file__, "--output", "out", "--nprocs", "0"], "--nprocs: 0 given; expected"),
+        ([__file__, "--output", "out", "--tolerance", "nan"], "--tolerance: nan given; expected"),
     ],
 )
 def test_wrong_words_are_told(
@@ -161,5 +259,31 @@ def test_wrong_words_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
     assert main(["verify", *words]) == 1
     assert text in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_script_that_trains_nothing_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Side, "command", lambda self: ["true"])
+    assert main(["verify", __file__, "--output", str(tmp_path / "out")]) == 1
+    assert f"{__file__}: made no checkpoint in {tmp_path / 'out/straight'}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_verify_that_is_broken_off_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(self: Side, *args: Any) -> bool:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(Side, "command", lambda self: ["sleep", "100"])
+    monkeypatch.setattr(Side, "_wait_for", broken_off)
+    side = Side(argparse.Namespace(output=tmp_path, iterations=40, nprocs=1), "killed")
+    with pytest.raises(SystemExit):
+        side.finish_with_kills(random.Random(0), 1)
+    assert side.process.returncode == -signal.SIGKILL

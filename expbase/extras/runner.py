@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.cli import Paragraphs, count, plainly
+from expbase.cli import Paragraphs, count, report_user_errors, spawn, with_tools
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, ClassLoader, with_stages
@@ -201,7 +201,7 @@ def execute(runs: Sequence[Run]) -> None:
             print(f"runner {run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
         with ClassLoader().imports_from(run.workspace):
             if run.trains:
-                exp = run.experiment(run.config, run.args)
+                exp = with_tools(run.experiment)(run.config, run.args)
                 exp.setup()
                 exp.run()
                 if not exp.finished:
@@ -412,6 +412,7 @@ def add_parser(tools: Any) -> None:
     add = parser.add_argument
     add("file", type=Path, help="the YAML file")
     add("--output", default="", metavar="DIR", help="folder of the runners' folders")
+    add("--only", metavar="NAME", help="the runner of this name alone, of those in mode")
     add(
         "--nprocs",
         type=count,
@@ -430,7 +431,7 @@ def add_parser(tools: Any) -> None:
         help="config values for every runner: optim.lr 0.1 (or KEY=VALUE)",
     )
     add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values, too")
-    parser.set_defaults(run=run, slips=(ConfigError,))
+    parser.set_defaults(run=run, user_errors=(ConfigError,))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -443,13 +444,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_file(args: argparse.Namespace) -> None:
-    with plainly("python -m expbase run"):
+    with report_user_errors("python -m expbase run"):
         execute(_read(args))
 
 
 def _read(args: argparse.Namespace) -> list[Run]:
     """The runs of the file, changed by the options of the command line."""
     runs = read(args.file, options=[*args.opts, *args.overrides], output=args.output)
+    if args.only is not None:
+        if args.only not in (names := [one.name for one in runs]):
+            raise ConfigError(f"--only: {args.only!r} given; expected one of {', '.join(names)}.")
+        runs = [one for one in runs if one.name == args.only]
     for one in runs:
         one.args.device = one.args.device or args.device
         one.args.fresh, one.args.force = args.fresh, args.force

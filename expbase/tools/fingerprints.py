@@ -1,99 +1,95 @@
 """Runs a user's script and notes, for each iteration, fingerprints of what went into the update.
 
 A script for `verify`, which compares the notes of a run that was killed with those of one that
-was not: the first fingerprint that differs says what the cause is likely to be. The experiment is
-not changed; only two of its methods are wrapped.
+was not: the first fingerprint that differs tells what the cause is likely to be.
 
-    python fingerprints.py NOTES_PREFIX train.py --output …      # writes NOTES_PREFIX.rank_0.jsonl
+    python fingerprints.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import runpy
 import sys
 import time
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from expbase.cli import put_in_front
+from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.state import encoding, objects, rng
+from expbase.state import encoding, rng
+from expbase.tools.process import run_program
 
 _PAUSE_SECONDS = 0.01  # after each update, so that a kill finds even a toy at work
 
 
-class Notes:
-    """The fingerprints of one experiment, a JSON line for each iteration.
+class Fingerprints(ExperimentBase):
+    """Goes in front of an experiment class and writes a JSON line for each update.
 
-    The fields, in the order in which `verify` asks for causes: `indices` of the batches that were
-    read, `batches` themselves, `random` states before the update, learning `rates`, `before` and
-    `after`: the checksum of each model and optimizer.
+    The fields, in the order in which `verify` asks for causes: `before`: the checksum of each
+    model and optimizer before the update; `indices` of the batches that were read; `batches`
+    themselves; `random` states before the update; learning `rates` before and after it; `after`:
+    the checksums after it.
     """
 
-    def __init__(self, experiment: Any, path: Path) -> None:
-        self._exp = experiment
-        self._path = path
-        self._indices: list[Any] = []
-        self._batches: list[int] = []
-        self._read_batch = experiment.read_batch
-        self._train_batch = experiment.train_batch
-        experiment.read_batch = self.read_batch
-        experiment.train_batch = self.train_batch
-        with path.open("a") as file:
-            file.write("\n")  # a kill may have torn the line before
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._verify_indices: list[Any] = []
+        self._verify_batches: list[int] = []
 
-    def read_batch(self) -> Any:
-        """Reads a batch and notes it."""
-        batch = self._read_batch()
-        self._indices.append(self._exp._cursor.batches.indices)
-        with rng.isolated():
-            arrays: dict[str, Any] = {}
-            encoded = json.dumps(encoding.encode(_plain(batch), "batch", arrays), default=repr)
-        self._batches.append(_checksum(encoded, arrays))
-        return batch
+    @on("on_train_batch_begin")
+    def note_fingerprint(self, batch: Any, indices: Sequence[int] | None) -> None:
+        """Notes a batch as train_batch will see it: the experiment's own listeners came before."""
+        arrays: dict[str, Any] = {}
+        encoded = json.dumps(encoding.encode(_encodable(batch), "batch", arrays), default=repr)
+        self._verify_indices.append(indices)
+        self._verify_batches.append(_checksum(encoded, arrays))
 
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
-        self._indices, self._batches = [], []
-        line = {
-            "iteration": self._exp.iteration,
+        self._verify_indices, self._verify_batches = [], []
+        line: dict[str, Any] = {
+            "iteration": self.iteration,
             "random": zlib.crc32(json.dumps(rng.capture()).encode()),
             "before": self._sums(),
         }
-        rates = self._exp._journal.learning_rates()
-        self._train_batch()
-        line |= {"indices": self._indices, "batches": self._batches, "after": self._sums()}
-        line["rates"] = [rates, self._exp._journal.learning_rates()]
-        with self._path.open("a") as file:
-            file.write(json.dumps(line, default=repr) + "\n")
+        rates = self.learning_rates()
+        super().train_batch()
+        line |= {"indices": self._verify_indices, "batches": self._verify_batches}
+        line |= {"rates": [rates, self.learning_rates()], "after": self._sums()}
+        with notes_path(self.output_dir, self.rank).open("a") as file:
+            # On a line of its own: a kill may have torn the one before.
+            file.write(f"\n{json.dumps(line, default=repr)}\n")
         time.sleep(_PAUSE_SECONDS)
 
     def _sums(self) -> dict[str, int]:
-        # With what the user excluded from the state: its loss is a likely cause.
-        found = objects.find(self._exp._user_attributes())
-        tensors, _ = found.state_dict()
+        # Excluded objects, too: that one is not saved is a likely cause.
+        tensors, _ = self.stateful_objects().state_dict()
         return {name: _checksum("", arrays) for name, arrays in tensors.items()}
 
 
-def _plain(batch: Any) -> Any:
+def notes_path(output: Path, rank: int) -> Path:
+    """Where the notes of a rank are: beside the output directory, which a fresh run needs empty."""
+    return output.with_name(f"{output.name}.notes.rank_{rank}.jsonl")
+
+
+def _encodable(batch: Any) -> Any:
+    """The batch; what cannot be encoded in it is replaced by the name of its type."""
     if isinstance(batch, (list, tuple)):
-        return [_plain(value) for value in batch]
-    if isinstance(batch, dict):
-        return {str(key): _plain(value) for key, value in batch.items()}
-    return batch if _is_known(batch) else repr(batch)
-
-
-def _is_known(value: Any) -> bool:
+        return [*map(_encodable, batch)]
+    if isinstance(batch, Mapping):
+        return {str(key): _encodable(value) for key, value in batch.items()}
     try:
-        encoding.encode(value, "", {})
+        encoding.encode(batch, "", {})
     except TypeError:
-        return False
-    return True
+        return type(batch).__qualname__  # not by its repr, which may hold an address
+    return batch
 
 
-def _checksum(text: str, arrays: dict[str, Any]) -> int:
+def _checksum(text: str, arrays: Mapping[str, Any]) -> int:
     value = zlib.crc32(text.encode())
     for key, array in arrays.items():
         value = zlib.crc32(array.data, zlib.crc32(key.encode(), value))
@@ -102,18 +98,10 @@ def _checksum(text: str, arrays: dict[str, Any]) -> int:
 
 def main() -> None:
     """Runs the script that the command line names, with notes."""
-    prefix, script, *words = sys.argv[1:]
-    setup = ExperimentBase.setup
-
-    def setup_with_notes(self: ExperimentBase) -> None:
-        setup(self)
-        Notes(self, Path(f"{prefix}.rank_{self.rank}.jsonl"))
-
-    ExperimentBase.setup = setup_with_notes  # type: ignore[method-assign]
-    sys.argv = [script, *words]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(script, run_name="__main__")
+    with put_in_front(Fingerprints):
+        run_program(sys.argv[1:])
 
 
 if __name__ == "__main__":
-    main()
+    # By its full name, under which the processes of --nprocs can import the class, too.
+    importlib.import_module("expbase.tools.fingerprints").main()

@@ -229,7 +229,7 @@ def add_parser(tools: Any) -> None:
     )
     parser.add_argument("dir", type=Path, nargs="?", default=Path(), help="default: this one")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

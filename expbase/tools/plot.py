@@ -145,7 +145,7 @@ def add_parser(tools: Any) -> None:
     add("--metrics", nargs="+", default=[], metavar="NAME",
         help="loss, valid/accuracy … (default: all but speeds and rates)")  # fmt: skip
     add("--smooth", type=float, default=0.6, metavar="WEIGHT", help="0: not at all (default: 0.6)")
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

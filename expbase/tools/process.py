@@ -1,28 +1,32 @@
-"""How a tool ends before its time: in order, and with it every process that it started.
+"""What a tool starts: a user's script in its process, or processes that end with the tool.
 
 with ended_by_signals():
-    process = subprocess.Popen(…)
-    try:
-        process.wait()
-    finally:
-        kill(process)
+process = subprocess.Popen(…)
+try:
+process.wait()
+finally:
+kill(process)
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+import psutil
 
 CODES: dict[int, int | None] = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
+_KILL_SECONDS = 10.0  # after which a killed process is no longer waited for
 
 
 @contextlib.contextmanager
 def ended_by_signals(codes: Mapping[int, int | None] = CODES) -> Iterator[None]:
-    """Has signals raise SystemExit in the block, once.
+    """Makes the first signal in the block raise SystemExit; later ones are ignored.
 
     Args:
         codes: The exit code for each signal; None: it is for somebody else, and nothing happens.
@@ -30,13 +34,13 @@ def ended_by_signals(codes: Mapping[int, int | None] = CODES) -> Iterator[None]:
 
     def end(number: int, frame: object) -> None:
         if codes[number] is not None:
-            for other in before:
+            for other in before:  # nothing may interrupt the cleaning up
                 signal.signal(other, signal.SIG_IGN)
             raise SystemExit(codes[number])
 
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    heard = [number for number in codes if not (number == signal.SIGHUP and is_nohup)]
-    before = {number: signal.signal(number, end) for number in heard}
+    handled = [number for number in codes if not (number == signal.SIGHUP and is_nohup)]
+    before = {number: signal.signal(number, end) for number in handled}
     try:
         yield
     finally:
@@ -45,23 +49,29 @@ def ended_by_signals(codes: Mapping[int, int | None] = CODES) -> Iterator[None]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process, if it still runs, with all that it started; they may lead own groups."""
-    for pid in [process.pid, *_descendants(process.pid)] if process.poll() is None else []:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kills a process, if it still runs, with all that it started, and waits for their ends.
+
+    They may lead process groups of their own, so a signal to one group does not reach them all.
+    """
+    if process.poll() is None:
+        # Listed before the first one dies: orphans get another parent.
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        # A rank that is not quite dead still holds the lock of its output directory.
+        psutil.wait_procs(family[1:], timeout=_KILL_SECONDS)
     process.wait()
 
 
-def _descendants(pid: int) -> list[int]:
-    """The processes that a process started, and those that they started, and so on."""
-    children: dict[int, list[int]] = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (directory / "stat").read_text().rpartition(")")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(directory.name))
-    found, queue = [], [pid]
-    while queue:
-        young = children.get(queue.pop(), [])
-        found += young
-        queue += young
-    return found
+def run_program(program: Sequence[str]) -> None:
+    """Runs a script, or a module after `-m`, in this process, as python would."""
+    if program[0] == "-m":
+        sys.argv = [*program[1:]]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [*program]
+        sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+        runpy.run_path(program[0], run_name="__main__")

@@ -4,12 +4,14 @@ Nothing of the run is changed. That a run continues to the same bits makes it ex
 had to be recorded while it trained. The command is the one of the ledger, in the directory that it
 names; code or data that were changed since are not put back (`python -m expbase show RUN
 --reproduce` says how). With --pdb it ends in the debugger, at the failing line of your code; a
-value that is not finite fails there where it is logged.
+value that is not finite fails there where it is logged. The script must make its run by
+`main(Experiment)`, or be a YAML file of `python -m expbase run`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -17,15 +19,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs
+from expbase.config import ConfigError
 from expbase.processes import LAUNCHER, python
 from expbase.record import crash
 from expbase.record.run_record import LEDGER, last_start, read
-from expbase.run_dir import CONFIG
+from expbase.run_dir import CONFIG, LOCK, RunDirectory
 from expbase.state import checkpoint
 from expbase.tools.ls import printable
 from expbase.tools.process import CODES, ended_by_signals, kill
@@ -45,57 +48,71 @@ def add_parser(tools: Any) -> None:
     add("dir", type=Path, metavar="RUN", help="the output directory of the run")
     add("--iteration", type=int, metavar="N", help="of the failure (default: the last failure's)")
     add("--pdb", action="store_true", help="end in the debugger (runs of one process)")
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; gives its exit code.
+    """Runs the tool; returns its exit code.
 
     Raises:
         ValueError: There is no failure to repeat, or no way to do so.
     """
     run = Path(os.path.realpath(args.dir))
-    folder = _folder(args.dir, args.iteration)
-    of_ranks = crash.read(folder)
+    of_ranks = crash.read(_folder(args.dir, args.iteration))
     facts = next(iter(of_ranks.values()))
-    ranks = facts["ranks"]
-    if args.pdb and ranks > 1:
-        raise ValueError(f"--pdb: the run has {ranks} processes; expected one. Leave --pdb out.")
+    if args.pdb and facts["ranks"] > 1:
+        raise ValueError(
+            f"--pdb: the run has {facts['ranks']} processes; expected one. Leave --pdb out."
+        )
     program, directory = _program(run)
     codes = {**CODES, signal.SIGINT: None} if args.pdb else CODES  # Ctrl-C is the debugger's
     with (
         ended_by_signals(codes),
+        _locked(run),
         tempfile.TemporaryDirectory(
             prefix="expbase-replay-", ignore_cleanup_errors=True
         ) as temporary,
     ):
-        copy = Path(temporary) / run.name
+        copy, result = Path(temporary) / run.name, Path(temporary) / "ended"
         _copy(run, copy, facts["checkpoint"])
-        spec = Path(temporary) / "spec.json"
-        result = Path(temporary) / "ended"
-        told = {"run": str(run), "copy": str(copy), "iteration": facts["iteration"]}
-        spec.write_text(json.dumps({**told, "pdb": args.pdb, "result": str(result)}))
+        spec = {name: facts[name] for name in ("iteration", "error")}
+        spec |= {"run": str(run), "copy": str(copy), "pdb": args.pdb, "result": str(result)}
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
-        words = [str(Path(__file__).with_name("replay_worker.py")), str(spec), *program]
-        process = subprocess.Popen([*python(ranks, Path(temporary) / "log"), *words], cwd=directory)
-        try:
-            process.wait()
-        finally:
-            kill(process)
-        ended = {rank: _read(Path(f"{result}_{rank}")) for rank in of_ranks}
-    ended = {rank: text.replace(str(copy), str(run)) for rank, text in ended.items()}
+        _repeat(spec, program, directory, facts["ranks"])
+        ends = {rank: Path(f"{result}_{rank}") for rank in of_ranks}
+        ended = {
+            # As replay_worker.leave writes it. Not every text of an error can be encoded.
+            rank: path.read_bytes().decode("utf-8", "surrogatepass").replace(str(copy), str(run))
+            for rank, path in ends.items()
+            if path.exists()
+        }
     return _judge(of_ranks, ended)
 
 
+def _repeat(spec: Mapping[str, Any], program: Sequence[str], directory: Path, ranks: int) -> None:
+    """Runs the program again as the spec says (`replay_worker.read_spec`), to its end."""
+    folder = Path(spec["result"]).parent
+    spec_path = folder / "spec.json"
+    spec_path.write_text(json.dumps(spec))
+    words = [str(Path(__file__).with_name("replay_worker.py")), str(spec_path), *program]
+    process = subprocess.Popen([*python(ranks, folder / "log"), *words], cwd=directory)
+    try:
+        process.wait()
+    finally:
+        kill(process)
+
+
 def _say(text: str) -> None:
-    print(f"replay: {_readable(text)}", flush=True)
-
-
-def _readable(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+    readable = "\n".join(map(printable, text.split("\n")))
+    print(f"replay: {readable}", flush=True)
 
 
 def _folder(run: Path, iteration: int | None) -> Path:
+    """The folder of a failure, by default of the last one.
+
+    Raises:
+        ValueError: There is no such failure, or no run.
+    """
     if not (run / CONFIG).is_file():
         raise ValueError(f"{run}: holds no run; expected the output directory of one.")
     newest = crash.newest(run)
@@ -118,19 +135,22 @@ def _program(run: Path) -> tuple[list[str], Path]:
         ValueError: The ledger names none, or it is not there.
     """
     try:
-        records = read(run / LEDGER)
+        facts = last_start(read(run / LEDGER))
     except OSError as error:
         raise ValueError(f"{run / LEDGER}: cannot be read: {error.strerror}.") from error
-    facts = last_start(records)
     program = _without_launcher(facts.get("command") or [])
     if not program:
         raise ValueError(
             f"{run}: its ledger names no script that was started (in a notebook there is none), so "
             "it cannot be started again."
         )
-    for directory in _directories(run, facts.get("directory")):
+    # In the work tree as it was noted, else here.
+    here, noted = Path.cwd(), facts.get("directory")
+    trees = [here, *here.parents, run, *run.parents] if noted is not None else []
+    tops = [path for path in trees if (path / ".git").exists()]
+    for directory in (*(top / str(noted) for top in tops), here):
         if program[0] == "-m" or (directory / program[0]).is_file():
-            return program, directory
+            return _of_one_run(program, run.name), directory
     raise ValueError(
         f"{program[0]}: no such file; expected the script of the run. Call replay from the "
         "directory in which the run was started."
@@ -139,19 +159,29 @@ def _program(run: Path) -> tuple[list[str], Path]:
 
 def _without_launcher(command: Sequence[str]) -> list[str]:
     for number, word in enumerate(command):
-        if word == "-m" and command[number + 1 :][:1] not in ([], [LAUNCHER]):
-            return list(command[number:])
-        if word.endswith(".py"):
+        is_module = word == "-m" and command[number + 1 :][:1] not in ([], [LAUNCHER])
+        if is_module or word.endswith(".py"):
             return list(command[number:])
     return []
 
 
-def _directories(run: Path, relative: str | None) -> list[Path]:
-    """Where the script may have been started: in the work tree as noted, else here."""
-    here = Path.cwd()
-    trees = [path for start in (here, run) for path in (start, *start.parents)]
-    tops = [path for path in trees if (path / ".git").exists()]
-    return [*((top / relative) for top in tops if relative is not None), here]
+def _of_one_run(program: list[str], name: str) -> list[str]:
+    """The program; if it is `python -m expbase run`, without the other runners of its file."""
+    is_ours = program[:2] == ["-m", "expbase"] or program[0].endswith("expbase/__main__.py")
+    return [*program, "--only", name] if is_ours else program
+
+
+@contextlib.contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """Holds the run's lock: a script that does not call main() would go on with the run itself."""
+    directory = RunDirectory(run)
+    with contextlib.suppress(ConfigError):  # it is in use: then the script cannot have it either
+        if (run / LOCK.format(rank=0)).exists():  # nothing is made in the run
+            directory.lock(rank=0)
+    try:
+        yield
+    finally:
+        directory.release()
 
 
 def _copy(run: Path, copy: Path, name: str | None) -> None:
@@ -175,9 +205,6 @@ def _copy(run: Path, copy: Path, name: str | None) -> None:
         shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=_link)
     except checkpoint.CheckpointError as error:
         raise ValueError(f"{error} The failure cannot be repeated without it.") from error
-    except OSError as error:
-        why = error.strerror or error.args[0][0][-1]  # of the first file that failed
-        raise ValueError(f"{source}: cannot be copied to {copy}: {why}.") from error
 
 
 def _link(source: str, target: str) -> None:
@@ -187,28 +214,24 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _read(path: Path) -> str:
-    if not path.exists():
-        return "the process ended by itself"
-    return path.read_bytes().decode("utf-8", "surrogatepass")
-
-
 def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) -> int:
     """Says how each rank ended that had failed; 0 if one of them did in the same way."""
-    same = False
+    code = 1
     for rank, facts in of_ranks.items():
         where = f"rank {rank}, " if facts["ranks"] > 1 else ""
-        if _is_same(ended[rank], facts["error"]):
-            same = True
-            _say(f"{where}the same error at iteration {facts['iteration']}: {facts['error']}")
-        elif not ended[rank]:
+        iteration, error = facts["iteration"], facts["error"]
+        end = ended.get(rank, "the process ended by itself")
+        if _is_same(end, error):
+            code = 0
+            _say(f"{where}the same error at iteration {iteration}: {error}")
+        elif not end:
             _say(
-                f"{where}iteration {facts['iteration']} passed without {facts['error']!r}: the "
-                "failure is not repeatable, or code, data or the machine were changed since"
+                f"{where}iteration {iteration} passed without {error!r}: the failure is not "
+                "repeatable, or code, data or the machine were changed since"
             )
         else:
-            _say(f"{where}another end: {ended[rank]}; expected {facts['error']!r}")
-    return 0 if same else 1
+            _say(f"{where}another end: {end}; expected {error!r}")
+    return code
 
 
 def _is_same(text: str, error: str) -> bool:

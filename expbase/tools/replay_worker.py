@@ -1,7 +1,7 @@
 """Runs a user's script on a copy of its run, up to an iteration. A script for `replay`.
 
-The experiment is not changed: its output directory is another one, and it is ended when it passes
-the iteration. Each rank writes how it ended.
+Each rank writes how it ended to a file: the error, nothing if the iteration passed, else what
+happened instead.
 
     python replay_worker.py SPEC.json train.py --output …        # or -m expbase run FILE …
 """
@@ -9,105 +9,105 @@ the iteration. Each rank writes how it ended.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
 import pdb
-import runpy
 import sys
 import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import paddle
+from typing import Any, ClassVar
 
 import expbase
 from expbase import distributed
+from expbase.cli import put_in_front
 from expbase.experiment import ExperimentBase
-from expbase.extras import runner
 from expbase.metrics import NonFiniteError
-from expbase.record import crash
+from expbase.tools.process import run_program
+
+_SPEC = "EXPBASE_REPLAY"  # the variable with its path; the processes of --nprocs inherit it
 
 
-class Passed(BaseException):
-    """The iteration is over; no `except Exception` of the user's may hold it."""
+def read_spec() -> dict[str, Any]:
+    """What to repeat.
 
-
-def redirect(spec: Mapping[str, Any]) -> None:
-    """Has the experiment of the run work on the copy.
-
-    Args:
-        spec: `run` and `copy`: directories; `iteration`: the last one; `pdb`: whether a debugger
-            will look at the failure.
+    Returns:
+        `run` and `copy`: directories; `iteration`: the last one; `error`: the text of the failure;
+        `pdb`: whether a debugger will look at it; `result`: the path for `leave`, but for the rank.
     """
-    init, setup, execute = ExperimentBase.__init__, ExperimentBase.setup, runner.execute
+    return dict(json.loads(Path(os.environ[_SPEC]).read_bytes()))
 
-    def is_meant(args: argparse.Namespace) -> bool:
-        return Path(args.output).resolve() == Path(spec["run"])
 
-    def init_on_copy(self: ExperimentBase, config: Any, args: argparse.Namespace) -> None:
-        if not is_meant(args):
+class Repeated(ExperimentBase):
+    """Goes in front of an experiment class: works on the copy, and ends after the iteration.
+
+    Raises:
+        ValueError: The script makes another run than the one that failed.
+    """
+
+    was_made: ClassVar[bool] = False
+
+    def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        spec = read_spec()
+        if Path(args.output).resolve() != Path(spec["run"]):
             raise ValueError(
                 f"the script makes a run in {args.output}; expected the one in {spec['run']}."
             )
-        init(self, config, argparse.Namespace(**{**vars(args), "output": spec["copy"]}))
-        self.args.fresh = False
+        # As with --smoke the directory is gone in a moment: nobody is told to look into it.
+        changed = {"output": spec["copy"], "fresh": False, "smoke": True}
+        super().__init__(config, argparse.Namespace(**{**vars(args), **changed}))
+        self.replay_spec = spec
+        Repeated.was_made = True
 
-    def setup_with_end(self: ExperimentBase) -> None:
-        setup(self)
-        _end_after(self, spec["iteration"])
-        if spec["pdb"]:
-            _stop_at_nonfinite(self)
+    @property
+    def finished(self) -> bool:
+        """It is not: training is broken off."""
+        return False
 
-    ExperimentBase.__init__ = init_on_copy  # type: ignore[method-assign]
-    ExperimentBase.setup = setup_with_end  # type: ignore[method-assign]
-    crash.leave = lambda exp, error: None  # the run itself has it
-    runner.execute = lambda runs: execute([run for run in runs if is_meant(run.args)])
+    def train_batch(self) -> None:
+        """One update; the last one is that of the failure, with all that is due after it."""
+        super().train_batch()
+        if self.iteration >= self.replay_spec["iteration"]:
+            self.stop("the iteration of the failure passed", on_all_ranks=True)
 
-
-def _end_after(exp: Any, iteration: int) -> None:
-    train_batch = exp.train_batch
-
-    def train_batch_or_end() -> None:
-        if exp.iteration > iteration:
-            exp._failure = Passed()  # known, so that the log does not tell it as a failure
-            raise exp._failure
-        train_batch()
-
-    exp.train_batch = train_batch_or_end
-
-
-def _stop_at_nonfinite(exp: Any) -> None:
-    """Raises where the value is logged, which a run finds out later."""
-    log = exp.log
-
-    def log_and_look(mapping: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
-        log(mapping, **scalars)
+    def log(self, mapping: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
+        """Logs; for a debugger it raises here what a run finds out when it writes a line."""
+        super().log(mapping, **scalars)
+        spec = self.replay_spec
+        if not spec["pdb"] or not spec["error"].startswith(NonFiniteError.__name__):
+            return
         for name, value in {**(mapping or {}), **scalars}.items():
-            number = float(value.item() if isinstance(value, paddle.Tensor) else value)
-            if not math.isfinite(number) and exp.phase == "train":
-                raise NonFiniteError(f"not finite: {name}={number} at iteration {exp.iteration}.")
+            number = distributed.number(value)
+            if self.phase == "train" and not math.isfinite(number):
+                raise NonFiniteError(f"not finite: {name}={number} at iteration {self.iteration}.")
 
-    exp.log = log_and_look
+    def run(self) -> None:
+        """Runs, and ends the process: what the script does after its training is not repeated."""
+        super().run()
+        passed = self.iteration >= self.replay_spec["iteration"]
+        leave("" if passed else "training ended", code=0)
 
 
-def start(program: list[str]) -> None:
-    """Runs a script, or a module after `-m`, as python would."""
-    if program[0] == "-m":
-        sys.argv = program[1:]
-        sys.path[0] = os.getcwd()
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = program
-        sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
-        runpy.run_path(program[0], run_name="__main__")
+def leave(ended: str, code: int) -> None:
+    """Ends the process and whatever the script left running in it.
+
+    Args:
+        ended: How it ended, for `replay`.
+        code: The exit code; one that is not 0 makes a launcher end the other ranks.
+    """
+    result = ended.encode("utf-8", "surrogatepass")  # as json has it in the run
+    Path(f"{read_spec()['result']}_{distributed.rank()}").write_bytes(result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def in_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback up to the last line that is the user's: where a debugger should stand."""
+    """The traceback up to the last line that is the user's, where the debugger should be."""
     ours = (os.path.dirname(os.path.abspath(expbase.__file__)), sysconfig.get_path("stdlib"))
     entry, last = trace, None
     while entry is not None:
@@ -123,25 +123,23 @@ def in_user_code(trace: TracebackType | None) -> TracebackType | None:
 
 def main() -> None:
     """Runs what the command line names."""
-    spec = json.loads(Path(sys.argv[1]).read_bytes())
-    redirect(spec)
-    ended = "training ended"
+    os.environ[_SPEC] = sys.argv[1]
     try:
-        start(sys.argv[2:])
-    except Passed:
-        ended = ""
+        with put_in_front(Repeated):
+            run_program(sys.argv[2:])
+        ended = "the script ended"
     except SystemExit as error:
         ended = f"the script ended with {error.code!r}"
     except BaseException as error:
         traceback.print_exception(error)
         ended = f"{type(error).__name__}: {error}"
-        if spec["pdb"] and isinstance(error, Exception):
+        if read_spec()["pdb"] and isinstance(error, Exception):
             pdb.post_mortem(in_user_code(error.__traceback__))
-    result = ended.encode("utf-8", "surrogatepass")  # as json has it in the run
-    Path(f"{spec['result']}_{distributed.rank()}").write_bytes(result)
-    sys.stderr.flush()
-    os._exit(1)  # other ranks are told by it; and what the script left running ends
+    if not Repeated.was_made:
+        ended = f"no run was made by main(Experiment), which replay needs ({ended})"
+    leave(ended, code=1)
 
 
 if __name__ == "__main__":
-    main()
+    # By its full name, under which the processes of --nprocs can import the class, too.
+    importlib.import_module("expbase.tools.replay_worker").main()

@@ -22,7 +22,7 @@ from typing import Any
 
 from expbase.cli import Paragraphs
 from expbase.config import flatten, get_default_training_config
-from expbase.logs import json_lines
+from expbase.meter import json_lines
 from expbase.record.git import SOURCES
 from expbase.record.run_record import LEDGER, Session, sessions
 from expbase.run_dir import CONFIG
@@ -339,7 +339,7 @@ def add_parser(tools: Any) -> None:
     form.add_argument("--json", action="store_true", help="all of it as a JSON object, for scripts")
     form.add_argument("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
         help="print the commands that make it again (default: 1, the whole run)")  # fmt: skip
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

@@ -2,19 +2,19 @@
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every tensor, counter, random state and logged number. The
-script must take expbase's options (`main(Experiment)`, or `default_argument_parser()`). What
-stands after -- goes to it.
+script must take expbase's options (`main(Experiment)`, or `default_argument_parser()`); the likely
+cause of a difference is named only if it calls `main`. The words after -- are for the script.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,25 @@ from expbase.processes import python
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, parse
 from expbase.state.checkpointer import STATE_FILE
+from expbase.tools.fingerprints import notes_path
 from expbase.tools.process import ended_by_signals, kill
 
 _POLL_SECONDS = 0.0005
+_TAIL_BYTES = 1 << 14  # of metrics.jsonl: what tells where the run is
 _KINDS = ("at a random moment", "inside a save", "inside a validation")
 # Fields of a note, with the cause that a first difference there points at.
 _CAUSES = {
-    "before": "state that does not come back: {names} differ before the update",
+    "before": "state that is not restored: {names} differ before the update",
     "indices": "data order: other samples. A sampler with a generator of its own? Give it "
     "state_dict and set_state_dict, or draw from np.random",
     "batches": "augmentation: the data set made something else of the same samples. A generator "
     "of its own? Draw from random, np.random or paddle inside __getitem__",
     "random": "random states: something drew from them that does not draw after a resume",
-    "rates": "schedule: another learning rate. Put the schedule on self, or step it from "
-    "self.iteration",
-    "after": "dropout, or another draw from a generator that is not on self; or a value on self "
-    "that register_stateful does not name: {names} differ after the update",
+    "rates": "schedule: another learning rate. Make the schedule an attribute of the experiment, "
+    "or step it from self.iteration",
+    "after": "dropout, or another draw from a generator that is not an attribute of the "
+    "experiment; or a value on self that register_stateful does not name: {names} differ after "
+    "the update",
 }
 
 
@@ -59,23 +62,17 @@ def add_parser(tools: Any) -> None:
     add("script", type=Path, help="your train.py")
     add("--config", metavar="FILE", help="its config file")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
-    add(
-        "--iterations",
-        type=int,
-        default=40,
-        metavar="N",
-        help="of each run, training.max_iteration for it (default: 40)",
-    )
+    add("--iterations", type=int, default=40, metavar="N", help="of each run (default: 40)")
     add("--kills", type=int, default=6, metavar="K", help="how often to kill (default: 6)")
     add("--nprocs", type=int, default=1, metavar="P", help="processes of each run (default: 1)")
     add("--device", default="cpu", metavar="NAME", help="default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="of the moments (default: 0)")
     add("--tolerance", type=float, default=0.0, metavar="T", help="absolute; 0: the same bits")
-    parser.set_defaults(run=run, slips=(OSError, ValueError, RuntimeError))
+    parser.set_defaults(run=run, user_errors=(OSError, ValueError, RuntimeError))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the tool; gives its exit code.
+    """Runs the tool; returns its exit code.
 
     Raises:
         ValueError: The arguments cannot be used.
@@ -86,23 +83,28 @@ def run(args: argparse.Namespace) -> int:
     with ended_by_signals():
         print(f"straight through: {args.iterations} iterations", flush=True)
         straight.finish()
+        if not straight.notes(0):
+            print("note: the script does not call main(), so causes of differences are not noted")
         print(f"again, with {args.kills} times kill -9", flush=True)
         counts = killed.finish_with_kills(random.Random(args.seed), args.kills)
     for kind, count in counts.items():
         print(f"  killed {count} times {kind}")
-    difference = first_difference(straight, killed, args.tolerance)
-    if difference:
+    if difference := first_difference(straight, killed, args.tolerance):
         print(f"NOT IDENTICAL: {difference}")
         return 1
-    if straight.values().get("values.counters.epoch", 2) < 2:
-        print("note: within one pass over the data; more --iterations would prove more")
+    if straight.values()["counters"]["epoch"] < 2:
+        print("note: within one epoch; more --iterations would prove more")
     compared = f"{len(straight.tensors())} tensors, {len(straight.logged())} logged numbers"
     print(f"identical: {args.iterations} iterations, {sum(counts.values())} kills, {compared}")
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Checks the arguments, and makes the output directory."""
+    """Checks the arguments, and makes the output directory.
+
+    Raises:
+        ValueError: One of them cannot be used.
+    """
     if not args.script.is_file():
         wrong = "is a directory" if args.script.is_dir() else "no such file"
         raise ValueError(f"{args.script}: {wrong}; expected a training script.")
@@ -112,57 +114,55 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: {value} given; expected --{name} of {least} or more.")
     try:
         args.output.mkdir(parents=True, exist_ok=True)
-        is_empty = not any(args.output.iterdir())
     except OSError as error:
         raise ValueError(
             f"--output: {args.output} cannot be a directory: {error.strerror}; expected a new one."
         ) from error
-    if not is_empty:
+    if any(args.output.iterdir()):
         raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
 
 
-@dataclass
+# --- the two runs ----------------------------------------------------------------------------
+
+
 class Side:
-    """One of the two runs that are compared."""
+    """One of the two runs that are compared.
 
-    args: argparse.Namespace
-    name: str
-    process: Any = field(default=None, init=False)
+    Args:
+        args: Of the tool.
+        name: "straight" or "killed".
 
-    @property
-    def directory(self) -> Path:
-        """Its output directory."""
-        return Path(self.args.output).absolute() / self.name
+    Attributes:
+        directory: Its output directory.
+        save_interval: Iterations; small enough for many saves.
+        valid_interval: Small enough for some validations, and not always with a save.
+        process: That runs, or ran last.
+    """
 
-    @property
-    def save_interval(self) -> int:
-        """Small enough for many saves."""
-        return max(int(self.args.iterations) // 8, 1)
+    process: subprocess.Popen[bytes]
 
-    @property
-    def valid_interval(self) -> int:
-        """Small enough for some validations, and not always with a save."""
-        return max(int(self.args.iterations) // 5, 1)
+    def __init__(self, args: argparse.Namespace, name: str) -> None:
+        self.directory = Path(args.output).absolute() / name
+        self.save_interval = max(args.iterations // 8, 1)
+        self.valid_interval = max(args.iterations // 5, 1)
+        self._args = args
+        self._name = name
 
     def command(self) -> list[str]:
         """The words that start it."""
-        args, count = self.args, self.args.iterations
+        args = self._args
         words = ["--config", args.config] if args.config else []
         words += ["--output", str(self.directory), "--device", args.device, *args.words]
-        words += [
-            f"training.max_iteration={count}",
-            "training.max_epoch=0",
-            "training.log_interval=1",
-            f"training.save_interval={self.save_interval}",
-            f"training.valid_interval={self.valid_interval}",
-            "training.keep_last=0",
-        ]
-        tracer = [str(Path(__file__).with_name("fingerprints.py")), f"{self.directory}.notes"]
+        training = {"max_iteration": args.iterations, "max_epoch": 0, "log_interval": 1}
+        training |= {"save_interval": self.save_interval, "keep_last": 0}
+        training |= {"valid_interval": self.valid_interval}
+        words += [f"training.{name}={value}" for name, value in training.items()]
         started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
-        return [*started, *tracer, str(self.args.script.absolute()), *words]
+        tracer = str(Path(__file__).with_name("fingerprints.py"))
+        return [*started, tracer, str(args.script.absolute()), *words]
 
     def start(self) -> None:
-        """Starts it, in a session of its own."""
+        """Starts it, in a session of its own: a Ctrl-C is for the tool alone."""
         with open(f"{self.directory}.stderr", "ab") as stderr:
             self.process = subprocess.Popen(
                 self.command(), stdout=stderr, stderr=stderr, start_new_session=True
@@ -178,14 +178,14 @@ class Side:
         try:
             code = self.process.wait()
         finally:
-            self.kill()
+            kill(self.process)
         if code:
             text = Path(f"{self.directory}.stderr").read_text(errors="replace")
             tail = "\n".join(text.splitlines()[-15:])
-            raise RuntimeError(f"the run {self.name!r} ended with code {code}:\n{tail}")
+            raise RuntimeError(f"the run {self._name!r} ended with code {code}:\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
             raise RuntimeError(
-                f"{self.args.script}: made no checkpoint in {self.directory}; expected a script "
+                f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
                 "that ends in main(Experiment), and trains with the options that it is given."
             )
 
@@ -200,18 +200,18 @@ class Side:
         """
         counts = dict.fromkeys(_KINDS, 0)
         # After the first checkpoint: a run that begins anew proves nothing.
-        first, last = self.save_interval + 1, self.args.iterations - self.valid_interval
+        first, last = self.save_interval + 1, self._args.iterations - self.valid_interval
         moments = sorted(source.choices(range(first, last), k=kills))
         for number, moment in enumerate(moments):
             kind = _KINDS[number % len(_KINDS)]
-            self.start()
             delay = source.uniform(0, 0.02) if kind == _KINDS[0] else 0.0
+            self.start()
             try:
                 if self._wait_for(kind, moment):
                     time.sleep(delay)
                     counts[kind] += self.process.poll() is None
             finally:
-                self.kill()
+                kill(self.process)
         if sum(counts.values()) < kills:
             raise RuntimeError(
                 f"killed {sum(counts.values())} times instead of {kills}: the runs ended before. "
@@ -222,14 +222,13 @@ class Side:
 
     def _wait_for(self, kind: str, moment: int) -> bool:
         """Waits until the run has passed an iteration and is in such a place; false if it ended."""
-        lines = _Tail(self.directory / METRICS)
-        trained = validated = 0
         while self.process.poll() is None:
-            for line in lines.new():
-                if any(name.startswith("speed/") for name in line):
-                    trained = line["iteration"]
-                if any(name.startswith("valid/") for name in line):
-                    validated = line["iteration"]
+            last = dict.fromkeys(("speed/", "valid/"), 0)  # iterations: trained, and validated
+            for line in _lines(self.directory / METRICS, _TAIL_BYTES):
+                for prefix in last:
+                    if any(name.startswith(prefix) for name in line):
+                        last[prefix] = line["iteration"]
+            trained, validated = last.values()
             if trained >= moment and self._is_in(kind, trained, validated):
                 return True
             time.sleep(_POLL_SECONDS)
@@ -242,19 +241,9 @@ class Side:
             return trained % self.valid_interval == 0 and validated < trained
         return True
 
-    def kill(self) -> None:
-        """Kills whatever of it still runs, with all its processes."""
-        kill(self.process)
-
-    # What it left
-
-    def checkpoint(self) -> Path:
-        """Its last checkpoint."""
-        return checkpoint.find(self.directory)
-
     def tensors(self) -> dict[str, Array]:
         """All tensors of the last checkpoint, by file and name."""
-        contents = checkpoint.read(self.checkpoint())
+        contents = checkpoint.read(checkpoint.find(self.directory))
         return {
             f"{file}: {name}": array
             for file, data in contents.items()
@@ -263,58 +252,64 @@ class Side:
         }
 
     def values(self) -> dict[str, Any]:
-        """All values of the last checkpoint's state.json, by their place in it."""
-        text = (self.checkpoint() / STATE_FILE).read_text()
-        return dict(_flat(json.loads(text), ""))
+        """All values of the last checkpoint's state.json, by the name of their section."""
+        state = json.loads((checkpoint.find(self.directory) / STATE_FILE).read_bytes())
+        return {**state, **state.pop("values")}
 
-    def logged(self) -> dict[tuple[int, str], Any]:
-        """All logged numbers but times and speeds, by iteration and name."""
-        lines = _Tail(self.directory / METRICS).new()
+    def logged(self) -> dict[str, Any]:
+        """All logged numbers but times and speeds, by name and iteration, in their order."""
         return {
-            (line["iteration"], name): value
-            for line in lines
+            f"{name} at iteration {line['iteration']}": value
+            for line in _lines(self.directory / METRICS)
             for name, value in line.items()
             if name not in ("iteration", "time") and not name.startswith("speed/")
         }
 
     def notes(self, rank: int) -> list[dict[str, Any]]:
-        """What the tracer wrote for a rank, in the order in which it happened."""
-        return list(_Tail(Path(f"{self.directory}.notes.rank_{rank}.jsonl")).new())
+        """What `fingerprints` wrote for a rank, in the order in which it happened."""
+        return list(_lines(notes_path(self.directory, rank)))
+
+
+def _lines(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a file that is being written; torn ones are passed over.
+
+    Args:
+        path: It need not be there yet.
+        last_bytes: Reads that many bytes at its end; 0: all.
+    """
+    if path.exists():
+        yield from json_lines(path.read_bytes()[-last_bytes:])
+
+
+# --- the comparison --------------------------------------------------------------------------
 
 
 def first_difference(straight: Side, killed: Side, tolerance: float) -> str:
     """What differs first, at which iteration, and the likely cause; empty if nothing does."""
-    noted = _difference_in_notes(straight, killed) if not tolerance else ""
-    one, other = straight.logged(), killed.logged()
-    for key in sorted({*one, *other}, key=str):
-        if not _close(one.get(key), other.get(key), tolerance):
-            iteration, name = key
-            return noted or (
-                f"{name} at iteration {iteration}: {one.get(key)} straight through, "
-                f"{other.get(key)} after the kills."
-            )
-    left, right = straight.tensors(), killed.tensors()
-    for name in sorted({*left, *right}):
-        if name not in left or name not in right:
-            return noted or f"{name} is only in one of the two."
-        if not _same_array(left[name], right[name], tolerance):
-            return noted or f"{name} differs at the end."
-    if tolerance:
-        return ""
-    before, after = straight.values(), killed.values()
-    for name in [*before, *(name for name in after if name not in before)]:
-        if before.get(name) != after.get(name):
-            return noted or (
-                f"{name} differs at the end: {before.get(name)!r} straight through, "
-                f"{after.get(name)!r} after the kills."
-            )
-    return noted
+    if not tolerance and (noted := _difference_in_notes(straight, killed)):
+        return noted
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (straight.logged(), killed.logged()),
+        (straight.tensors(), killed.tensors()),
+    ]
+    if not tolerance:
+        pairs.append((straight.values(), killed.values()))
+    for one, other in pairs:
+        for name in {**one, **other}:
+            left, right = one.get(name), other.get(name)
+            if not _same(left, right, tolerance):
+                values = f": {left} straight through, {right} after the kills"
+                return f"{name} differs{values if str(left) != str(right) else ''}."
+    return ""
 
 
 def _difference_in_notes(straight: Side, killed: Side) -> str:
+    """The first fingerprint of an update that differs, over all ranks; empty if none does."""
     found: list[tuple[int, int, str]] = []
-    for rank in range(straight.args.nprocs):
-        expected = {note["iteration"]: note for note in straight.notes(rank)}
+    for rank in itertools.count():
+        if not (notes := straight.notes(rank)):
+            break  # there are no more ranks
+        expected = {note["iteration"]: note for note in notes}
         for note in killed.notes(rank):
             reference = expected.get(note["iteration"], {})
             for order, (name, cause) in enumerate(_CAUSES.items()):
@@ -334,52 +329,14 @@ def _differing(one: Any, other: Any) -> str:
     return ", ".join(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
-def _close(one: Any, other: Any, tolerance: float) -> bool:
-    numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
-    return one == other or (numbers and abs(one - other) <= tolerance)
-
-
-def _same_array(one: Array, other: Array, tolerance: float) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    if one.data.tobytes() == other.data.tobytes():
-        return True
-    if not tolerance:
-        return False
-    left, right = (array.tensor().astype("float64").numpy() for array in (one, other))
-    return bool(np.allclose(left, right, rtol=0, atol=tolerance))
-
-
-def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
-        items = enumerate(value)
-    else:
-        yield place, value
-    for key, item in items:
-        yield from _flat(item, f"{place}.{key}" if place else str(key))
-
-
-class _Tail:
-    """The JSON lines of a file that is being written; torn ones are passed over."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """The lines since the last call."""
-        try:
-            size = self._path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size < self._position:  # cut back by a resume
-            self._position = 0
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._position += len(complete)
-        yield from json_lines(complete)
+def _same(one: Any, other: Any, tolerance: float) -> bool:
+    """Whether two values are equal: arrays to the bit, or these and numbers within a tolerance."""
+    if isinstance(one, Array) and isinstance(other, Array):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        if one.data.tobytes() == other.data.tobytes():
+            return True
+        one, other = (array.tensor().astype("float64").numpy() for array in (one, other))
+        return bool(tolerance) and bool(np.allclose(one, other, rtol=0, atol=tolerance))
+    are_numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+    return bool(one == other or (are_numbers and abs(one - other) <= tolerance))
