@@ -427,15 +427,5 @@ class ExperimentBase(SetupSteps, Checkpoints):
             error.__suppress_context__ = True  # the original one was logged before
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)
 
-    # --- stand-ins -----------------------------------------------------------------------
-
-    def stateful_objects(self) -> objects.StatefulObjects:
-        """What has state on the experiment, excluded objects too."""
-        return objects.find(self._user_attributes())
-
-    def learning_rates(self) -> dict[str, float]:
-        """The learning rate of each optimizer, by the name of its curve."""
-        return self._journal.learning_rates()
-
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")

@@ -36,7 +36,6 @@ from expbase.cli import Paragraphs, count, report_user_errors, spawn, with_tools
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, ClassLoader, with_stages
-from expbase.launch import spawn
 from expbase.meter import json_value
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
