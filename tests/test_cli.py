@@ -15,7 +15,7 @@ from expbase import (
     ExperimentBase,
     cli,
     default_argument_parser,
-    distributed,
+    launch,
     main,
 )
 from expbase.cli import fill_in, load_config, put_in_front, report_user_errors, with_tools
