@@ -15,6 +15,8 @@ from expbase import (
     ExperimentBase,
     cli,
     default_argument_parser,
+    distributed,
+    distributed,
     launch,
     main,
 )
