@@ -16,7 +16,6 @@ from expbase import (
     cli,
     default_argument_parser,
     distributed,
-    distributed,
     launch,
     main,
 )
