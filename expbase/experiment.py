@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging.handlers
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
 from expbase.evaluation import Evaluation
 from expbase.events import BATCH_EVENTS, Events, Handlers
+from expbase.life import Life
 from expbase.logs import METRICS, MetricsFile, close_log, line, open_log, silent_log
 from expbase.metrics import Journal
 from expbase.record import card, crash, provenance
@@ -108,6 +110,8 @@ class ExperimentBase(Events):
         self.output_dir = Path(args.output).absolute()
         self.checkpoint_dir = self.output_dir / checkpoint.FOLDER
         self.logger = silent_log()  # until setup_logger
+        self._early_lines = logging.handlers.MemoryHandler(1000, flushLevel=1000)
+        self.logger.addHandler(self._early_lines)
         self.visualizer = Visualizer(None)
 
         self._output = Output(self.output_dir)
@@ -300,6 +304,8 @@ class ExperimentBase(Events):
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl."""
         self.logger = open_log(None if self._looks_only else self._log_path, echo=self.rank == 0)
+        for record in self._early_lines.buffer:
+            self.logger.handle(record)
         if self._looks_only:
             return
         limit = self.config.training.time_limit_seconds
@@ -1092,6 +1098,26 @@ class ExperimentBase(Events):
         except (Exception, SystemExit) as error:
             error.__suppress_context__ = True  # the original one was logged before
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)
+
+    # --- public names that the extras use ------------------------------------------------
+
+    @property
+    def life(self) -> Life:
+        """Where the experiment stands."""
+        return Life.TRAINING if self._running else Life.READY
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The GradScaler that is an attribute of the experiment, or None."""
+        return self._stepper.scaler()
+
+    def note_helper(self, name: str) -> None:
+        """Notes that train_batch does by hand what a helper does: nobody misses its events."""
+        self._stepper.used.add(name)
+
+    def stateful_objects(self) -> objects.StatefulObjects:
+        """All stateful objects that are attributes of the experiment, excluded ones, too."""
+        return objects.find(self._user_attributes())
 
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")

@@ -26,16 +26,28 @@ class TrainIterator:
         last: The batch that was read last.
     """
 
-    def __init__(self, feed: LoaderAdapter) -> None:
-        self.feed = feed
+    def __init__(self, feed: LoaderAdapter | None = None) -> None:
+        self.feed: Any = feed
+        self.epoch = 0
         self.last: Any = None
         self.batches = _ended()
         self.batch_in_epoch = 0
         self._next: Iterator[Any] = iter(())
         self._start = 0  # the position at which this rank began
 
+    def attach(self, adapter: LoaderAdapter) -> None:
+        self.feed = adapter
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, **self.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        self.epoch = state["epoch"]
+        return self.restore(self.epoch, state)
+
     def open(self, epoch: int, position: int = 0) -> None:
         """Goes to a position of a pass."""
+        self.epoch = epoch
         self.batches.close()
         self.batches = self.feed.open(epoch, position)
         self.batch_in_epoch = self.batches.first
