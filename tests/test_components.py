@@ -113,10 +113,10 @@ def test_a_clone_is_independent_of_its_original() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((POINT,), "head one (Classify): takes 'label', int64 [-1], from reader Points, which gi"),
+        ((POINT,), "head one (Classify): takes 'label', int64 [-1], from reader Points, which re"),
         (
             (InputSpec([-1, 4], "float64", "point"), LABEL),
-            "backbone Net: takes 'point' as float32 [-1, 4]; reader Points gives it as float64 "
+            "backbone Net: takes 'point' as float32 [-1, 4]; reader Points returns it as float64 "
             "[-1, 4]: another type.",
         ),
         ((InputSpec([-1, 5], "float32", "point"), LABEL), "[-1, 5]: another size."),
@@ -140,7 +140,7 @@ def test_a_training_head_must_give_a_loss_and_a_predicting_one_need_not() -> Non
     class Lossless(Classify):
         outputs_attr: ClassVar[Any] = [SCORE]
 
-    with pytest.raises(ValueError, match=r"head a \(Lossless\): gives score; expected a 'loss'"):
+    with pytest.raises(ValueError, match=r"head a \(Lossless\): returns score; expected a 'loss'"):
         Points().register_with(composed(a=Lossless()))
     Points("predict").register_with(composed(a=Lossless()))
 
@@ -268,12 +268,12 @@ def test_auxiliary_heads_do_not_delay_the_end(
     exp.setup()
     exp.run()
     assert exp.finished
-    passes: Any = {name: exp._passes(name) for name in exp.tasks}
+    epochs: Any = {name: exp.epochs_of(name) for name in exp.tasks}
     if waits:  # until the rare one is through
-        assert min(passes.values()) == 2
-        assert passes["one"] > 10
+        assert min(epochs.values()) == 2
+        assert epochs["one"] > 10
     else:
-        assert (passes["one"], passes["other"]) == (2, 0)
+        assert (epochs["one"], epochs["other"]) == (2, 0)
 
 
 def test_a_head_can_be_shared(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_the_example_of_the_docs_trains_and_is_exported(tmp_path: Path) -> None:
     assert loaded(paddle.randn([3, 4])).shape == [3]
 
 
-# --- slips -----------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------
 
 
 def test_lists_of_different_lengths_per_sample_are_results(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_reader_without_what_it_declares_is_named() -> None:
 
     reader = Poor()
     reader.register_with(composed())
-    with pytest.raises(ValueError, match="reader Poor: sample gives point; it declares 'label'"):
+    with pytest.raises(ValueError, match="reader Poor: sample returns point; it declares 'label'"):
         reader[0]
 
 
@@ -428,7 +428,7 @@ def test_what_is_no_mapping_is_named() -> None:
             return self.linear(inputs["point"])
 
     batch = {"point": paddle.ones([3, 4]), "label": paddle.ones([3], "int64")}
-    with pytest.raises(ValueError, match="backbone Bare: forward gave a Tensor; expected a mapp"):
+    with pytest.raises(ValueError, match="backbone Bare: forward returned a Tensor; expected a mapp"):
         Composed(Bare(), {"a": Classify()})(batch, "a")
 
 
