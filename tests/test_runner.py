@@ -238,7 +238,7 @@ def test_an_init_of_the_seeds_shape_is_not_called_and_that_is_said(workspace: Pa
     (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
     assert main(["run", str(workspace / "c.yaml")]) == 0
     log = (workspace / "runs/first/worker_0.log").read_text()
-    assert log.count("startup: Startup.__init__ is not called") == 1
+    assert log.count("Startup.__init__ is not called") == 1
 
 
 def test_the_walk_of_tdm_fill_from_a_file_save_and_warm_start_later(workspace: Path) -> None:
