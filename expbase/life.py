@@ -1,6 +1,6 @@
 """The stages in the life of an experiment.
 
-    experiment.life is Life.TRAINING
+experiment.life is Life.TRAINING
 """
 
 from __future__ import annotations

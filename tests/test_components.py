@@ -113,10 +113,10 @@ def test_a_clone_is_independent_of_its_original() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((POINT,), "head one (Classify): takes 'label', int64 [-1], from reader Points, which re"),
+        ((POINT,), "head one (Classify): declares 'label', int64 [-1]; reader Points has point."),
         (
             (InputSpec([-1, 4], "float64", "point"), LABEL),
-            "backbone Net: takes 'point' as float32 [-1, 4]; reader Points returns it as float64 "
+            "backbone Net: declares 'point' as float32 [-1, 4]; reader Points has it as float64 "
             "[-1, 4]: another type.",
         ),
         ((InputSpec([-1, 5], "float32", "point"), LABEL), "[-1, 5]: another size."),
@@ -159,9 +159,13 @@ def test_the_first_real_batch_is_checked_on_all_sides() -> None:
     class Lying(Net):
         outputs_attr = (InputSpec([-1, 9], "float32", "feature"),)
 
-    with pytest.raises(ValueError, match=r"reader: declares 'point' as float32 \[-1, 4\]; in the"):
+    with pytest.raises(
+        ValueError, match=r"backbone Net: declares 'point' as float32 \[-1, 4\]; the fir"
+    ):
         composed()({**good, "point": paddle.ones([3, 4, 1])[:, :, 0].astype("float64")}, "one")
-    with pytest.raises(ValueError, match=r"backbone: declares 'feature' .*\[3, 8\]: another size"):
+    with pytest.raises(
+        ValueError, match=r"backbone Lying: declares 'feature' .*\[3, 8\]: another size"
+    ):
         Composed(Lying(), {"a": Classify()})(good, "a")
     assert composed()(good, "one")["loss"].shape == []
 
@@ -404,7 +408,7 @@ def test_a_reader_without_what_it_declares_is_named() -> None:
 
 
 def test_a_batch_of_a_reader_that_nobody_registered_with_is_named() -> None:
-    with pytest.raises(ValueError, match=r"first batch has nothing\. Was it registered"):
+    with pytest.raises(ValueError, match=r"first batch has nothing\. Was the reader registered"):
         composed()({}, "one")
 
 
@@ -428,7 +432,7 @@ def test_what_is_no_mapping_is_named() -> None:
             return self.linear(inputs["point"])
 
     batch = {"point": paddle.ones([3, 4]), "label": paddle.ones([3], "int64")}
-    with pytest.raises(ValueError, match="backbone Bare: forward returned a Tensor; expected a mapp"):
+    with pytest.raises(ValueError, match="backbone Bare: forward returned a Tensor"):
         Composed(Bare(), {"a": Classify()})(batch, "a")
 
 

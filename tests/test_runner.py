@@ -297,7 +297,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("runner: []", "experiment: None given; expected"),
+        ("runner: []", "experiment: not given; expected"),
         ("experiment: train.py:Experiment", "runner: expected a list of `- name: …` sections"),
         (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
         (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
@@ -320,15 +320,17 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ),
         (YAML + "config: {data: {path: '{home}/a'}}", "config.data.path: {home} in '{home}/a' is"),
         (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
-        (YAML + "  epochs: many", "runner[0] (first): training.max_epoch: 'many' given"),
+        (YAML + "  epochs: many", "runner[0] (first): epochs: 'many' given"),
         (YAML + "  checkpoints: all", "runner[0] (first).checkpoints: given to a train runner"),
         (YAML + "  epochs: 0", "runner[0] (first): training.max_iteration: 0 given"),
         (YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}", "they are the same"),
         (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
         (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
-        (YAML + "  init_model_path: {output}", "{'output': None} given; expected a path. One t"),
-        (YAML + "  init_model_path: {output}/a", 'begins with a { stands in quotes: "{workspace}'),
-        (YAML + "mode:", "mode: nothing given; expected some of first"),
+        (
+            YAML + "  init_model_path: {output}",
+            "{'output': None} given; a text that begins with a { must be in quotes",
+        ),
+        (YAML + "  init_model_path: {output}/a", 'begins with a { must be in quotes: "{workspace}'),
         (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' is there twice"),
         (YAML.replace("name: first", "name: a/b"), "name: 'a/b' given; expected a name for a"),
         (
@@ -364,7 +366,10 @@ def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> 
     ("body", "message"),
     [
         ("    def close(self): ...\n", "Startup.close would hide the experiment's method"),
-        ("    def helper(self): ...\n", "Instance.helper and Startup.helper (startup_class_path)"),
+        (
+            "    def helper(self): ...\n",
+            "Instance.helper and Startup.helper (startup_class_path) would hide",
+        ),
     ],
 )
 def test_a_stage_that_hides_something_is_refused(workspace: Path, body: str, message: str) -> None:
@@ -418,5 +423,5 @@ def test_the_example_of_the_docs_runs(workspace: Path, capsys: pytest.CaptureFix
 
 
 def test_the_docs_name_every_key_of_a_runner() -> None:
-    for key in runner._KEYS:
+    for key in runner.RUNNER_KEYS:
         assert key in DOCS or key in ("data", "init_partial", "checkpoint_path"), key

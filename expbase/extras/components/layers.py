@@ -1,9 +1,9 @@
 """Reader, backbone, head, and the model composed of them.
 
-    model = Composed(Encoder(), {"tags": Tags(), "kinds": Kinds()})
-    reader.register_with(model)
-    loss = model(batch, "tags")["loss"]
-    experiment.export(path, *model.for_export("tags"))
+model = Composed(Encoder(), {"tags": Tags(), "kinds": Kinds()})
+reader.register_with(model)
+loss = model(batch, "tags")["loss"]
+experiment.export(path, *model.for_export("tags"))
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,13 @@ import numpy as np
 import paddle
 from paddle.static import InputSpec
 
-from expbase.extras.components.declarations import (
-    Specs,
-    check_declaration,
-    check_fit,
-    check_mapping,
-    check_values,
-    names_in,
-)
+from expbase.state.arrays import describe
 
-PHASES = ("train", "predict")
+Specs = Sequence[InputSpec]
 
 
 def _check_phase(phase: str) -> str:
-    if phase not in PHASES:
+    if phase not in ("train", "predict"):
         raise ValueError(f"phase: {phase!r} given; expected train or predict.")
     return phase
 
@@ -66,7 +59,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
             return {name: sample[name] for name in sorted(self._registered)}
         except KeyError as error:
             raise ValueError(
-                f"reader {type(self).__name__}: sample returns {names_in(sample)}; it declares "
+                f"reader {type(self).__name__}: sample returns {_names(sample)}; it declares "
                 f"{error} for the phase {self.phase!r}."
             ) from None
 
@@ -79,8 +72,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         names = [spec.name for spec in self.outputs_attr]
         if name not in names:
             raise ValueError(
-                f"reader {type(self).__name__}: {name!r} is asked for; it returns "
-                f"{names_in(names)}."
+                f"reader {type(self).__name__}: {name!r} is asked for; it returns {_names(names)}."
             )
         self._registered.add(name)
 
@@ -198,7 +190,7 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             if name not in outputs:
                 raise ValueError(
                     f"head {self.head_name}: takes {name!r} after the last batch; reader "
-                    f"{type(reader).__name__} returns {names_in(outputs)}."
+                    f"{type(reader).__name__} returns {_names(outputs)}."
                 )
         return {"reader": {name: outputs[name] for name in names}} if names else {}
 
@@ -255,19 +247,17 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         """
         layer, backbone = self.find_head(head), self.backbone
         is_first = (head, phase) not in self._checked
-        self._checked.add((head, phase))
         with layer.in_phase(phase):
             if is_first:
-                check_values("reader", backbone.inputs_attr, batch)
-                check_values("reader", layer.inputs_attrs.get("reader", ()), batch)
+                _check_batch(f"backbone {type(backbone).__name__}", backbone.inputs_attr, batch)
+                _check_batch(f"head {head}", layer.inputs_attrs.get("reader", ()), batch)
             features = backbone(_select(batch, backbone.inputs_attr))
-            check_mapping(f"backbone {type(backbone).__name__}", features)
             if is_first:
-                check_values("backbone", backbone.outputs_attr, features)
+                _check_outputs(f"backbone {type(backbone).__name__}", backbone, features)
             outputs = layer(_inputs_of(layer, batch, features))
-            check_mapping(f"head {head}", outputs)
             if is_first:
-                check_values(f"head {head}", layer.outputs_attr, outputs)
+                _check_outputs(f"head {head}", layer, outputs)
+        self._checked.add((head, phase))
         return dict(outputs)
 
     def find_head(self, name: str) -> Head:
@@ -277,7 +267,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             ValueError: There is none.
         """
         if name not in self.heads:
-            raise ValueError(f"head {name!r}: not in the model, which has {names_in(self.heads)}.")
+            raise ValueError(f"head {name!r}: not in the model, which has {_names(self.heads)}.")
         head: Head = self.heads[name]
         return head
 
@@ -295,15 +285,14 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         Raises:
             ValueError: An output is missing or does not fit, or a training head has no loss.
         """
-        source = f"reader {type(reader).__name__}"
-        backbone = f"backbone {type(self.backbone).__name__}"
-        check_declaration(source, reader.outputs_attr)
-        check_declaration(backbone, self.backbone.inputs_attr)
-        check_declaration(backbone, self.backbone.outputs_attr)
-        check_fit(backbone, self.backbone.inputs_attr, source, reader.outputs_attr)
+        reader_place = f"reader {type(reader).__name__}"
+        backbone_place = f"backbone {type(self.backbone).__name__}"
+        from_reader = _by_name(reader_place, reader.outputs_attr)
+        from_backbone = _by_name(backbone_place, self.backbone.outputs_attr)
+        _check_fit(backbone_place, self.backbone.inputs_attr, reader_place, from_reader)
         sources = {
-            "reader": (source, reader.outputs_attr),
-            "backbone": (backbone, self.backbone.outputs_attr),
+            "reader": (reader_place, from_reader),
+            "backbone": (backbone_place, from_backbone),
         }
         for name, head in self.heads.items():
             with head.in_phase(reader.phase):
@@ -324,23 +313,6 @@ def _inputs_of(
 ) -> dict[str, dict[str, Any]]:
     sources = {"reader": batch, "backbone": features}
     return {part: _select(sources[part], specs) for part, specs in head.inputs_attrs.items()}
-
-
-def _check_head(place: str, head: Head, sources: Mapping[str, tuple[str, Specs]]) -> None:
-    if not isinstance(head.inputs_attrs, Mapping):
-        raise ValueError(
-            f"{place}: inputs_attrs is {head.inputs_attrs!r}; expected a list for each "
-            "component: {'reader': [...], 'backbone': [...]}."
-        )
-    check_declaration(place, head.outputs_attr)
-    for component, specs in head.inputs_attrs.items():
-        check_declaration(place, specs)
-        if component not in sources:
-            raise ValueError(f"{place}: takes from {component!r}; expected reader or backbone.")
-        check_fit(place, specs, *sources[component])
-    outputs = [spec.name for spec in head.outputs_attr]
-    if head.phase == "train" and "loss" not in outputs:
-        raise ValueError(f"{place}: returns {names_in(outputs)}; expected a 'loss' in training.")
 
 
 class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
@@ -366,3 +338,73 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         outputs = self.head(_inputs_of(self.head, batch, features))
         self.head.phase = before
         return [outputs[name] for name in self._output_names]
+
+
+# --- checks of declarations ------------------------------------------------------------------
+
+
+def _by_name(place: str, specs: Any) -> dict[str, InputSpec]:
+    is_list = isinstance(specs, (list, tuple))
+    if not is_list or not all(isinstance(spec, InputSpec) and spec.name for spec in specs):
+        raise ValueError(
+            f"{place}: declares {specs!r}; expected a list of paddle.static.InputSpec with names."
+        )
+    return {spec.name: spec for spec in specs}
+
+
+def _check_head(place: str, head: Head, sources: Mapping[str, Any]) -> None:
+    if not isinstance(head.inputs_attrs, Mapping):
+        raise ValueError(
+            f"{place}: inputs_attrs is {head.inputs_attrs!r}; expected a list for each "
+            "component: {'reader': [...], 'backbone': [...]}."
+        )
+    for component, specs in head.inputs_attrs.items():
+        if component not in sources:
+            raise ValueError(f"{place}: takes from {component!r}; expected reader or backbone.")
+        _check_fit(place, specs, *sources[component])
+    outputs = _by_name(place, head.outputs_attr)
+    if head.phase == "train" and "loss" not in outputs:
+        raise ValueError(f"{place}: returns {_names(outputs)}; expected a 'loss' in training.")
+
+
+def _check_batch(place: str, specs: Specs, batch: Mapping[str, Any]) -> None:
+    hint = " Was the reader registered, in this phase? reader.register_with(model)"
+    _check_fit(place, specs, "the first batch", batch, hint)
+
+
+def _check_outputs(place: str, layer: Backbone | Head, outputs: Any) -> None:
+    if not isinstance(outputs, Mapping):
+        raise ValueError(
+            f"{place}: forward returned a {type(outputs).__name__}; expected a mapping by the "
+            "names of outputs_attr."
+        )
+    _check_fit(place, layer.outputs_attr, "what forward returned", outputs)
+
+
+def _check_fit(
+    place: str, specs: Any, source: str, found: Mapping[str, Any], hint: str = ""
+) -> None:
+    """Checks a declaration against what a source has: tensors, or declarations of its own."""
+    for name, spec in _by_name(place, specs).items():
+        if name not in found:
+            raise ValueError(
+                f"{place}: declares {name!r}, {describe(spec)}; {source} has {_names(found)}.{hint}"
+            )
+        if difference := _difference(spec, found[name]):
+            raise ValueError(
+                f"{place}: declares {name!r} as {describe(spec)}; {source} has it as "
+                f"{describe(found[name])}: {difference}."
+            )
+
+
+def _difference(spec: InputSpec, other: Any) -> str:
+    if spec.dtype != other.dtype:
+        return "another type"
+    if len(spec.shape) != len(other.shape):
+        return "another number of dimensions"
+    sizes = zip(spec.shape, other.shape, strict=True)  # below 0: a size that varies
+    return "another size" if any(a != b and a >= 0 and b >= 0 for a, b in sizes) else ""
+
+
+def _names(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names)) or "nothing"

@@ -1,13 +1,13 @@
 """Training several heads of one model: a task per head, one of them drawn for each update.
 
-    class Experiment(MultiHead):
-        def setup_model(self):
-            ...
-            self.setup_tasks({"tags": Task("tags", mix_ratio=3), "kinds": Task("kinds")})
+class Experiment(MultiHead):
+def setup_model(self):
+...
+self.setup_tasks({"tags": Task("tags", mix_ratio=3), "kinds": Task("kinds")})
 
-        def train_batch(self):
-            name = self.draw_task()
-            outputs = self.model(self.read_task(name), self.tasks[name].head)
+def train_batch(self):
+name = self.draw_task()
+outputs = self.model(self.read_task(name), self.tasks[name].head)
 """
 
 from __future__ import annotations
