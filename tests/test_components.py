@@ -11,7 +11,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
 from paddle.static import InputSpec
-from tiny import make, run_script, same_bits, trained
+from tiny import make, same_bits, trained
 
 from expbase.extras.components import Backbone, Composed, Head, MultiHead, Reader, Task
 
@@ -160,12 +160,10 @@ def test_the_first_real_batch_is_checked_on_all_sides() -> None:
         outputs_attr = (InputSpec([-1, 9], "float32", "feature"),)
 
     with pytest.raises(
-        ValueError, match=r"backbone Net: declares 'point' as float32 \[-1, 4\]; the fir"
+        ValueError, match=r"backbone Net: declares 'point' as .*; the first batch has"
     ):
         composed()({**good, "point": paddle.ones([3, 4, 1])[:, :, 0].astype("float64")}, "one")
-    with pytest.raises(
-        ValueError, match=r"backbone Lying: declares 'feature' .*\[3, 8\]: another size"
-    ):
+    with pytest.raises(ValueError, match=r"Lying: declares 'feature' .*\[3, 8\]: another size"):
         Composed(Lying(), {"a": Classify()})(good, "a")
     assert composed()(good, "one")["loss"].shape == []
 
@@ -246,14 +244,14 @@ class Several(MultiHead):
 
 
 def test_heads_are_drawn_by_their_ratios_the_same_for_a_seed_and_continued(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"valid_interval": 0, "save_interval": 500, "log_interval": 500}
-    whole: Any = trained(Several, tmp_path / "whole", max_iteration=1000, **options)
-    assert abs(whole.task_steps["one"] / 1000 - 0.75) < 0.04
+    options: dict[str, Any] = {"valid_interval": 0, "save_interval": 200, "log_interval": 200}
+    whole: Any = trained(Several, tmp_path / "whole", max_iteration=400, **options)
+    assert abs(whole.task_steps["one"] / 400 - 0.75) < 0.06
     assert whole.task_steps == {name: whole.drawn.count(name) for name in ("one", "other")}
-    trained(Several, tmp_path / "parts", max_iteration=333, **options)
-    parts: Any = trained(Several, tmp_path / "parts", max_iteration=1000, **options)
+    trained(Several, tmp_path / "parts", max_iteration=133, **options)
+    parts: Any = trained(Several, tmp_path / "parts", max_iteration=400, **options)
     assert parts.drawn == whole.drawn
-    step = "checkpoints/step-00001000"
+    step = "checkpoints/step-00000400"
     same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)
     other: Any = trained(Several, tmp_path / "other", max_iteration=50, seed=1, **options)
     assert other.drawn != whole.drawn[:50]
@@ -267,7 +265,7 @@ def test_auxiliary_heads_do_not_delay_the_end(
         ratios: ClassVar[Any] = {"one": 20.0, "other": 1.0}
 
     Rare.auxiliary = auxiliary
-    exp = make(Rare, tmp_path, max_iteration=100000, valid_interval=0)
+    exp = make(Rare, tmp_path, max_iteration=40000, valid_interval=0)
     exp.config.heads.epochs = 2
     exp.setup()
     exp.run()
@@ -335,42 +333,6 @@ def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:
     loaded = paddle.jit.load(str(tmp_path / "model"))
     expected = exp.model({"point": points}, "one", "predict")["score"]
     assert np.allclose(loaded(points).numpy(), expected.numpy(), atol=1e-6)
-
-
-SCRIPT = """
-from pathlib import Path
-from expbase import main
-from test_components import Several, Points
-from paddle.io import DataLoader
-
-class Ranked(Several):
-    def on_train_end(self):
-        (self.output_dir / f"drawn_{self.rank}").write_text(" ".join(self.drawn))
-        reader = self.readers["one"].clone("predict")
-        reader.register_with(self.unwrap(self.model))
-        results = self.predict_head("one", DataLoader(reader, batch_size=5), self.output_dir)
-        assert len(results) == 24
-
-if __name__ == "__main__":
-    main(Ranked)
-"""
-
-
-def test_two_ranks_draw_the_same_heads_and_are_continued(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    options = ["training.valid_interval=0", "training.save_interval=6", "--device", "cpu"]
-    for folder, ends in (("whole", ["12"]), ("parts", ["6", "12"])):
-        for end in ends:
-            words = ["--output", str(tmp_path / folder), "--nprocs", "2", *options]
-            result = run_script(script, *words, f"training.max_iteration={end}")
-            assert result.returncode == 0, result.stderr
-    drawn = [(tmp_path / f / f"drawn_{r}").read_text() for f in ("whole", "parts") for r in (0, 1)]
-    assert len(set(drawn)) == 1
-    assert {"one", "other"} == set(drawn[0].split())
-    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
-    assert len((tmp_path / "whole/one.predict.jsonl").read_text().splitlines()) == 24
-    assert "differ between the ranks" not in (tmp_path / "whole/worker_0.log").read_text()
 
 
 DOCS = Path(__file__).parents[1] / "docs" / "components.md"

@@ -14,7 +14,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import Points, Tiny, curve, run_script, same_bits, training_config
+from tiny import Points, Tiny, curve, same_bits, training_config
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase, experiment
@@ -227,35 +227,6 @@ def test_evaluating_other_data_or_again_does_not_count(tmp_path: Path) -> None:
     second = trained(Curious, tmp_path / "run", **options)
     assert second.evaluated[0] == 6
     assert second.iteration == 9
-
-
-RANKS = """
-import sys
-from pathlib import Path
-from test_mixins import scored, stopping, trained
-
-
-class Split(scored(1, 2, 2, 2)):
-    def valid(self):
-        results = super().valid()
-        return results if self.rank == 0 else {"score": float(self.iteration)}  # ever better
-
-
-output = Path(sys.argv[1])
-exp = trained(Split, output / "run", **{**stopping(), "max_iteration": 100000})
-(output / f"rank_{exp.rank}").write_text(f"{exp.iteration} {exp.early_stopping['best']}")
-"""
-
-
-def test_two_ranks_stop_at_the_same_iteration(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RANKS)
-    result = run_script(script, str(tmp_path), launch=2)
-    assert result.returncode == 0, result.stderr + result.stdout
-    one, two = ((tmp_path / f"rank_{rank}").read_text().split() for rank in (0, 1))
-    assert one == two
-    assert 4 <= int(one[0]) < 100000
-    assert float(one[1]) == 2
 
 
 # --- averages of the weights -------------------------------------------------------------------

@@ -23,6 +23,7 @@ every config is checked before the first runner starts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -61,6 +62,7 @@ _SHORT = {
 }
 _PATHS = ("data", "init_model_path", "checkpoint_path")
 _STAGE_KEYS = {f"{stage}_class_path": stage for stage in STAGES}
+_QUOTES = 'a value that begins with a { must be in quotes: "{workspace}/train.py:Class".'
 # The keys of a runner: default and meaning.
 RUNNER_KEYS: dict[str, tuple[Any, str]] = {
     "name": ("", "of its folder"),
@@ -85,7 +87,7 @@ class Run:
         config: Checked.
         args: What the experiment is constructed with.
         checkpoints: For an infer runner: all, best, last or an iteration.
-        workspace: The folder to import from.
+        import_dirs: Folders to import from.
     """
 
     name: str
@@ -94,7 +96,7 @@ class Run:
     config: Config
     args: argparse.Namespace
     checkpoints: str
-    workspace: Path
+    import_dirs: list[Path]
 
 
 # --- reading the file ------------------------------------------------------------------------
@@ -112,25 +114,18 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         ConfigError: Something in it cannot be used; the message names the key.
     """
     path = Path(path)
-    plan = _load(path, output)
-    folder, place = path.resolve().parent, f"{path}: experiment"
-    experiment = load_class(plan.experiment, place, folder)
+    plan, folder = _load(path, output), path.resolve().parent
+    experiment = load_class(plan.experiment, f"{path}: experiment", folder)
     if not issubclass(experiment, ExperimentBase):
-        raise ConfigError(f"{place}: {experiment.__name__} is no ExperimentBase.")
+        raise ConfigError(f"{path}: experiment: {experiment.__name__} is no ExperimentBase.")
+    # The folder of the experiment's file, too: provenance asks where its module is.
+    import_dirs = [*{(folder / plan.experiment).resolve().parent: 0, Path(plan.workspace): 0}]
     base = fill(experiment.default_config())
     base.merge_from_other_cfg(plan.config, f"{path}: config")
     runs = []
-    for index, given in _chosen(plan, str(path)):
+    for index, given in _chosen(plan, path):
         place = f"{path}: runner[{index}] ({given['name']})"
         runner = _checked_runner(given, base, place)
-        config = base.clone()
-        config.merge_from_other_cfg({"training": _training_of(runner, given)}, place)
-        config.merge_from_other_cfg(runner.config, f"{place}.config")
-        config.merge_from_list(options)
-        try:
-            check_training(config.training)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
         stages = {
             stage: load_class(runner[key], f"{place}.{key}", folder, STAGES[stage][0])
             for key, stage in _STAGE_KEYS.items()
@@ -141,10 +136,10 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
                 name=runner.name,
                 trains=_TRAINS[runner["class"]],
                 experiment=with_stages(experiment, stages, place),
-                config=config,
+                config=_config_of(runner, given, base, options, place),
                 args=_args_of(runner, folder, Path(plan.output)),
                 checkpoints=runner.checkpoints,
-                workspace=Path(plan.workspace),
+                import_dirs=import_dirs,
             )
         )
     return runs
@@ -156,9 +151,7 @@ def _load(path: Path, output: str) -> Config:
     try:
         plan.merge_from_file(path)
     except ConfigError as error:
-        hint = ""
-        if "not YAML" in str(error):
-            hint = ' A value that begins with a { must be in quotes: "{workspace}/train.py:Class".'
+        hint = f" Perhaps {_QUOTES}" if "not YAML" in str(error) else ""
         raise ConfigError(f"{error}{hint}") from None
     if not plan.experiment:
         raise ConfigError(
@@ -179,9 +172,8 @@ def _filled(value: Any, values: Mapping[str, str], place: str) -> Any:
         return [_filled(item, values, f"{place}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
         # YAML reads {output} without quotes as a mapping with the key `output` and no value.
-        if len(value) == 1 and any(value == {name: None} for name in values):
-            raise ConfigError(f"{place}: {value!r} given; a text that begins with a {{ must be in "
-                              "quotes.")  # fmt: skip
+        if value in [{name: None} for name in values]:
+            raise ConfigError(f"{place}: {value!r} given; {_QUOTES}")
         return {key: _filled(item, values, f"{place}.{key}") for key, item in value.items()}
     if not isinstance(value, str):
         return value
@@ -199,7 +191,7 @@ def _filled(value: Any, values: Mapping[str, str], place: str) -> Any:
     return re.sub(r"\{\{\w+\}\}|\{(\w+)\}", fill_one, value)
 
 
-def _chosen(plan: Config, place: str) -> list[tuple[int, dict[str, Any]]]:
+def _chosen(plan: Config, place: Path) -> list[tuple[int, dict[str, Any]]]:
     """The runners that `mode` names, with their places in the list."""
     runners = plan.runner
     if not runners or not all(isinstance(runner, dict) for runner in runners):
@@ -254,12 +246,21 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
     return runner
 
 
-def _training_of(runner: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes of the training section that a runner's own keys are short for."""
-    training = {ours: runner[key] for key, ours in _SHORT.items()}
+def _config_of(
+    runner: Config, given: Mapping[str, Any], base: Config, options: Sequence[str], place: str
+) -> Config:
+    """The config of a run: the file's, then the runner's keys, its config, and the options."""
+    config = base.clone()
+    config.training.update({ours: runner[key] for key, ours in _SHORT.items()})
     if "epochs" in given and "max_iteration" not in given:
-        training["max_iteration"] = 0  # the epochs alone decide
-    return training
+        config.training.max_iteration = 0  # the epochs alone decide
+    config.merge_from_other_cfg(runner.config, f"{place}.config")
+    config.merge_from_list(options)
+    try:
+        check_training(config.training)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return config
 
 
 def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
@@ -286,7 +287,9 @@ def execute(runs: Sequence[Run]) -> None:
     for number, run in enumerate(runs, 1):
         if distributed.rank() == 0:
             print(f"runner {run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        with imports_from(run.workspace):
+        with contextlib.ExitStack() as imports:
+            for folder in run.import_dirs:
+                imports.enter_context(imports_from(folder))
             experiment = run.experiment(run.config, run.args)
             experiment.setup()
             if not run.trains:
