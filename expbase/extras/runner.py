@@ -43,7 +43,7 @@ from expbase.state.checkpoint import CheckpointError
 
 RESULTS = "results.jsonl"
 _TRAINS = {"train": True, "single_train": True, "infer": False, "single_infer": False}
-_FILE_DEFAULTS = {
+_FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",
     "workspace": ".",
     "output": "{workspace}/runs",
@@ -81,21 +81,17 @@ class Run:
     """One runner, ready to start.
 
     Attributes:
-        name: Of the runner; its folder in the output.
-        trains: Whether it trains; else it only infers.
+        runner: Its section of the file; its keys are RUNNER_KEYS.
         experiment: The class, its stages in front.
         config: Checked.
         args: What the experiment is constructed with.
-        checkpoints: For an infer runner: all, best, last or an iteration.
         import_dirs: Folders to import from.
     """
 
-    name: str
-    trains: bool
+    runner: Config
     experiment: type[ExperimentBase]
     config: Config
     args: argparse.Namespace
-    checkpoints: str
     import_dirs: list[Path]
 
 
@@ -118,8 +114,6 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
     experiment = load_class(plan.experiment, f"{path}: experiment", folder)
     if not issubclass(experiment, ExperimentBase):
         raise ConfigError(f"{path}: experiment: {experiment.__name__} is no ExperimentBase.")
-    # The folder of the experiment's file, too: provenance asks where its module is.
-    import_dirs = [*{(folder / plan.experiment).resolve().parent: 0, Path(plan.workspace): 0}]
     base = fill(experiment.default_config())
     base.merge_from_other_cfg(plan.config, f"{path}: config")
     runs = []
@@ -131,17 +125,12 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
             for key, stage in _STAGE_KEYS.items()
             if runner[key]
         }
-        runs.append(
-            Run(
-                name=runner.name,
-                trains=_TRAINS[runner["class"]],
-                experiment=with_stages(experiment, stages, place),
-                config=_config_of(runner, given, base, options, place),
-                args=_args_of(runner, folder, Path(plan.output)),
-                checkpoints=runner.checkpoints,
-                import_dirs=import_dirs,
-            )
-        )
+        staged = with_stages(experiment, stages, place)
+        config = _config_of(runner, given, base, options, place)
+        args = _args_of(runner, folder, Path(plan.output))
+        # The folder of the experiment's file, too: provenance asks where its module is.
+        import_dirs = [(folder / plan.experiment).resolve().parent, Path(plan.workspace)]
+        runs.append(Run(runner, staged, config, args, import_dirs))
     return runs
 
 
@@ -219,12 +208,10 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
     runner.merge_from_other_cfg(given, place)
     kind, checkpoints = runner["class"], runner.checkpoints
     if kind not in _TRAINS:
-        hint = ""
-        if kind.startswith("cluster"):
-            hint = (
-                " The parameter server is not in today's PaddlePaddle; several processes: launch."
-            )
-        raise ConfigError(f"{place}.class: {kind!r} given; expected train or infer.{hint}")
+        raise ConfigError(
+            f"{place}.class: {kind!r} given; expected train or infer. (Several processes: "
+            "--nprocs. The parameter server is not in today's PaddlePaddle.)"
+        )
     if "checkpoints" in given and _TRAINS[kind]:
         raise ConfigError(
             f"{place}.checkpoints: given to a train runner; expected an infer runner."
@@ -238,11 +225,6 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
             f"{place}.init_model_path: not given; expected the output of a run, a checkpoint or a "
             "file with weights: an infer runner evaluates them."
         )
-    for key, ours in _SHORT.items():
-        if key in given and ours in runner.config.get("training", {}):
-            raise ConfigError(
-                f"{place}: {key} and config.training.{ours} given; expected one: they are the same."
-            )
     return runner
 
 
@@ -250,11 +232,17 @@ def _config_of(
     runner: Config, given: Mapping[str, Any], base: Config, options: Sequence[str], place: str
 ) -> Config:
     """The config of a run: the file's, then the runner's keys, its config, and the options."""
-    config = base.clone()
+    config: Config = base.clone()
     config.training.update({ours: runner[key] for key, ours in _SHORT.items()})
     if "epochs" in given and "max_iteration" not in given:
         config.training.max_iteration = 0  # the epochs alone decide
     config.merge_from_other_cfg(runner.config, f"{place}.config")
+    own = runner.config.get("training") or {}
+    for key, ours in _SHORT.items():
+        if key in given and ours in own:
+            raise ConfigError(
+                f"{place}: {key} and config.training.{ours} given; expected one: they are the same."
+            )
     config.merge_from_list(options)
     try:
         check_training(config.training)
@@ -286,13 +274,14 @@ def execute(runs: Sequence[Run]) -> None:
     """
     for number, run in enumerate(runs, 1):
         if distributed.rank() == 0:
-            print(f"runner {run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
+            text = f"runner {run.runner.name} ({number} of {len(runs)})"
+            print(text, file=sys.stderr, flush=True)
         with contextlib.ExitStack() as imports:
             for folder in run.import_dirs:
                 imports.enter_context(imports_from(folder))
             experiment = run.experiment(run.config, run.args)
             experiment.setup()
-            if not run.trains:
+            if not _TRAINS[run.runner["class"]]:
                 _infer(run, experiment)
                 continue
             experiment.run()
@@ -305,30 +294,32 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
 
     A line has `runner`, `checkpoint`, `iteration` and the metrics.
     """
-    source = Path(run.args.init_model_path)
+    source, which = Path(run.args.init_model_path), run.runner.checkpoints
     results = []
     with experiment.closing():
-        names = distributed.on_rank_zero(lambda: _names(source, run.checkpoints), "checkpoints")
-        for name in names or []:
-            if name:
+        if source.is_file():
+            experiment.load_model(source, partial=run.args.init_partial)
+            results.append(_evaluate(run, experiment, str(source)))
+        else:
+            names = distributed.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
+            for name in names or []:
                 experiment.load_checkpoint(name, run=source)
-            else:
-                experiment.load_model(source, partial=run.args.init_partial)
-            metrics = experiment.evaluate(experiment.test_loader)
-            found = {"runner": run.name, "checkpoint": name or str(source)}
-            found["iteration"] = experiment.iteration
-            results.append({n: json_value(value) for n, value in metrics.items()} | found)
+                results.append(_evaluate(run, experiment, name))
         if experiment.rank == 0:
             text = "".join(json.dumps(result) + "\n" for result in results)
             checkpoint.write_single_file(experiment.output_dir / RESULTS, [text.encode()])
             print(text, end="", flush=True)
 
 
-def _names(source: Path, which: str) -> list[str]:
-    """What to load one after the other: iterations, or "" for a file with weights."""
-    if source.is_file():
-        return [""]
-    if (source / checkpoint.MANIFEST).exists() or which != "all":
+def _evaluate(run: Run, experiment: ExperimentBase, name: str) -> dict[str, Any]:
+    metrics = experiment.evaluate(experiment.test_loader)
+    found = {"runner": run.runner.name, "checkpoint": name, "iteration": experiment.iteration}
+    return {key: json_value(value) for key, value in metrics.items()} | found
+
+
+def _checkpoints_in(source: Path, which: str) -> list[str]:
+    """The checkpoints to load one after the other, as load_checkpoint names them."""
+    if which != "all" or (source / checkpoint.MANIFEST).exists():  # or one checkpoint alone
         return [which]
     found = [checkpoint.iteration_of(p) for p in checkpoint.listed(source / checkpoint.FOLDER)]
     if not found:

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle.static import InputSpec
 
@@ -158,7 +157,7 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             A mapping per sample; None if the outputs have different lengths: then they are kept
             together as one result.
         """
-        lengths = {len(v) if np.iterable(v) else None for v in rt_outputs.values()}
+        lengths = {_length(value) for value in rt_outputs.values()}
         if len(lengths) == 1 and None not in lengths:
             rows = zip(*rt_outputs.values(), strict=True)
             results = [dict(zip(rt_outputs, row, strict=True)) for row in rows]
@@ -210,6 +209,10 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         path = Path(output_dir) / f"{self.head_name}.{self.phase}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(lines, encoding="utf-8")
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if getattr(value, "shape", None) != () else None  # a number has none
 
 
 def _to_json(value: Any) -> Any:
