@@ -13,6 +13,7 @@ from paddle.io import DataLoader
 from paddle.static import InputSpec
 from tiny import make, same_bits, trained
 
+from expbase import Config
 from expbase.extras.components import Backbone, Composed, Head, MultiHead, Reader, Task
 
 POINT = InputSpec([-1, 4], "float32", "point")
@@ -264,18 +265,24 @@ def test_auxiliary_heads_do_not_delay_the_end(
     class Rare(Several):
         ratios: ClassVar[Any] = {"one": 20.0, "other": 1.0}
 
+        @classmethod
+        def default_config(cls) -> Config:
+            config = super().default_config()
+            config.heads.epochs = 2
+            return config
+
     Rare.auxiliary = auxiliary
-    exp = make(Rare, tmp_path, max_iteration=40000, valid_interval=0)
-    exp.config.heads.epochs = 2
-    exp.setup()
-    exp.run()
+    options: dict[str, Any] = {"max_iteration": 100000, "valid_interval": 0, "save_interval": 9999}
+    exp: Any = trained(Rare, tmp_path, **options)
     assert exp.finished
-    epochs: Any = {name: exp.epochs_of(name) for name in exp.tasks}
-    if waits:  # until the rare one is through
+    epochs = {name: exp.epochs_of(name) for name in exp.tasks}
+    if waits:  # for the rare one
         assert min(epochs.values()) == 2
         assert epochs["one"] > 10
     else:
-        assert (epochs["one"], epochs["other"]) == (2, 0)
+        assert epochs == {"one": 2, "other": 0}
+    again: Any = trained(Rare, tmp_path, **options)
+    assert (again.iteration, again.finished) == (exp.iteration, True)
 
 
 def test_a_head_can_be_shared(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import pickle
 import re
@@ -270,6 +272,19 @@ runner:
     assert abs(filled[1] - 0.5).max() < 0.1
 
 
+def test_a_file_that_another_one_imports_is_executed_once(workspace: Path) -> None:
+    (workspace / "shape.py").write_text("print('executed')\nSIZE = 40\n")
+    (workspace / "my_startup.py").write_text(
+        "from train import Experiment\n\nclass Startup:\n    def startup(self):\n"
+        "        from shape import SIZE  # while it runs\n"
+        "        assert isinstance(self, Experiment)\n"
+    )
+    (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["run", str(workspace / "c.yaml")]) == 0
+    assert printed.getvalue() == "executed\n"
+
+
 def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(tmp_path: Path) -> None:
     sizes = []
     for size in (12, 20):
@@ -314,6 +329,11 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         (YAML + "  checkpoints: all", "runner[0] (first).checkpoints: given to a train runner"),
         (YAML + "  epochs: 0", "runner[0] (first): training.max_iteration: 0 given"),
         (YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}", "they are the same"),
+        (
+            YAML + "  epochs: 1\n  config: {training: 2}",
+            "config: training: 2 given; expected",
+        ),
+        (YAML + "  data:", "runner[0] (first): data: None given; expected a text"),
         (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
         (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
         (
@@ -358,7 +378,7 @@ def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("    def close(self): ...\n", "Startup.close would hide the experiment's method"),
+        ("    def close(self): ...\n", "Startup.close would hide what the experiment has"),
         (
             "    def helper(self): ...\n",
             "Instance.helper and Startup.helper (startup_class_path)",

@@ -140,7 +140,7 @@ def _load(path: Path, output: str) -> Config:
     try:
         plan.merge_from_file(path)
     except ConfigError as error:
-        hint = f" Perhaps {_QUOTES}" if "not YAML" in str(error) else ""
+        hint = f" Perhaps {_QUOTES}" if "not YAML" in str(error) and "{" in str(error) else ""
         raise ConfigError(f"{error}{hint}") from None
     if not plan.experiment:
         raise ConfigError(
@@ -297,28 +297,27 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
     source, which = Path(run.args.init_model_path), run.runner.checkpoints
     results = []
     with experiment.closing():
-        if source.is_file():
-            experiment.load_model(source, partial=run.args.init_partial)
-            results.append(_evaluate(run, experiment, str(source)))
-        else:
-            names = distributed.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
-            for name in names or []:
+        # Rank 0 looks: the others may be on a machine that has no such folder.
+        names = distributed.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
+        for name in names or []:
+            if name:
                 experiment.load_checkpoint(name, run=source)
-                results.append(_evaluate(run, experiment, name))
+            else:
+                experiment.load_model(source, partial=run.args.init_partial)
+            metrics = experiment.evaluate(experiment.test_loader)
+            found = {"runner": run.runner.name, "checkpoint": name or str(source)}
+            found |= {"iteration": experiment.iteration}
+            results.append({key: json_value(value) for key, value in metrics.items()} | found)
         if experiment.rank == 0:
             text = "".join(json.dumps(result) + "\n" for result in results)
             checkpoint.write_single_file(experiment.output_dir / RESULTS, [text.encode()])
             print(text, end="", flush=True)
 
 
-def _evaluate(run: Run, experiment: ExperimentBase, name: str) -> dict[str, Any]:
-    metrics = experiment.evaluate(experiment.test_loader)
-    found = {"runner": run.runner.name, "checkpoint": name, "iteration": experiment.iteration}
-    return {key: json_value(value) for key, value in metrics.items()} | found
-
-
 def _checkpoints_in(source: Path, which: str) -> list[str]:
-    """The checkpoints to load one after the other, as load_checkpoint names them."""
+    """What to load one after the other, as load_checkpoint names it; "" is a file of weights."""
+    if source.is_file():
+        return [""]
     if which != "all" or (source / checkpoint.MANIFEST).exists():  # or one checkpoint alone
         return [which]
     found = [checkpoint.iteration_of(p) for p in checkpoint.listed(source / checkpoint.FOLDER)]

@@ -167,10 +167,10 @@ def _check(stage: str, cls: type, stages: Mapping[str, type], place: str) -> Non
         )
     allowed = {STAGES[other][1] for other in stages if stages[other] is cls} | {"setup_dataloader"}
     for name in _names_of(cls) - allowed:
-        if inspect.isfunction(getattr(ExperimentBase, name, None)):
+        if hasattr(ExperimentBase, name):
             raise ConfigError(
-                f"{place}: {cls.__name__}.{name} would hide the experiment's method of "
-                "that name. Choose another name."
+                f"{place}: {cls.__name__}.{name} would hide what the experiment has "
+                "under that name. Choose another name."
             )
         for other, other_cls in stages.items():
             if other_cls is not cls and name in _names_of(other_cls):

@@ -212,7 +212,10 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
 
 def _length(value: Any) -> int | None:
-    return len(value) if getattr(value, "shape", None) != () else None  # a number has none
+    try:
+        return len(value)
+    except TypeError:  # of a number
+        return None
 
 
 def _to_json(value: Any) -> Any:
