@@ -279,6 +279,7 @@ def test_auxiliary_heads_do_not_delay_the_end(
     if waits:  # for the rare one
         assert min(epochs.values()) == 2
         assert epochs["one"] > 10
+        assert exp.drawn[-1] == "other"  # its last batch ended the run, and not a later one
     else:
         assert epochs == {"one": 2, "other": 0}
     again: Any = trained(Rare, tmp_path, **options)
