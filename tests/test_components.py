@@ -14,7 +14,7 @@ from paddle.static import InputSpec
 from tiny import make, same_bits, trained
 
 from expbase import Config
-from expbase.extras.components import Backbone, Composed, Head, MultiHead, Reader, Task
+from expbase.extras.components import Backbone, Composed, Head, MultiHead, Reader, Task, multi_head
 
 POINT = InputSpec([-1, 4], "float32", "point")
 LABEL = InputSpec([-1], "int64", "label")
@@ -284,6 +284,25 @@ def test_auxiliary_heads_do_not_delay_the_end(
         assert epochs == {"one": 2, "other": 0}
     again: Any = trained(Rare, tmp_path, **options)
     assert (again.iteration, again.finished) == (exp.iteration, True)
+
+
+def test_each_task_has_an_order_of_its_own_and_its_loader_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Twice(Several):
+        def setup_tasks(self, tasks: Any) -> None:
+            loaders = [DataLoader(self.readers["one"], batch_size=24, shuffle=True)] * 2
+            super().setup_tasks({str(n): Task("one", loader) for n, loader in enumerate(loaders)})
+
+    closed: list[Any] = []
+    monkeypatch.setattr(multi_head.EndlessBatches, "close", lambda batches: closed.append(batches))
+    exp: Any = make(Twice, tmp_path)
+    exp.setup()
+    with exp.closing():
+        one, other = (exp.read_task(name)["point"].numpy() for name in "01")
+    assert not np.array_equal(one, other)
+    assert np.array_equal(np.sort(one, axis=0), np.sort(other, axis=0))
+    assert closed == list(exp.task_batches.values())
 
 
 def test_a_head_can_be_shared(tmp_path: Path) -> None:

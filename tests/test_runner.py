@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tiny import Tiny, metrics, same_bits, trained
 from expbase import ConfigError
 from expbase.__main__ import main
 from expbase.extras import runner, stages
+from expbase.state.weights import WeightsError
 
 TRAIN = """
 import paddle
@@ -139,10 +141,45 @@ def test_placeholders_are_filled_in_strings_lists_and_mappings(workspace: Path) 
     assert run.args.output == f"{workspace}/out/first"
 
 
-def test_options_change_every_run_and_the_output_may_be_given(workspace: Path) -> None:
-    (run,) = runner.read(workspace / "c.yaml", options=["training.seed=7"], output="elsewhere")
-    assert run.config.training.seed == 7
+def test_the_output_may_be_given(workspace: Path) -> None:
+    (run,) = runner.read(workspace / "c.yaml", output="elsewhere")
     assert run.args.output == str(Path("elsewhere/first").absolute())
+
+
+def test_the_options_of_the_tool_are_those_of_every_run(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[runner.Run] = []
+    monkeypatch.setattr(runner, "execute", found.extend)
+    (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train, device: gpu}\n")
+    words = ["--device", "cpu", "--fresh", "--force", "training.seed=7"]
+    assert main(["run", str(workspace / "c.yaml"), *words]) == 0
+    assert [run.args.device for run in found] == ["cpu", "gpu"]  # the runner's own comes first
+    assert all(run.args.fresh and run.args.force for run in found)
+    assert [run.config.training.seed for run in found] == [7, 7]
+
+
+def test_an_infer_runner_takes_the_test_data_and_of_a_file_what_fits(workspace: Path) -> None:
+    trained(Tiny, workspace / "run", max_iteration=1, valid_interval=0).save_model(
+        workspace / "some.safetensors"
+    )
+    (workspace / "train.py").write_text(
+        TRAIN + "\n    def setup_dataloader(self):\n        super().setup_dataloader()\n"
+        "        self.test_loader = [(paddle.zeros([7, 4]), paddle.zeros([7], 'int64'))]\n\n"
+        "    def valid(self):\n"
+        "        return {'size': sum(len(y) for _, y in self.valid_batches())}\n\n"
+        "    def setup_model(self):\n        super().setup_model()\n"
+        "        self.model.add_sublayer('more', paddle.nn.Linear(2, 2))\n"
+    )
+    text = "\nexperiment: train.py:Experiment\nrunner:\n- {name: look, class: infer, device: cpu, "
+    text += "init_model_path: some.safetensors, init_partial: "
+    runner.execute(describe(workspace, text + "true}"))
+    (line,) = (workspace / "runs/look/results.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "runner": "look", "checkpoint": f"{workspace}/some.safetensors", "iteration": 0, "size": 7,
+    }  # fmt: skip
+    with pytest.raises(WeightsError, match="more"):
+        runner.execute(describe(workspace, text + "false}"))
 
 
 def test_nprocs_starts_the_file_in_so_many_processes(
@@ -285,13 +322,16 @@ def test_a_file_that_another_one_imports_is_executed_once(workspace: Path) -> No
     assert printed.getvalue() == "executed\n"
 
 
-def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(tmp_path: Path) -> None:
-    sizes = []
+def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, elsewhere = [], ModuleType("shape")
     for size in (12, 20):
         folder = make_workspace(tmp_path / str(size), size)
+        monkeypatch.setitem(sys.modules, "shape", elsewhere)
         sizes.append(runner.read(folder / "c.yaml")[0].experiment.size)  # type: ignore[attr-defined]
     assert sizes == [12, 20]
-    assert "shape" not in sys.modules
+    assert sys.modules["shape"] is elsewhere
 
 
 # --- mistakes --------------------------------------------------------------------------------
