@@ -151,8 +151,8 @@ def test_the_options_of_the_tool_are_those_of_every_run(
 ) -> None:
     found: list[runner.Run] = []
     monkeypatch.setattr(runner, "execute", found.extend)
-    (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train, device: gpu}\n")
-    words = ["--device", "cpu", "--fresh", "--force", "training.seed=7"]
+    (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train}\n")
+    words = ["--device", "gpu", "--fresh", "--force", "training.seed=7"]
     assert main(["run", str(workspace / "c.yaml"), *words]) == 0
     assert [run.args.device for run in found] == ["cpu", "gpu"]  # the runner's own comes first
     assert all(run.args.fresh and run.args.force for run in found)
