@@ -1,44 +1,46 @@
-"""VisualDL for one run: one record file, opened at first use. The only file that imports it.
+"""VisualDL for one run: one record file, opened at first use. The only file that imports VisualDL.
 
-Every method takes tensors, arrays and numbers, changes nothing that it is handed, and does nothing
-on the ranks that write no file. What is broken in VisualDL says so, and what to use instead. At the
-end stands what `python -m expbase board` needs of VisualDL's server; training never calls it.
+Every method takes tensors, arrays and numbers, never changes its arguments, and does nothing on
+ranks that write no file.
 
-visualizer = Visualizer(directory)      # or Visualizer(None): takes everything, writes nothing
-visualizer.add_scalar("train/loss", 0.25, step=400)
-visualizer.add_image("sample", pixels, step=400)
-visualizer.close()
+    visualizer = Visualizer(directory)      # Visualizer(None) accepts everything, writes nothing
+    visualizer.add_scalar("train/loss", 0.25, step=400)
+    visualizer.add_image("sample", pixels, step=400)
+    visualizer.close()
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
-import signal
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
+_HEAD = struct.Struct("<Q")  # stands before each record: its length in bytes
+_LARGEST = 2**31  # bytes: protobuf's limit for a record
 
 
 class Visualizer:
-    """Writes one VisualDL record file; a resumed run goes on in the same one.
+    """Writes one VisualDL record file; a resumed run appends to the same one.
+
+    VisualDL's `add_graph`, `add_pr_curve` and `add_roc_curve` are broken and have no method here:
+    use `export` of the experiment, and `add_figure`.
 
     Args:
-        directory: Where the file stands; None on the ranks that write none.
+        directory: Where the file is; None on ranks that write none.
     """
 
     def __init__(self, directory: str | Path | None) -> None:
-        # Absolute: a chdir of the user's must not divert the log.
-        self._directory = None if directory is None else os.path.abspath(directory)
+        # Absolute: a later chdir in user code must not divert the log.
         self._path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._writer: Any = None
 
@@ -51,8 +53,7 @@ class Visualizer:
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve."""
-        number = value.item() if hasattr(value, "item") else value
-        self._add("scalar", tag, number, step)
+        self._add("scalar", tag, value.item() if hasattr(value, "item") else value, step)
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
         """Adds an image.
@@ -64,12 +65,12 @@ class Visualizer:
             step: The iteration.
 
         Raises:
-            ValueError: It has another shape, or values beyond these.
+            ValueError: The shape or a value is outside of these.
         """
         self._add("image", tag, _pixels(image), step)
 
     def add_figure(self, tag: str, figure: Any, step: int) -> None:
-        """Adds a matplotlib figure; closing it is yours."""
+        """Adds a matplotlib figure; the caller closes it."""
         self._add("figure", tag, figure, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
@@ -83,10 +84,10 @@ class Visualizer:
             tag: Its name.
             samples: [N]: floats from -1 to 1, or int16.
             step: The iteration.
-            sample_rate: Samples in a second.
+            sample_rate: Samples per second.
 
         Raises:
-            ValueError: It has another shape, or values beyond these.
+            ValueError: The shape or a value is outside of these.
         """
         self._add("audio", tag, _samples(samples), step, sample_rate=sample_rate)
 
@@ -94,47 +95,26 @@ class Visualizer:
         """Adds a histogram of numbers of any shape."""
         self._add("histogram", tag, _array(values).reshape(-1).tolist(), step, buckets=buckets)
 
-    def add_hparams(self, hparams: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Adds a row to the table that compares runs.
+    def add_hparams(
+        self, hparams: Mapping[str, Any], metrics: Sequence[str], *, keys: Iterable[str] = ()
+    ) -> None:
+        """Adds the run's row to the table that compares runs. VisualDL reads the first one only.
 
         Args:
-            hparams: Values by name; what is no finite number or text goes in as its text. In the
-                table `optim.lr` is called `optim/lr`.
+            hparams: Values by config key. Pass only what differs from the defaults: VisualDL's
+                page of parallel coordinates hangs when a column is too narrow for its name.
             metrics: The tags of the scalars to compare, `valid/accuracy`.
+            keys: All keys of the config. A column is called by the last part of its key, `lr`,
+                if no other key ends in it, and `optim/lr` otherwise. Without `keys` only those of
+                `hparams` are compared.
         """
-        if self._directory is not None:
-            plain = {column_name(name): _plain(value) for name, value in hparams.items()}
-            self.writer.add_hparams(plain, [_tag(metric) for metric in metrics])
-
-    def add_graph(self, *args: Any, **options: Any) -> None:
-        """Broken in VisualDL.
-
-        Raises:
-            NotImplementedError: Always, with what to use instead.
-        """
-        raise NotImplementedError(
-            "add_graph: broken in VisualDL 2.5; expected self.export(path): VisualDL's page for "
-            "graphs opens the exported file."
-        )
-
-    def add_pr_curve(self, *args: Any, **options: Any) -> None:
-        """Broken in VisualDL.
-
-        Raises:
-            NotImplementedError: Always, with what to use instead.
-        """
-        raise _broken_curve("add_pr_curve")
-
-    def add_roc_curve(self, *args: Any, **options: Any) -> None:
-        """Broken in VisualDL.
-
-        Raises:
-            NotImplementedError: Always, with what to use instead.
-        """
-        raise _broken_curve("add_roc_curve")
+        if self.writer is not None:
+            names = column_names([*keys, *hparams])
+            values = {names[key]: _plain(value) for key, value in hparams.items()}
+            self.writer.add_hparams(values, [_tag(metric) for metric in metrics])
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
-        if self._directory is not None:
+        if self.writer is not None:
             getattr(self.writer, f"add_{kind}")(_tag(tag), value, int(step), **options)
 
     def size(self) -> int:
@@ -142,7 +122,7 @@ class Visualizer:
         return self._path.stat().st_size if self._path and self._path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Takes away what was written after the file had this size; a torn record goes too."""
+        """Removes what was written after the file had this size; a torn record is removed, too."""
         self.close()
         if self._path is not None and self.size() > size:
             os.truncate(self._path, size)
@@ -154,11 +134,47 @@ class Visualizer:
             self._writer = None
 
 
+def column_names(keys: Iterable[str]) -> dict[str, str]:
+    """Column names for config keys, all different: the last part where that is unique."""
+    # In a column's name VisualDL takes a dot for a step into the value, and finds nothing there.
+    paths = {key: re.sub(r"[.\[\]]+", "/", key).strip("/") for key in keys}
+    last = {key: path.rpartition("/")[2] for key, path in paths.items()}
+    count = Counter(last.values())
+    names = {key: last[key] if count[last[key]] == 1 else path for key, path in paths.items()}
+    return {key: "name_" if name == "name" else name for key, name in names.items()}  # the run's
+
+
+def whole_records(file: BinaryIO) -> Iterator[bytes]:
+    """The records of a file, from its position to the last one that is whole.
+
+    The run may be writing the next record just now, or it was killed while it did.
+
+    Yields:
+        A record with its head, as it is in the file.
+
+    Raises:
+        ValueError: The bytes that follow are not a record.
+    """
+    from visualdl.proto.record_pb2 import Record
+
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        (length,) = _HEAD.unpack(head)
+        if length > _LARGEST:
+            raise ValueError(f"a record of {length} bytes")
+        if len(data := file.read(length)) < length:
+            return
+        try:
+            Record.FromString(data).values[0]
+        except Exception as error:  # protobuf's own; IndexError of a record without a value
+            raise ValueError("VisualDL cannot read this record") from error
+        yield head + data
+
+
 class _RecordFile:
     """Writes VisualDL's records to their file at once, in VisualDL's format.
 
-    VisualDL's own hands each one to a thread: when points come quickly that takes 60 µs of each,
-    the last ones are lost with the process, and an error in writing is never heard of.
+    VisualDL's own class hands each record to a thread. That costs 60 µs per record when they come
+    quickly, the last ones are lost with the process, and write errors are swallowed.
 
     Args:
         path: The file to append to.
@@ -175,7 +191,7 @@ class _RecordFile:
     def add_record(self, record: Any) -> None:
         """Appends a record; called by VisualDL."""
         data = record.SerializeToString()
-        self._file.write(struct.pack("<Q", len(data)) + data)
+        self._file.write(_HEAD.pack(len(data)) + data)
         self._file.flush()
 
     def flush(self) -> None:
@@ -187,10 +203,11 @@ class _RecordFile:
 
 
 def _log_writer(path: Path) -> Any:
+    # Here, and not at the top: it takes 37 ms, and most processes write no records.
     from visualdl import LogWriter
 
     class DirectWriter(LogWriter):  # type: ignore[misc]  # visualdl has no types
-        """VisualDL's, over a file of ours."""
+        """VisualDL's writer over our own file."""
 
         _file_writer: _RecordFile | None
 
@@ -200,13 +217,6 @@ def _log_writer(path: Path) -> Any:
             return self._file_writer
 
     return DirectWriter(logdir=str(path.parent), file_name=path.name)
-
-
-def _broken_curve(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{name}: broken in VisualDL 2.5 with today's numpy; expected add_figure with a curve that "
-        "matplotlib draws."
-    )
 
 
 def _array(value: Any) -> Any:
@@ -258,92 +268,3 @@ def _plain(value: Any) -> Any:
     if type(value) is int and -(2**63) <= value < 2**63:
         return value
     return value if type(value) is float and math.isfinite(value) else str(value)
-
-
-# --- what the board needs of VisualDL --------------------------------------------------------
-
-# VisualDL's words for the field of a record that holds its value.
-_KINDS = {
-    "value": "scalar", "tag_value": "scalars", "image": "image", "audio": "audio", "text": "text",
-    "histogram": "histogram", "embeddings": "embeddings", "hparam": "hyper_parameters",
-    "pr_curve": "pr_curve", "roc_curve": "roc_curve", "meta_data": "meta_data",
-}  # fmt: skip
-# Of its graph of hyper parameters: a name that is too wide loses a letter and gains three dots,
-# again and again, until it fits. It never does, and the browser hangs.
-_HANGING = (
-    "/ParallelCoordinatesGraph.js",
-    b'.text().slice(0,-1)+"..."',
-    b'.text().replace(/[.]+$/,"").slice(0,-1)+"..."',
-)
-
-
-def record_parser() -> Callable[[bytes], tuple[str, str, Any]]:
-    """What turns a record's bytes into its kind, its tag and its value, in VisualDL's words.
-
-    It raises ValueError for bytes that are no record.
-    """
-    from visualdl.proto.record_pb2 import Record
-    from visualdl.utils.string_util import decode_tag
-
-    def parse(data: bytes) -> tuple[str, str, Any]:
-        record = Record()
-        try:
-            record.ParseFromString(data)
-            value = record.values[0]
-            return _KINDS[value.WhichOneof("one_value")], decode_tag(value.tag), value
-        except Exception as error:  # protobuf's own, and those of a record without a value
-            raise ValueError("VisualDL cannot read this record") from error
-
-    return parse
-
-
-def record_store() -> Any:
-    """An empty DataManager of VisualDL's: it keeps, of many records of a tag, a sample."""
-    from visualdl.server.data_manager import DataManager
-
-    return DataManager()
-
-
-def board_application(reader: Any) -> Any:
-    """VisualDL's own server as a WSGI application: in English, without telemetry.
-
-    Args:
-        reader: What is asked for everything that is shown, in place of VisualDL's LogReader.
-    """
-    from visualdl.server import api, lib
-    from visualdl.server.app import create_app
-    from visualdl.server.args import ParseArgs
-
-    for name in ("vdl_logger", "werkzeug"):  # they tell each request
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    api.LogReader = lambda logdir: reader
-    lib.get_hparam_list = lambda reader: reader.hparam_list()
-    lib.get_hparam_indicator = lambda reader: reader.hparam_indicators()
-    # What fails fails again: its own waits 2 s twice, while nobody else is served.
-    lib.retry = lambda times, function, seconds, *args: function(*args)
-    # The reader itself knows when to look again. It has the directory; to VisualDL's readers of
-    # graphs and profiles none is given: they start processes, and a thread that never ends.
-    options = ParseArgs(logdir=[], language="en", telemetry=False, cache_timeout=0.001)
-    handler = signal.getsignal(signal.SIGINT)
-    application = create_app(options)
-    signal.signal(signal.SIGINT, handler)  # which it takes
-    options.logdir = ["."]  # now no more than a sign that there is something to show
-    application.after_request(_repaired)
-    return application
-
-
-def _repaired(response: Any) -> Any:
-    from flask import request
-
-    name, wrong, right = _HANGING
-    if request.path.endswith(name):
-        response.set_data(response.get_data().replace(wrong, right))
-    return response
-
-
-def column_name(name: str) -> str:
-    """A name for the table that compares runs, in which VisualDL finds its values.
-
-    For VisualDL a dot leads into the value, as in a path, and `name` is the column of the runs.
-    """
-    return "name_" if name == "name" else re.sub(r"[.\[\]]+", "/", name).strip("/")

@@ -30,19 +30,19 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
 
 
 def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
-    curve = [(1, 1.0), (2, 3.0), (3, 2.0)]
-    assert plot.smoothed(curve, 0.0) == curve
-    assert plot.smoothed(curve, 0.5) == [(1, 1.0), (2, 3.5 / 1.5), (3, 3.75 / 1.75)]
-    figure = plot.draw(
-        {"run": {"train/loss": curve, "valid/a": curve}}, ["train/loss", "valid/a"], 0.5
-    )
-    training, validation = figure.axes
-    assert [len(field.lines) for field in (training, validation)] == [2, 1]
-    assert validation.lines[0].get_ydata().tolist() == [1.0, 3.0, 2.0]
+    curve = {1: 1.0, 2: 3.0, 4: 2.0}
+    run = {"train/loss": curve, "valid/a": curve}
+    training, validation = plot.draw({"run": run}, ["train/loss", "valid/a"], 0.5).axes
+    logged, smooth = training.lines
+    assert logged.get_xydata().tolist() == [[1, 1.0], [2, 3.0], [4, 2.0]]
+    assert smooth.get_xydata().tolist() == [[1, 1.0], [2, 3.5 / 1.5], [4, 3.75 / 1.75]]
+    assert [line.get_ydata().tolist() for line in validation.lines] == [[1.0, 3.0, 2.0]]
+    (training,) = plot.draw({"run": run}, ["train/loss"], 0.0).axes
+    assert len(training.lines) == 1
 
 
 def test_metrics_are_chosen_by_the_ends_of_their_names() -> None:
-    found = [{"train/loss": [(1, 1.0)], "valid/loss": [(1, 1.0)], "speed/data_wait": [(1, 1.0)]}]
+    found = [{"train/loss": {1: 1.0}, "valid/loss": {1: 1.0}, "speed/data_wait": {1: 1.0}}]
     assert plot.chosen(found, []) == ["train/loss", "valid/loss"]
     assert plot.chosen(found, ["loss"]) == ["train/loss", "valid/loss"]
     assert plot.chosen(found, ["speed/data_wait"]) == ["speed/data_wait"]
@@ -55,7 +55,7 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
         '{"iteration": 1, "train/a": 1.0}\n{"iteration": 2, "train/a": "nan"}\n'
         '{"iteration": 3, "train/a": 2.0}\n{"iteration": 4, "trai'
     )
-    assert plot.curves(tmp_path) == {"train/a": [(1, 1.0), (3, 2.0)]}
+    assert plot.curves(tmp_path) == {"train/a": {1: 1.0, 3: 2.0}}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from expbase.record.run_record import LEDGER, Session, parse, sessions
 from expbase.run_dir import CONFIG
 from expbase.state import checkpoint
 from expbase.tools import ls
-from expbase.tools.ls import printable
+from expbase.tools.runs import printable
 
 _WIDTH = 80
 _LABEL = 12  # columns of a row's name
