@@ -155,6 +155,8 @@ def whole_records(file: BinaryIO) -> Iterator[bytes]:
     Raises:
         ValueError: The bytes that follow are not a record.
     """
+    # Here, and not at the top: training never reads records.
+    from google.protobuf.message import DecodeError
     from visualdl.proto.record_pb2 import Record
 
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -164,9 +166,11 @@ def whole_records(file: BinaryIO) -> Iterator[bytes]:
         if len(data := file.read(length)) < length:
             return
         try:
-            Record.FromString(data).values[0]
-        except Exception as error:  # protobuf's own; IndexError of a record without a value
-            raise ValueError("VisualDL cannot read this record") from error
+            is_good = Record.FromString(data).values[0].WhichOneof("one_value")
+        except (DecodeError, IndexError):
+            is_good = None
+        if not is_good:
+            raise ValueError("VisualDL cannot read this record")
         yield head + data
 
 

@@ -199,13 +199,15 @@ def free_port(host: str, port: int | None) -> int:
     Raises:
         ValueError: The port is in use, or there can be none.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if port is None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ValueError):
             return free_port(host, _PORT)
     try:
-        with socket.create_server((host, port or 0), family=family) as listening:
-            number: int = listening.getsockname()[1]
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            # As VisualDL does; without it a port is not free for a minute after a board ended.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port or 0))
+            number: int = tried.getsockname()[1]
             return number
     except (OSError, OverflowError, UnicodeError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE:
