@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except args.slips as error:  # of the person who called; anything else shows its traceback
+    except args.user_errors as error:  # anything else shows its traceback
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1
     return code

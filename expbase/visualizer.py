@@ -156,7 +156,7 @@ def whole_records(file: BinaryIO) -> Iterator[bytes]:
         ValueError: The bytes that follow are not a record.
     """
     # Here, and not at the top: training never reads records.
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from visualdl.proto.record_pb2 import Record
 
     while len(head := file.read(_HEAD.size)) == _HEAD.size:

@@ -238,7 +238,9 @@ def test_names_begin_where_all_folders_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "wrong"), [(8, b"\xff" * 9), (0, b"\xff" * 8), (0, bytes(40))], ids=str
+    ("at", "wrong"),
+    [(8, b"\xff" * 9), (0, b"\xff" * 8), (0, bytes(40))],
+    ids=["payload", "length", "zeros"],
 )
 def test_damage_is_told_once_and_what_comes_before_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at: int, wrong: bytes
@@ -299,6 +301,7 @@ def test_visualdl_is_stopped_while_a_copy_grows(
         server.kill()
         server.wait()
     assert seen == ["stopped", "stopped"]
+    monkeypatch.undo()
     add_points(path.parent, range(22, 23))
     assert mirror.update(server)  # it has ended: whoever starts it hears of that
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from terminal import terminal
 from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
@@ -35,7 +34,7 @@ def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def add_end(run: Path, text: str) -> None:
-    """Has the ledger end with this record instead of its own end."""
+    """Replaces the last record of the ledger."""
     lines = (run / "ledger.jsonl").read_text().splitlines()[:-1]
     (run / "ledger.jsonl").write_text("\n".join([*lines, text]))
 
@@ -158,17 +157,25 @@ def test_the_config_is_that_of_the_last_start(
     assert runs["longer"]["differs"] == {"training.max_iteration": 4}
 
 
-def test_a_narrow_terminal_has_what_differs_below_and_a_wide_one_beside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_narrow_terminal_has_what_differs_below_and_a_wide_one_beside(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: int,
+) -> None:
     for seed in (1, 2):
         trained(Tiny, tmp_path / f"a-run-with-a-name-{seed}", max_iteration=2, seed=seed)
-    command = [sys.executable, "-W", "ignore", "-m", "expbase", "ls", str(tmp_path)]
-    for columns in (80, 120):
-        with terminal(command, columns) as shown:
-            head, first, *_ = shown.wait().splitlines()
-        assert head.split()[:4] == ["run", "state", "iteration", "best"]
-        assert first.startswith("a-run-with-a-name-1  finished  2/2")
-        assert ("training.seed=1" in first) == (columns == 120)
-        assert ("\n    training.seed=1\n" in shown.text) == (columns == 80)
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["ls", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    head, first, *_ = shown.splitlines()
+    assert head.split()[:4] == ["run", "state", "iteration", "best"]
+    assert first.startswith("a-run-with-a-name-1  finished  2/2")
+    assert ("training.seed=1" in first) == (columns == 120)
+    assert ("\n    training.seed=1\n" in shown) == (columns == 80)
 
 
 def test_a_run_whose_config_is_lost_does_not_make_all_values_differ(

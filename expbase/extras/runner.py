@@ -429,7 +429,7 @@ def add_parser(tools: Any) -> None:
         help="config values for every runner: optim.lr 0.1 (or KEY=VALUE)",
     )
     add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values, too")
-    parser.set_defaults(run=run, slips=(ConfigError,))
+    parser.set_defaults(run=run, user_errors=(ConfigError,))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -169,7 +169,7 @@ def add_parser(tools: Any) -> None:
         help="address of this machine (default: 127.0.0.1, so nobody else can look; 0.0.0.0: "
         "everybody who reaches the machine can)")  # fmt: skip
     add("--port", type=int, help=f"default: {_PORT} if it is free, else any free one")
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

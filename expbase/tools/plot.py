@@ -90,7 +90,7 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: 
     """
     # Here, and not at the top: these two take a second, and no other tool needs them.
     from matplotlib.figure import Figure
-    from pandas import Series
+    from pandas import Series  # type: ignore[import-untyped]
 
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
@@ -136,7 +136,7 @@ def add_parser(tools: Any) -> None:
     add("--metrics", nargs="+", default=[], metavar="NAME",
         help="loss, valid/accuracy … (default: all but speeds and rates)")  # fmt: skip
     add("--smooth", type=float, default=0.6, metavar="WEIGHT", help="0: not at all (default: 0.6)")
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

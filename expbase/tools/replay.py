@@ -45,7 +45,7 @@ def add_parser(tools: Any) -> None:
     add("dir", type=Path, metavar="RUN", help="the output directory of the run")
     add("--iteration", type=int, metavar="N", help="of the failure (default: the last failure's)")
     add("--pdb", action="store_true", help="end in the debugger (runs of one process)")
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

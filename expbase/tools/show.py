@@ -29,7 +29,7 @@ from expbase.record.provenance import SET_BY_LAUNCHER
 from expbase.record.run_record import LEDGER, Session, parse, sessions
 from expbase.run_dir import CONFIG
 from expbase.state import checkpoint
-from expbase.tools import ls
+from expbase.tools import runs
 from expbase.tools.runs import printable
 
 _WIDTH = 80
@@ -53,7 +53,7 @@ class Story:
     """
 
     path: Path
-    run: ls.Run
+    run: runs.Run
     config: dict[str, Any]
     checkpoints: list[str]
     sessions: list[Session]
@@ -73,9 +73,9 @@ def look(path: Path) -> Story:
         what = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"{path}: {what}; expected the output directory of a run.")
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
-        below = "; there are runs below it: python -m expbase ls" if ls.find(path) else ""
+        below = "; there are runs below it: python -m expbase ls" if runs.find(path) else ""
         raise ValueError(f"{path}: holds no run; expected the output directory of one{below}.")
-    run, config = ls.look(path, str(path), time.time())
+    run, config = runs.read_run(path, str(path), time.time())
     text, checkpoints = b"", []
     with contextlib.suppress(OSError):  # run.note tells of it
         text = (path / LEDGER).read_bytes()
@@ -480,7 +480,7 @@ def add_parser(tools: Any) -> None:
     form.add_argument("--json", action="store_true", help="all of it as a JSON object, for scripts")
     form.add_argument("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
         help="print a shell script that runs it again (default: 1, the whole run)")  # fmt: skip
-    parser.set_defaults(run=main, slips=(ValueError, OSError))
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:

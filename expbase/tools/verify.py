@@ -71,7 +71,7 @@ def add_parser(tools: Any) -> None:
     add("--device", default="cpu", metavar="NAME", help="default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="of the moments (default: 0)")
     add("--tolerance", type=float, default=0.0, metavar="T", help="absolute; 0: the same bits")
-    parser.set_defaults(run=run, slips=(OSError, ValueError, RuntimeError))
+    parser.set_defaults(run=run, user_errors=(OSError, ValueError, RuntimeError))
 
 
 def run(args: argparse.Namespace) -> int:
