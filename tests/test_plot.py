@@ -61,22 +61,55 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["no"], "no/metrics.jsonl: does not exist; expected the output directory of a run"),
-        (["empty"], "empty/metrics.jsonl: holds no metrics yet"),
-        (["run", "--smooth", "1"], "--smooth: 1.0 given; expected 0 or more, and below 1"),
-        (["run", "--output", "no/such/a.png"], "No such file or directory"),
+        ("no", "no/metrics.jsonl: does not exist; expected the output directory of a run"),
+        ("empty", "empty/metrics.jsonl: holds no metrics yet"),
+        ("run --smooth 1", "--smooth: 1.0 given; expected 0 or more, and below 1"),
+        ("run --output no/such/a.png", "--output: no/such/a.png: No such file or directory."),
+        ("run --output curves", "--output: 'curves' given; expected a name in .png, .svg, .pdf"),
+        ("run --metrics los", "--metrics: 'los' given; expected some of train/a, speed/b"),
+        ("speeds", "only speeds and rates were logged; expected --metrics to name some."),
     ],
 )
 def test_a_mistake_is_a_clear_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
+    words: str,
     text: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, content in (("empty", ""), ("run", '{"iteration": 1, "train/a": 1.0}\n')):
-        Path(name).mkdir()
-        Path(name, "metrics.jsonl").write_text(content)
-    assert main(["plot", *words]) == 1
-    assert text in capsys.readouterr().err
+    log("empty", "")
+    log("run", '{"iteration": 1, "train/a": 1.0, "speed/b": 1.0}\n')
+    log("speeds", '{"iteration": 1, "speed/b": 1.0}\n')
+    assert main(["plot", *words.split()]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"python -m expbase plot: error: {text}")
+    assert err.count("\n") == 1
+
+
+def log(name: str, text: str) -> None:
+    Path(name).mkdir()
+    Path(name, "metrics.jsonl").write_text(text)
+
+
+def test_a_run_without_the_wanted_metric_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log("a", '{"iteration": 1, "train/loss": 1.0}\n')
+    log("b", '{"iteration": 1, "train/a": 1.0}\n')
+    assert main(["plot", "a", "b", "--metrics", "loss"]) == 0
+    assert capsys.readouterr() == ("curves.png\n", "b: has none of these metrics; not drawn.\n")
+
+
+def test_all_runs_of_a_picture_are_named_whatever_their_names_and_metrics() -> None:
+    runs = {
+        "$a_$": {"train/a": {1: 1.0, 2: 2.0}},
+        "_b$": {"train/b": {1: 1.0}},
+        "none": {"train/c": {1: 1.0}},
+    }
+    figure = plot.draw(runs, ["train/a", "train/b"], 0.0)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["$a_$", "_b$"]
+    figure.canvas.draw()  # a $ is a $

@@ -47,7 +47,9 @@ def main(args: argparse.Namespace) -> int:
         run.differs = own
     if args.json:
         for run in runs:
-            print(json.dumps({**asdict(run), "best": json_value(run.best)}))
+            differs = {key: json_value(value) for key, value in run.differs.items()}
+            facts = {**asdict(run), "differs": differs}
+            print(json.dumps({name: json_value(value) for name, value in facts.items()}))
     elif runs:
         head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
         _print_table([head, *map(_row, runs)])
