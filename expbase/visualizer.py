@@ -25,7 +25,7 @@ import numpy as np
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
-_HEAD = struct.Struct("<Q")  # stands before each record: its length in bytes
+_HEAD = struct.Struct("<Q")  # before each record: its length in bytes
 _LARGEST = 2**31  # bytes: protobuf's limit for a record
 
 

@@ -303,7 +303,7 @@ def test_visualdl_is_stopped_while_a_copy_grows(
     assert seen == ["stopped", "stopped"]
     monkeypatch.undo()
     add_points(path.parent, range(22, 23))
-    assert mirror.update(server)  # it has ended: whoever starts it hears of that
+    assert mirror.update(server)  # it has ended, which `_check` reports
 
 
 # --- errors ----------------------------------------------------------------------------------

@@ -9,9 +9,7 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +23,7 @@ from tiny import Tiny, make, trained
 import expbase
 from expbase import default_argument_parser
 from expbase.__main__ import main
-from expbase.tools import board, plot, process, replay
+from expbase.tools import board, plot, replay
 
 ERROR = "ArithmeticError: no such number: µ"
 CHECKPOINT = "checkpoints/step-00000002"
@@ -449,9 +447,6 @@ PLAN = 'experiment: "{workspace}/train.py:Exp"\nrunner:\n- {name: a, class: trai
         ("- 1\n", "list"),
         (bytes(range(256)), "cannot be read: 'utf-8' codec can't decode byte 0x80"),
         ("a: [", "not YAML: while parsing a flow node"),
-        (PLAN.replace("train.py", "no.py"), "no.py does not exist."),
-        (PLAN.replace("Exp", "Nobody"), "train.py has no class 'Nobody'; it has Exp, Other."),
-        (PLAN.replace("Exp", "Other"), "experiment: Other is no ExperimentBase."),
         (PLAN.replace("train.py", "broken.py"), "broken.py cannot be imported:\n  File"),
         (PLAN.replace("train.py", "binary.py"), "binary.py cannot be imported:\nSyntaxError"),
     ],
@@ -460,8 +455,6 @@ def test_a_file_that_describes_no_runs_is_answered_at_its_key_and_nothing_is_mad
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, fragment: str
 ) -> None:
     (tmp_path / "plan.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    body = "from tiny import Tiny\nclass Exp(Tiny): pass\nclass Other: pass\n"
-    (tmp_path / "train.py").write_text(body)
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "binary.py").write_bytes(bytes(9))
     before = contents(tmp_path)
@@ -482,68 +475,6 @@ def test_run_takes_no_other_kind_of_thing(
         text = f"{kinds[kind]}: a config file ending in ''"
         assert err.startswith(f"python -m expbase run: error: {text}")
         assert "expected .yaml or .yml" in err
-
-
-# --- verify ----------------------------------------------------------------------------------
-
-
-def test_verify_refuses_what_it_cannot_use_and_makes_nothing(
-    kinds: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(kinds["file"].parent)
-    before = contents(Path().absolute())
-    for words, fragment in (
-        ("missing --output new2", "missing: no such file; expected a training script."),
-        ("link --output new2", "link: no such file; expected a training script."),
-        ("crashed --output new2", "crashed: is a directory; expected a training script."),
-        ("file --output binary", "--output: binary cannot be a directory: File exists"),
-        ("file --output link", "--output: link cannot be a directory: File exists"),
-        ("file --output file/x", "--output: file/x cannot be a directory: Not a directory"),
-        ("file --output crashed", "--output: crashed is not empty; remove it, or name a"),
-        ("file --output new2 --iterations 9", "--iterations: 9 given; expected"),
-        ("file --output new2 --nprocs 0", "--nprocs: 0 given; expected"),
-        ("file --output new2 --tolerance nan", "--tolerance: nan given; expected"),
-    ):
-        code, out, err = called(["verify", *words.split()], capsys)
-        assert (code, out) == (1, "")
-        assert err.startswith(f"python -m expbase verify: error: {fragment}")
-        assert len(err.splitlines()) == 1
-    assert contents(Path().absolute()) == before
-
-
-def test_a_script_that_trains_nothing_proves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "train.py").write_text("")
-    words = ["verify", str(tmp_path / "train.py"), "--output", str(tmp_path / "out")]
-    code, _, err = called(words, capsys)
-    assert code == 1
-    assert f"train.py: made no checkpoint in {tmp_path / 'out/straight'}; expected" in err
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_tool_in_order_and_its_handler_is_as_before(
-    number: signal.Signals, code: int
-) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as caught, process.ended_by_signals():
-        signal.raise_signal(number)
-    assert caught.value.code == code
-    assert signal.getsignal(number) == before
-    with process.ended_by_signals({number: None}):  # it is for a child
-        signal.raise_signal(number)
-
-
-def test_what_a_process_started_is_killed_with_it() -> None:
-    command = "setsid sleep 100 & echo up; wait"
-    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as started:
-        assert started.stdout is not None
-        assert started.stdout.readline() == b"up\n"
-        process.kill(started)
-        # The pipe ends with the last process that holds it.
-        assert select.select([started.stdout], [], [], 20)[0]
-        assert started.stdout.read() == b""
 
 
 # --- an experiment's script ------------------------------------------------------------------
