@@ -14,6 +14,7 @@ from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
 from expbase.tools import ls
+from expbase.tools.runs import find
 
 
 class Broken(Tiny):
@@ -197,6 +198,15 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert result.stdout.startswith("run ")
     assert result.stderr == ""
+
+
+def test_runs_are_found_by_their_files_but_not_in_a_run_or_a_hidden_folder(tmp_path: Path) -> None:
+    for name in ("b", "a/deep", "a/deep/below", ".hidden/c", "no"):
+        (tmp_path / name).mkdir(parents=True)
+        for file in ("config.yaml", "ledger.jsonl")[: 1 if name == "no" else 2]:
+            (tmp_path / name / file).touch()
+    assert find(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
+    assert find(tmp_path / "a/deep/below") == [tmp_path / "a/deep/below"]
 
 
 def test_ages_are_short() -> None:

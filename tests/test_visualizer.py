@@ -239,7 +239,7 @@ def test_whole_records_are_those_that_were_written_up_to_a_torn_one(
         bytes(8),
         b"\xff" * 8,
         second[:8] + b"\xff" * 400,
-        b"\x02" + bytes(7) + b"\x12\x00",
+        b"\x02" + bytes(7) + b"\x0a\x00",
     ):
         with pytest.raises(ValueError, match="record"):
             list(whole_records(io.BytesIO(wrong)))
