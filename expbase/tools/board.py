@@ -82,8 +82,8 @@ class Mirror:
             server: VisualDL, if it reads the copies already.
 
         Returns:
-            False if VisualDL has read what the runs' files hold no longer. Then there are no
-            copies any more: call it again, and start VisualDL again.
+            False if something was copied that is no longer in the runs' files. Then all copies
+            were removed: call it again, and start VisualDL again.
         """
         files = self._files()
         is_good = all(copy in files for copy in self._directory.rglob(FILE_NAME))
@@ -128,7 +128,7 @@ def _extend(copy: Path, file: BinaryIO, server: subprocess.Popen[bytes] | None) 
         if copied.read() != file.read(size - start):
             return False
         if os.fstat(file.fileno()).st_size > size:
-            # Closed, and so written, before VisualDL goes on.
+            # `copied` is closed, and so written as a whole, before VisualDL continues.
             with _paused(server), copied:
                 copied.writelines(whole_records(file))
     return True
@@ -136,13 +136,16 @@ def _extend(copy: Path, file: BinaryIO, server: subprocess.Popen[bytes] | None) 
 
 @contextlib.contextmanager
 def _paused(server: subprocess.Popen[bytes] | None) -> Iterator[None]:
-    """Stops VisualDL for the block: it could see half of what is being written just now."""
+    """Stops VisualDL for the block, in which a copy grows.
+
+    One write is not one step for a reader in another process: it may see the first half only.
+    """
     if server is None or server.poll() is not None:
         yield
         return
     os.kill(server.pid, signal.SIGSTOP)
-    # It stops when it next leaves the kernel, a read of the copy perhaps. WNOWAIT: if it ended
-    # instead, server.poll() is to hear of it.
+    # It may still be inside a read of the copy: wait until it has stopped. WNOWAIT: if it has
+    # ended instead, leave its exit code for `server.poll`.
     os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     try:
         yield
@@ -227,8 +230,8 @@ def visualdl(directory: str, name: str, host: str, port: int) -> Iterator[subpro
     Raises:
         ValueError: It does not start.
     """
-    # As `visualdl` would: what shows first in the name of a run is the folder. Its own default
-    # keeps what it has read for 20 s. -L: without it some browsers are answered with an error.
+    # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
+    # read up to 20 s ago. Without -L it answers some browsers with an error.
     command = [sys.executable, "-W", "ignore", "-m", "visualdl.server.app", f"--logdir={name}",
                "--host", host, "--port", str(port), "-L", "en", "--cache-timeout", "1",
                "--disable-telemetry"]  # fmt: skip
