@@ -191,7 +191,7 @@ def test_nprocs_starts_the_file_in_so_many_processes(
         started.append(pickle.loads(pickle.dumps(words)))
         return 7
 
-    monkeypatch.setattr(runner.distributed, "spawn", spawn)
+    monkeypatch.setattr(runner, "spawn", spawn)
     words = ["run", str(workspace / "c.yaml"), "--nprocs", "2", "--device", "cpu"]
     assert main(words) == 7  # the exit code of the processes
     [(function, (args,), nprocs, device)] = started
