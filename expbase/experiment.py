@@ -118,7 +118,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._stopwatch.start(self.iteration)
         loop.epochs_ended = self.epochs_ended
         loop.stopped_by = self._stop_requests.agreed(self.iteration)
-        loop.step = Step.OVER if loop.stopped_by else Step.BETWEEN
+        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        loop.step = Step.OVER if is_over or loop.stopped_by else Step.BETWEEN
         self._plan()
         return loop.step is Step.BETWEEN
 

@@ -179,7 +179,7 @@ def test_a_loop_that_returns_early_is_saved_where_it_left(tmp_path: Path) -> Non
 
 def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole")
-    for steps in (2, 9):  # the second time it is continued
+    for steps in (2, 9, 1):  # the second time it is continued, the third time it is at its end
         exp = make(Tiny, tmp_path / "own")
         exp.setup()
         with exp.closing():
