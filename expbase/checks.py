@@ -104,6 +104,20 @@ def check_arguments(experiment: type, attributes: Iterable[str], args: Any) -> N
         raise ConfigError("args.output: not given; expected the directory of the run.")
 
 
+def check_private_names(experiment: type, names: Iterable[str]) -> None:
+    """Checks that a class defines none of the template's private attributes.
+
+    Raises:
+        TypeError: It does.
+    """
+    for name in sorted(names):
+        if name.startswith("_") and hasattr(experiment, name):
+            raise TypeError(
+                f"{experiment.__name__}.{name}: {name} is an attribute of the template's own. "
+                "Choose another name."
+            )
+
+
 def check_names(attributes: Iterable[str], base: type) -> None:
     """Checks that no attribute hides a method of the base class.
 

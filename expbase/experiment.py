@@ -63,6 +63,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         checks.check_class(type(self), ExperimentBase, _YOURS)
         super().__init__(config, args)
         self._names.template = set(vars(self)) - {"model", "optimizer"}
+        checks.check_private_names(type(self), self._names.template)
 
     # --- yours ---------------------------------------------------------------------------
 

@@ -193,6 +193,16 @@ def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
     ]
 
 
+def test_a_class_that_takes_a_private_name_of_the_template_is_an_error(tmp_path: Path) -> None:
+    class Taking(Tiny):
+        def _update(self) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"Taking\._update: _update is an attribute of the template"
+    ):
+        make(Taking, tmp_path / "run")
+
+
 def test_an_attribute_that_is_set_before_super_init_is_an_error(tmp_path: Path) -> None:
     class Hasty(Tiny):
         def __init__(self, config: Any, args: Any) -> None:
