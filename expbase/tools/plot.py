@@ -90,7 +90,7 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: 
     """
     # Here, and not at the top: these two take a second, and no other tool needs them.
     from matplotlib.figure import Figure
-    from pandas import Series  # type: ignore[import-untyped]
+    from pandas import Series
 
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
