@@ -280,6 +280,15 @@ def test_every_link_leads_to_a_file_and_the_readme_to_every_page() -> None:
     assert {*PAGES.values()} - of_readme == {ROOT / "README.md"}
 
 
+def test_the_page_of_architecture_names_every_module() -> None:
+    tree = blocks("architecture", "text")[0]
+    package = ROOT / "expbase"
+    modules = {path.name for path in package.glob("[a-z]*.py")}
+    assert set(re.findall(r"\w+\.py", tree)) == modules
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == folders
+
+
 def test_every_module_that_a_page_names_exists() -> None:
     for page, text in TEXT.items():
         for name in re.findall(r"`([\w/]+\.py)`", text):
