@@ -30,7 +30,6 @@ from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.meter import json_value
 from expbase.state import checkpoint
 
-RESULTS = "results.jsonl"
 _FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",
     "workspace": ".",
@@ -176,10 +175,7 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
     runner.merge_from_other_cfg(given, place)
     kind, checkpoints = runner["class"].removeprefix("single_"), runner.checkpoints
     if kind not in ("train", "infer"):
-        raise ConfigError(
-            f"{place}.class: {runner['class']!r} given; expected train or infer. (Several "
-            "processes: --nprocs. The parameter server is not in today's PaddlePaddle.)"
-        )
+        raise ConfigError(f"{place}.class: {runner['class']!r} given; expected train or infer.")
     runner["class"] = kind
     if not re.fullmatch("all|best|last|[0-9]+", checkpoints):
         raise ConfigError(
@@ -187,8 +183,8 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
         )
     if kind == "infer" and not runner.init_model_path:
         raise ConfigError(
-            f"{place}.init_model_path: not given; expected the output of a run, a checkpoint or a "
-            "file with weights: an infer runner evaluates them."
+            f"{place}.init_model_path: not given; expected what an infer runner evaluates: the "
+            "output of a run, a checkpoint or a file with weights."
         )
     return runner
 
@@ -230,11 +226,7 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
 
 
 def execute(runs: Sequence[Run]) -> None:
-    """Makes the runs, one after the other; ends early if one was told to stop.
-
-    Raises:
-        SystemExit: One was stopped by a signal or a time limit.
-    """
+    """Makes the runs, one after the other; ends early if one was told to stop."""
     for number, run in enumerate(runs, 1):
         experiment = with_tools(run.experiment)(run.config, run.args)
         experiment.logger.info("runner %s (%d of %d)", run.runner.name, number, len(runs))
@@ -248,10 +240,7 @@ def execute(runs: Sequence[Run]) -> None:
 
 
 def _infer(run: Run, experiment: ExperimentBase) -> None:
-    """Evaluates one or all checkpoints of a run; prints and writes the results as JSON lines.
-
-    A line has `runner`, `checkpoint`, `iteration` and the metrics.
-    """
+    """Evaluates one or all checkpoints of a run; prints and writes a JSON line for each."""
     source, which = Path(run.args.init_model_path), run.runner.checkpoints
     results = []
     with experiment.closing():
@@ -268,7 +257,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
             results.append(found | {"iteration": experiment.iteration})
         if experiment.rank == 0:
             text = "".join(json.dumps(result) + "\n" for result in results)
-            checkpoint.write_single_file(experiment.output_dir / RESULTS, [text.encode()])
+            checkpoint.write_single_file(experiment.output_dir / "results.jsonl", [text.encode()])
             print(text, end="", flush=True)
 
 
