@@ -360,7 +360,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         (YAML.replace(":Experiment", ""), "names no class; expected"),
         (
             YAML + "  startup_class_path: no.py",
-            "runner[0] (first).startup_class_path: {w}/no.py does not",
+            "runner[0] (first).startup_class_path: no.py does not exist ({w}/no.py)",
         ),
         (YAML + "  startup_class_path: my_terminal.py", "has no class 'Startup'; it has Terminal"),
         (

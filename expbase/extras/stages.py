@@ -48,21 +48,20 @@ def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
         raise ConfigError(
             f"{place}: {text!r} names no class; expected file.py:Class or package.module:Class."
         )
+    place = f"{place}: {where}"
     is_file = where.endswith(".py")
     module = _import_file((folder / where).resolve(), place) if is_file else _import(where, place)
     found = getattr(module, name, None)
     if not inspect.isclass(found):
         classes = {n: v for n, v in vars(module).items() if inspect.isclass(v)}
         own = [n for n, v in classes.items() if v.__module__ == module.__name__]
-        raise ConfigError(
-            f"{place}: {where} has no class {name!r}; it has {', '.join(own) or 'none'}."
-        )
+        raise ConfigError(f"{place} has no class {name!r}; it has {', '.join(own) or 'none'}.")
     return found
 
 
 def _import_file(file: Path, place: str) -> ModuleType:
     if not file.is_file():
-        raise ConfigError(f"{place}: {file} does not exist.")
+        raise ConfigError(f"{place} does not exist ({file}).")
     # It stays there: the file may import from its folder while it runs, as a script does.
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
@@ -70,7 +69,7 @@ def _import_file(file: Path, place: str) -> ModuleType:
     imported = getattr(module, "__file__", None)
     if imported is None or Path(imported).resolve() != file:
         raise ConfigError(
-            f"{place}: {file} has the name of a module that is imported already "
+            f"{place} has the name of a module that is imported already "
             f"({imported or 'of Python'}). Rename the file."
         )
     return module
@@ -87,7 +86,7 @@ def _import(module: str, place: str) -> ModuleType:
             [f for f in shown.stack if "importlib" not in f.filename and f.filename != __file__]
         )
         text = "".join(shown.format()).rstrip()
-        raise ConfigError(f"{place}: {module} cannot be imported:\n{text}") from error
+        raise ConfigError(f"{place} cannot be imported:\n{text}") from error
 
 
 # --- putting stages in front -----------------------------------------------------------------
