@@ -37,14 +37,12 @@ class EarlyStopping(ExperimentBase):
     @classmethod
     def default_config(cls) -> Config:
         config = super().default_config()
-        config.early_stopping = Config(
-            {
-                "patience": 3,  # validations in a row without a better value; 0: never stop
-                "min_delta": 0.0,  # by which a value must be better to count
-                "metric": "",  # of valid(); "": training.monitor
-                "mode": "",  # "max" or "min"; "": training.monitor_mode
-            }
-        )
+        config.early_stopping = {
+            "patience": 3,  # validations in a row without a better value; 0: never stop
+            "min_delta": 0.0,  # by which a value must be better to count
+            "metric": "",  # of valid(); "": training.monitor
+            "mode": "",  # "max" or "min"; "": training.monitor_mode
+        }
         return config
 
     def check_setup(self) -> None:
@@ -68,7 +66,7 @@ class EarlyStopping(ExperimentBase):
         is_new = loader is None and self.iteration > self.early_stopping["iteration"]
         if self.config.early_stopping.patience and is_new and self.life is Life.TRAINING:
             checks.check_metric("early_stopping.metric", self.watched_metric, results)
-            self.early_stopping |= {"iteration": self.iteration}
+            self.early_stopping["iteration"] = self.iteration
             if self.is_better(results[self.watched_metric]):
                 self.early_stopping |= {"best": results[self.watched_metric], "failures": 0}
             else:
@@ -224,24 +222,20 @@ class GradientClipping(ExperimentBase):
         super().check_setup()
 
     @on("on_before_optimizers_step")
-    def clip_gradients_of_step(self) -> None:
-        """Clips the gradients of the optimizers that are about to step."""
-        self.clip_gradients(*self.stepping)
-
     def clip_gradients(self, *optimizers: Any) -> None:
-        """Clips the gradients of the optimizers' parameters, and logs their norm.
+        """Clips the gradients of optimizers, by default of those that step, and logs their norm.
 
         Raises:
             ValueError: A gradient is sparse.
         """
         # Without this the template would warn that a step by hand never calls our listener.
         self.note_helper("step_optimizers")
-        parameters = [p for optimizer in optimizers for p in objects.parameters_of(optimizer)]
+        stepping = optimizers or self.stepping
+        parameters = [p for optimizer in stepping for p in objects.parameters_of(optimizer)]
         gradients = [p.grad_ for p in parameters if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
             raise ValueError(
-                "clip_gradients: the gradient of an Embedding with sparse=True; expected dense "
-                "gradients."
+                "clip_gradients: an Embedding with sparse=True; expected dense gradients."
             )
         if not gradients:
             return
