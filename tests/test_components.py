@@ -282,6 +282,7 @@ def test_auxiliary_heads_do_not_delay_the_end(
         assert exp.drawn[-1] == "other"  # its last batch ended the run, and not a later one
     else:
         assert epochs == {"one": 2, "other": 0}
+        assert exp.task_steps["one"] == 12  # two epochs of six batches
     again: Any = trained(Rare, tmp_path, **options)
     assert (again.iteration, again.finished) == (exp.iteration, True)
 
