@@ -161,7 +161,7 @@ def test_the_first_real_batch_is_checked_on_all_sides() -> None:
         outputs_attr = (InputSpec([-1, 9], "float32", "feature"),)
 
     with pytest.raises(
-        ValueError, match=r"backbone Net: declares 'point' as .*; the first batch has"
+        ValueError, match=r"backbone Net: declares 'point' as .*; the first batch .* has it"
     ):
         composed()({**good, "point": paddle.ones([3, 4, 1])[:, :, 0].astype("float64")}, "one")
     with pytest.raises(ValueError, match=r"Lying: declares 'feature' .*\[3, 8\]: another size"):
@@ -282,6 +282,7 @@ def test_auxiliary_heads_do_not_delay_the_end(
         assert exp.drawn[-1] == "other"  # its last batch ended the run, and not a later one
     else:
         assert epochs == {"one": 2, "other": 0}
+        assert exp.task_steps["one"] == 12  # two epochs of six batches
     again: Any = trained(Rare, tmp_path, **options)
     assert (again.iteration, again.finished) == (exp.iteration, True)
 
@@ -322,7 +323,7 @@ def test_a_head_can_be_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({"a": Task("no")}, "task a: its head 'no' is not in the model, which has one, other"),
+        ({"a": Task("no")}, "head 'no': not in the model, which has one, other"),
         ({"a": Task("one", mix_ratio=0)}, "task a: mix_ratio 0; expected above 0"),
         ({"a": Task("one", auxiliary=True)}, "expected a task that is not auxiliary"),
         ({}, "expected a task that is not auxiliary"),
@@ -397,7 +398,7 @@ def test_a_reader_without_what_it_declares_is_named() -> None:
 
 
 def test_a_batch_of_a_reader_that_nobody_registered_with_is_named() -> None:
-    with pytest.raises(ValueError, match=r"first batch has nothing\. Was the reader registered"):
+    with pytest.raises(ValueError, match=r"first batch \(is its reader registered.* has nothing"):
         composed()({}, "one")
 
 
