@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.config import Config, ConfigError, complete, get_default_training_config
+from expbase.config import Config, ConfigError, check_training, fill, get_default_training_config
 from expbase.data.iterator import TrainIterator
 from expbase.events import Events, Subscribers
 from expbase.life import Life, LoopState
@@ -78,7 +78,8 @@ class Attributes(Events):
         if getattr(args, "output", None) in (None, ""):
             raise ConfigError("args.output: not given; expected the directory of the run.")
         # What mixins add is there, however the config was made.
-        self.config = complete({**type(self).default_config(), **config})
+        self.config = fill({**type(self).default_config(), **config})
+        check_training(self.config.training)
         self.args = args
         self.model: Any = None
         self.optimizer: Any = None

@@ -62,7 +62,8 @@ class ConfigError(ValueError):
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     """A tree of named values, read and written as attributes: `config.training.seed`.
 
-    A section that is empty in the defaults is open: it takes any keys.
+    A section that is empty in the defaults is open: it takes any keys. What cannot be merged is a
+    ConfigError, which leaves the config as it was.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -70,19 +71,11 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         super().__setattr__(name, Config(value) if is_plain else value)
 
     def merge_from_file(self, path: str | Path) -> None:
-        """Changes the values that a YAML file names.
-
-        Raises:
-            ConfigError: The file cannot be read, or does not fit; the config is as it was.
-        """
+        """Changes the values that a YAML file names."""
         self.merge_from_other_cfg(load_yaml(path), str(path))
 
     def merge_from_list(self, words: Sequence[str]) -> None:
-        """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both.
-
-        Raises:
-            ConfigError: A key has no value, or one does not fit; the config is as it was.
-        """
+        """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both."""
         values = flatten(self)
         known = sorted(values)
         changed = self
@@ -102,15 +95,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         self.update(changed)
 
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
-        """Changes the values that another tree names.
-
-        Args:
-            other: The tree.
-            source: The place where a user finds it, for error messages.
-
-        Raises:
-            ConfigError: It does not fit; the config is as it was.
-        """
+        """Changes the values that another tree names; errors name its `source`."""
         self.update(_merged(self, other, source, known=sorted(flatten(self))))
 
 
@@ -119,19 +104,12 @@ def get_default_training_config() -> Config:
     return Config(_TRAINING_DEFAULTS)
 
 
-def complete(config: Mapping[str, Any]) -> Config:
-    """As `fill`, with the values of the training section checked by `check_training`."""
-    completed = fill(config)
-    check_training(completed.training)
-    return completed
-
-
 def fill(config: Mapping[str, Any]) -> Config:
     """A copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
-        ConfigError: There is no `training` section, one of its three required keys is missing, a
-            key is misspelt, or a value has a wrong type.
+        ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
+            a wrong type.
     """
     given = config.get("training") or {}
     if missing := [key for key in _REQUIRED if key not in given]:
@@ -153,11 +131,7 @@ def fill(config: Mapping[str, Any]) -> Config:
 
 
 def check_training(training: Mapping[str, Any]) -> None:
-    """Checks the values of a complete training section.
-
-    Raises:
-        ConfigError: One of them is out of range or not among the choices.
-    """
+    """Raises a ConfigError if a value of a training section is out of range or no choice."""
     for key, default in _TRAINING_DEFAULTS.items():
         value = training[key]
         where = f"training.{key}"
@@ -300,8 +274,7 @@ def _merged(
 def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
     if "." in name:
         section, _, rest = name.partition(".")
-        form = f"{section}:\n  {rest}: {value!r}"
-        return f"key {prefix + name!r} with a dot; expected a section:\n{form}"
+        return f"key {prefix + name!r} with a dot; expected {rest!r} in a section {section!r}."
     # The whole key: if a section is misspelt, the names in it find the right one.
     key = next(iter(flatten({name: value}, prefix)))
     return f"unknown key {key!r}.{did_you_mean(key, known)}"
@@ -344,12 +317,11 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _POINT = r"[-+]?(\d+\.\d*|\.\d+)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-_EXPONENT = r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"
+_NUMBER = re.compile(rf"({_POINT}|[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+)$")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
 for _class in (_Loader, _Dumper):
-    _float = re.compile(f"({_POINT}|{_EXPONENT})$")
-    _class.add_implicit_resolver(_FLOAT, _float, list("-+.0123456789"))
+    _class.add_implicit_resolver(_FLOAT, _NUMBER, list("-+.0123456789"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expbase import Config, ConfigError, get_default_training_config
-from expbase.config import complete, differences, dump_yaml, flatten, load_yaml
+from expbase.config import check_training, differences, dump_yaml, fill, flatten, load_yaml
 
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
@@ -46,6 +46,12 @@ def from_options(*words: str) -> Config:
     config = defaults()
     config.merge_from_list(words)
     return config
+
+
+def complete(config: Any) -> Config:
+    completed = fill(config)
+    check_training(completed.training)
+    return completed
 
 
 def complaint(call: Any, *args: Any) -> str:
