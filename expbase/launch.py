@@ -1,9 +1,7 @@
 """Starts the processes of `--nprocs` on this machine, and waits for them.
 
 Paddle spawns and connects them; this module forwards signals, ends the rest when one has failed,
-and chooses the exit code. For several machines there is `paddle.distributed.launch`.
-
-    sys.exit(spawn(train, (config, args), nprocs=2, device="cpu"))
+and chooses the exit code.
 """
 
 from __future__ import annotations
@@ -32,16 +30,7 @@ _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by them
 def spawn(
     function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
-    """Runs the function in new processes, one per rank, and waits for them.
-
-    SIGTERM and SIGUSR1 are forwarded to them; the terminal itself sends them Ctrl-C. When one
-    fails, the others are ended.
-
-    Args:
-        function: A function of a module, called with `args`.
-        args: Values that can be pickled.
-        nprocs: The number of processes.
-        device: "cpu", or a device that paddle knows; None: the default one.
+    """Calls a function of a module in new processes, one per rank, and waits for them.
 
     Returns:
         The exit code of the first that failed, else of the first that was stopped, else 0.
@@ -88,21 +77,20 @@ def _join(processes: Sequence[Any]) -> int:
         for sentinel in ended:
             process = running.pop(sentinel)
             process.join()
-            codes.append(exit_code(process.exitcode))
+            codes.append(process.exitcode)
             if _is_failure(process.exitcode) and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
         if deadline is not None and not ended:  # the others have had their time
             for process in running.values():
                 process.kill()
             deadline = None
+    failures = [code for code in codes if _is_failure(code)]
     stopped = [code for code in codes if code]
-    failures = [code for code in stopped if code not in _STOP_CODES]
-    return (failures or stopped or [0])[0]
+    return exit_code((failures or stopped or [0])[0])
 
 
-def _is_failure(exitcode: int) -> bool:
-    # A negative one is a signal that nobody handled, whatever a shell would make of it.
-    return exitcode < 0 or exitcode not in (0, *_STOP_CODES)
+def _is_failure(code: int) -> bool:
+    return code not in (0, *_STOP_CODES)  # a negative one is a signal that nobody handled
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
