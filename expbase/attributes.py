@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import paddle
+
 from expbase import distributed
 from expbase.config import Config, ConfigError, check_training, fill, get_default_training_config
 from expbase.data.iterator import TrainIterator
@@ -150,11 +152,8 @@ class Attributes(Events):
         Args:
             layer: With trainable parameters.
             options: Of paddle.DataParallel: find_unused_parameters=True, say.
-
-        Raises:
-            ValueError: It has a sparse Embedding, which gloo cannot average.
         """
-        return distributed.data_parallel(layer, **options) if self.parallel else layer
+        return paddle.DataParallel(layer, **options) if self.parallel else layer
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel returned: its attributes and methods are there."""

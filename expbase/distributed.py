@@ -31,7 +31,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _counter = itertools.count()  # numbers the waits of this process, so that each has its own key
-
 _POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
 _WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
 _TELL_SECONDS = 3.0  # for which a failing rank waits until the others know
@@ -76,18 +75,6 @@ def default_device() -> str:
     return "gpu" if paddle.device.cuda.device_count() else "cpu"
 
 
-def data_parallel(layer: Any, **options: Any) -> Any:
-    """The layer in a paddle.DataParallel; a sparse Embedding is an error where gloo averages."""
-    if paddle.device.get_device() == "cpu":
-        for name, sublayer in layer.named_sublayers(include_self=True):
-            if isinstance(sublayer, paddle.nn.Embedding) and sublayer._sparse:
-                raise ValueError(
-                    f"data_parallel: {name or 'the layer'} is an Embedding with sparse=True; "
-                    "expected sparse=False on the CPU: gloo cannot average sparse gradients."
-                )
-    return paddle.DataParallel(layer, **options)
-
-
 def gather_objects(value: T) -> list[T]:
     """The values of all ranks, in rank order, on every rank; one collective."""
     if not dist.is_initialized():
@@ -109,12 +96,8 @@ def broadcast_object(value: T) -> T:
 def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     """Calls the function on rank 0; the others wait, however long it takes, for its value.
 
-    Args:
-        function: Returns what can be pickled.
-        doing: What it does, for the error message of the other ranks: "saving".
-
     Raises:
-        RankZeroError: On the other ranks; rank 0 raises the error of the function itself.
+        RankZeroError: On the other ranks, that `doing` failed; rank 0 raises the function's error.
     """
     if not dist.is_initialized():
         return function()
@@ -164,12 +147,7 @@ def _without_signals() -> Iterator[None]:
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
     """The mean of each metric over all ranks, the same on each; one collective.
 
-    Args:
-        metrics: Numbers or one-element tensors, each a mean over this rank's samples.
-        weight: The number of this rank's samples; if it is 0 the metrics are not used.
-
-    Raises:
-        ValueError: The weight is negative, or two ranks name different metrics.
+    `weight` is the number of this rank's samples; if it is 0 the metrics are not used.
     """
     if not weight >= 0:
         raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
@@ -184,20 +162,8 @@ def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, flo
 
 
 def max_over_ranks(*numbers: float) -> list[float]:
-    """The maximum of each number over all ranks; one collective, which waits for no device."""
-    if not dist.is_initialized():
-        return list(numbers)
-    tensor = paddle.to_tensor(numbers, dtype="float64", place=paddle.CPUPlace())
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_cpu_group())
-    return [float(number) for number in tensor.tolist()]
-
-
-@functools.cache
-def _cpu_group() -> Any:
-    # On the CPU the default group is gloo's already.
-    if paddle.device.get_device() == "cpu":
-        return None
-    return dist.new_group(backend="gloo")
+    """The maximum of each number over all ranks; one collective."""
+    return [max(of_ranks) for of_ranks in zip(*gather_objects(numbers), strict=True)]
 
 
 def number(value: Any) -> float:

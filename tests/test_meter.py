@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import weakref
 from pathlib import Path
 from typing import Any, NoReturn
@@ -79,12 +80,11 @@ def test_a_logged_tensor_keeps_its_value_and_no_graph() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(paddle.ones([2]), "[2]"), (np.ones(2), "2|1., 1."), ("high", "'high'"), (None, "None")],
+    [(paddle.ones([2]), "of shape [2]"), (np.ones(2), "of shape [2]"), ("high", "'high'")],
 )
 def test_what_is_not_one_number_is_refused_by_name(value: Any, shown: str) -> None:
-    with pytest.raises(TypeError, match=r"log: 'loss' is .*; expected") as caught:
+    with pytest.raises(TypeError, match=re.escape(f"log: 'loss' is {shown}; expected one number")):
         Meter().add(1, {"loss": value})
-    assert any(part in str(caught.value) for part in shown.split("|"))
 
 
 def test_a_number_that_is_not_finite_is_named_with_value_and_iteration() -> None:

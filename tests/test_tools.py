@@ -669,7 +669,7 @@ SCRIPT = {
     },
     "--output KIND": {
         **dict.fromkeys(
-            ("file", "binary", "link"), "is, or lies in, a file; expected a directory."
+            ("file", "binary", "link"), "cannot be made a directory: File exists."
         ),
         "running": "is in use by a running process. Wait for it, stop it, or give another",
         "config-list": "config.yaml: holds a list; expected `key: value` lines.",
