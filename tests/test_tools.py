@@ -668,9 +668,7 @@ SCRIPT = {
         "state-binary": "state.json: 2048 bytes; expected ",
     },
     "--output KIND": {
-        **dict.fromkeys(
-            ("file", "binary", "link"), "cannot be made a directory: File exists."
-        ),
+        **dict.fromkeys(("file", "binary", "link"), "cannot be made a directory: File exists."),
         "running": "is in use by a running process. Wait for it, stop it, or give another",
         "config-list": "config.yaml: holds a list; expected `key: value` lines.",
     },
