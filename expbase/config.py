@@ -88,7 +88,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
                 )
             text = text if equals else queue.pop(0)
             # `1e5` is a text where a text is, else a number.
-            tree = text if isinstance(values.get(key), str) else _read_option(key, text)
+            tree: Any = text if isinstance(values.get(key), str) else _read_option(key, text)
             for name in reversed(key.split(".")):
                 tree = {name: tree}
             changed = _merged(changed, tree, "options", known)

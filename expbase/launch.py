@@ -22,8 +22,9 @@ import paddle.distributed as dist
 from expbase.distributed import default_device
 from expbase.processes import die_with_parent, exit_code
 
-# The exit codes of a process that was asked to stop; every other one but 0 is a failure.
-_STOP_CODES = (124, 130, 143)  # time limit, Ctrl-C, SIGTERM
+# Finished; stopped by the time limit, Ctrl-C, SIGTERM. A signal that nobody handled is a negative
+# code, and a failure.
+_NO_FAILURE = (0, 124, 130, 143)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
 
 
@@ -78,19 +79,15 @@ def _join(processes: Sequence[Any]) -> int:
             process = running.pop(sentinel)
             process.join()
             codes.append(process.exitcode)
-            if _is_failure(process.exitcode) and deadline is None:
+            if process.exitcode not in _NO_FAILURE and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
         if deadline is not None and not ended:  # the others have had their time
             for process in running.values():
                 process.kill()
             deadline = None
-    failures = [code for code in codes if _is_failure(code)]
+    failures = [code for code in codes if code not in _NO_FAILURE]
     stopped = [code for code in codes if code]
     return exit_code((failures or stopped or [0])[0])
-
-
-def _is_failure(code: int) -> bool:
-    return code not in (0, *_STOP_CODES)  # a negative one is a signal that nobody handled
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

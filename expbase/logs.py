@@ -1,8 +1,9 @@
 """The text log of a run: loggers that write to a file and to the terminal.
 
-logger = early_log()       # keeps its lines until there is a file
-open_log(logger, directory / "worker_0.log", echo=True)
-close_log(logger)
+There is a logger from the beginning; it keeps its lines until there is a file.
+
+    logger = early_log()
+    open_log(logger, directory / "worker_0.log", echo=True)
 """
 
 from __future__ import annotations

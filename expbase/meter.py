@@ -1,9 +1,11 @@
 """The numbers that a run logs: their means, as text and as JSON lines.
 
-meter.add(400, {"loss": loss})          # a tensor, copied but not read
-metrics = meter.means()                 # numbers; the meter is empty again
-logger.info(line(400, metrics))
-MetricsFile(directory / METRICS).write(400, 2, metrics)
+Nothing waits for the device before the numbers are needed.
+
+    meter.add(400, {"loss": loss})          # a tensor, copied but not read
+    metrics = meter.means()                 # numbers; the meter is empty again
+    logger.info(line(400, metrics))
+    MetricsFile(directory / METRICS).write(400, 2, metrics)
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import paddle
 
@@ -56,14 +58,14 @@ class Meter:
         return {name: sum(v for _, v in pairs) / len(pairs) for name, pairs in numbers.items()}
 
     def nonfinite(self) -> str:
-        """The names, values and iterations of numbers that are not finite; "" if all are."""
+        """The first numbers that are not finite, with names and iterations; "" if all are."""
         bad = [
             f"{name}={value} at iteration {iteration}"
             for name, pairs in self._numbers().items()
             for iteration, value in pairs
             if not math.isfinite(value)
         ]
-        return ", ".join(bad[:5]) + (" …" if len(bad) > 5 else "")
+        return ", ".join(bad[:5])
 
     def state_dict(self) -> dict[str, list[tuple[int, float]]]:
         """The iteration and the number of each value since the last line, by name."""
@@ -114,14 +116,12 @@ def short(value: float) -> str:
 class MetricsFile:
     """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
 
-    `time` is in seconds since 1970. A line is flushed at once: a kill does not lose it. Without a
-    path nothing is written.
+    `time` is in seconds since 1970. Without a path nothing is written.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._file: IO[str] | None = None
 
     def size(self) -> int:
         """The size of the file now, in bytes."""
@@ -129,26 +129,17 @@ class MetricsFile:
 
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes."""
-        self.close()
         if self._path and self.size() > size:
             os.truncate(self._path, size)
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line."""
+        """Appends one line; a number that is not finite is a text in it."""
         if self._path is None:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
         record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closes the file until the next line."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._path.open("a", encoding="utf-8") as file:  # a kill does not lose the line
+            file.write(json.dumps(record) + "\n")
 
 
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:

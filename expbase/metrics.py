@@ -94,11 +94,6 @@ class MetricLog:
         self._has_hparams = state["hparams"]
         return []
 
-    def close(self) -> None:
-        """Closes the files. May be called twice."""
-        self._file.close()
-        self._visualizer.close()
-
 
 def _on_board(tag: str) -> str:
     # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.

@@ -1,9 +1,10 @@
 """The directory of one run: its lock, its config, and making room for a fresh start.
 
-directory = RunDirectory("runs/digits")
-directory.claim(config, fresh=False, force=False)
-directory.dump(config)
-directory.release()
+One run owns one directory at a time, until its process is dead.
+
+    directory = RunDirectory("runs/digits")
+    directory.claim(config, fresh=False, force=False)
+    directory.dump(config)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _held: set[str] = set()
 
 
 class RunDirectory:
-    """The directory of a run, which owns it alone until its process is dead."""
+    """The directory of a run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()

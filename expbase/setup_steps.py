@@ -92,7 +92,6 @@ class SetupSteps(Reporting):
         writes = self.rank == 0 and not self.read_only
         file = MetricsFile(self.output_dir / METRICS if writes else None)
         self._metric_log = MetricLog(self.logger, file, self.visualizer)
-        self._on_close.callback(file.close)
         self._run_record = RunRecord(self.output_dir / LEDGER if writes else None)
         self._stop_requests = StopRequests(
             self.output_dir / "STOP" if writes else None,

@@ -124,12 +124,9 @@ class StopRequests:
         """The reason for which all ranks stop here; NONE: they go on."""
         if self._on_all_ranks:
             return StopReason.CALL
-        if iteration >= self.next_iteration:
-            self.poll()
-            return self._ask(iteration)
-        return StopReason.NONE if self._parallel else self.reason
-
-    def _ask(self, iteration: int) -> StopReason:
+        if iteration < self.next_iteration:
+            return StopReason.NONE if self._parallel else self.reason
+        self.poll()
         now = self._clock()
         began, asked_at = self._asked
         self._asked = (now, iteration)

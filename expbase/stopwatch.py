@@ -69,16 +69,13 @@ class Stopwatch:
         Args:
             iteration: The one of now.
             samples_per_batch: On all ranks together; None if it is not known.
-
-        Returns:
-            Among others `data_wait`, the share of training time spent waiting for data, 0 to 1.
         """
         began, batches, mark, data, excluded = self._window
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
         steps = iteration - began
         metrics = {
             "steps_per_second": steps / seconds,
-            "data_wait": min((self.data_seconds - data) / seconds, 1.0),
+            "data_wait": min((self.data_seconds - data) / seconds, 1.0),  # a share, 0 to 1
         }
         if samples_per_batch:
             metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
