@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import paddle
+
 from expbase import checks, distributed
-from expbase.config import Config, complete, get_default_training_config
+from expbase.config import Config, check_training, fill, get_default_training_config
 from expbase.data.iterator import TrainIterator
 from expbase.events import Events, Subscribers
 from expbase.life import Life, LoopState
@@ -71,7 +73,8 @@ class Attributes(Events):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_arguments(type(self), vars(self), args)
         # What mixins add is there, however the config was made.
-        self.config = complete({**type(self).default_config(), **config})
+        self.config = fill({**type(self).default_config(), **config})
+        check_training(self.config.training)
         self.args = args
         self.model: Any = None
         self.optimizer: Any = None
@@ -142,11 +145,8 @@ class Attributes(Events):
         Args:
             layer: With trainable parameters.
             options: Of paddle.DataParallel: find_unused_parameters=True, say.
-
-        Raises:
-            ValueError: It has a sparse Embedding, which gloo cannot average.
         """
-        return distributed.data_parallel(layer, **options) if self.parallel else layer
+        return paddle.DataParallel(layer, **options) if self.parallel else layer
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel returned: its attributes and methods are there."""

@@ -1,7 +1,4 @@
-"""What is checked before training: at the end of setup, and what the first update shows.
-
-check(found, adapter)      # raises where training would fail, or would lose something
-"""
+"""What is checked before training: at the end of setup, and what the first update shows."""
 
 from __future__ import annotations
 
@@ -18,21 +15,16 @@ from expbase.state import objects
 
 
 def check(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
-    """Checks that what training needs stands on the experiment.
-
-    Raises:
-        ValueError: No batch, no layer, no optimizer, or an optimizer of parameters that nobody
-            would save.
-    """
+    """Raises a ValueError where training would fail, or would lose something."""
     if adapter.batches_per_epoch == 0:
         raise adapter.no_batch()
     if not found.layers:
         raise ValueError(
-            "setup_model: no paddle.nn.Layer on self; expected at least one, self.model say."
+            "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
         )
     if not found.optimizers and not found.excluded_optimizers:
         raise ValueError(
-            "setup_model: no optimizer on self; expected at least one, self.optimizer say."
+            "setup_model: no optimizer is an attribute; expected one, self.optimizer say."
         )
     for name, optimizer in found.optimizers.items():
         if isinstance(optimizer, (paddle.optimizer.LBFGS, paddle.incubate.LookAhead)):
@@ -46,17 +38,13 @@ def check(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
         unknown = [p.name for p in objects.parameters_of(optimizer) if p.name not in names]
         if unknown:
             raise ValueError(
-                f"self.{name}: updates {len(unknown)} parameters that belong to no layer on "
-                f"self ({unknown[0]} …), so they would not be saved. Put their layer on self."
+                f"self.{name}: updates {len(unknown)} parameters of no layer among the attributes "
+                f"({unknown[0]} …), so they would not be saved. Make their layer an attribute."
             )
 
 
 def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None:
-    """Checks the methods of a subclass, before anything is built.
-
-    Raises:
-        TypeError: A required one is missing, or one cannot be called as the base class calls it.
-    """
+    """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
     missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
     if missing:
         raise TypeError(
@@ -119,42 +107,26 @@ def check_private_names(experiment: type, names: Iterable[str]) -> None:
 
 
 def check_names(attributes: Iterable[str], base: type) -> None:
-    """Checks that no attribute hides a method of the base class.
-
-    Raises:
-        ValueError: One does.
-    """
+    """Raises a ValueError if an attribute hides a method of the base class."""
     for name in attributes:
         if inspect.isfunction(getattr(base, name, None)):
             raise ValueError(
-                f"self.{name}: set on self, but {base.__name__} has a method of that name. "
-                "Choose another name."
+                f"self.{name}: {base.__name__} has a method of that name. Choose another one."
             )
 
 
 def check_ranks(names: Sequence[Sequence[str]]) -> None:
-    """Checks that all ranks have the same stateful objects on the experiment.
-
-    Args:
-        names: Of each rank's.
-
-    Raises:
-        ValueError: One stands on some ranks only.
-    """
+    """Raises a ValueError if a stateful object is an attribute on some ranks only."""
     for of_rank in names:
         for name in {*of_rank} ^ {*names[0]}:
             raise ValueError(
-                f"self.{name}: stands on self on some ranks only; make it on every rank, or "
+                f"self.{name}: is an attribute on some ranks only; make it on every rank, or "
                 "exclude_from_state it."
             )
 
 
 def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
-    """Checks that valid() returned a metric that the config names.
-
-    Raises:
-        ConfigError: It did not.
-    """
+    """Raises a ConfigError if valid() did not return the metric that a config key names."""
     if name.removeprefix("valid/") not in results:
         raise ConfigError(
             f"{key}: {name!r} given; expected one of the metrics that valid() returned: "
@@ -163,15 +135,7 @@ def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
 
 
 def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
-    """Checks that an update takes as many batches as the config says, after the first one.
-
-    Args:
-        accumulation_steps: Of the config.
-        used: The helpers that train_batch called.
-
-    Raises:
-        ValueError: It took one.
-    """
+    """Raises a ValueError if train_batch did not use the helper that accumulates batches."""
     if accumulation_steps > 1 and "micro_batches" not in used:
         raise ValueError(
             f"training.accumulation_steps: {accumulation_steps} given, and train_batch did not "
@@ -180,13 +144,7 @@ def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
 
 
 def likely_omissions(batches: int, subscribers: Subscribers, helpers: Set[str]) -> Iterator[str]:
-    """What the first update did not do, and probably should have done.
-
-    Args:
-        batches: That were read.
-        subscribers: Of the events.
-        helpers: That train_batch called.
-    """
+    """What the first update, with its `batches` and `helpers`, probably should have done."""
     if not batches:
         yield (
             "train_batch did not call self.read_batch(): the data it takes is not in the order "
@@ -210,11 +168,7 @@ def likely_mistakes(
 ) -> Iterator[str]:
     """What a person would want to be told before training; each may be meant so.
 
-    Args:
-        found: What has state, excluded attributes, too.
-        saved: What of it a checkpoint holds.
-        training: The `training` section of a config.
-        parallel: Whether there are several ranks.
+    `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
     """
     valid, save = training["valid_interval"], training["save_interval"]
     wants_best = training["monitor"] and training["keep_best"] and not training["save_every_epoch"]
@@ -228,7 +182,7 @@ def likely_mistakes(
     for name, layer in found.layers.items():
         trained = _trained(layer)
         if trained and not any(id(parameter) in updated for parameter in trained):
-            yield f"self.{name} has trainable parameters, and no optimizer on self updates them."
+            yield f"self.{name} has trainable parameters, and no optimizer updates them."
     wrapped = {id(objects.unwrap(wrapper)) for wrapper in saved.parallel.values()}
     for name, layer in saved.layers.items() if parallel else ():
         if id(layer) not in wrapped and _trained(layer):

@@ -1,9 +1,7 @@
 """Configs: defaults, YAML files, options, checks. The only file that imports yacs.
 
-A config is a tree of named values. Its defaults declare which keys exist and their types; a file
-and the command line may change values but not add keys. Numbers are read as a person means them
-(`1` for a float, `1e5` for an int); every other mismatch is an error that names the key and
-leaves the config as it was. Nothing in a config file is executed.
+The defaults declare the keys and their types; a file and the command line may change values but
+not add keys. Numbers are read as a person means them (`1` for a float, `1e5` for an int).
 
     config = Config({"optim": {"lr": 0.1}, "training": get_default_training_config()})
     config.merge_from_file("digits.yaml")
@@ -64,50 +62,41 @@ class ConfigError(ValueError):
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     """A tree of named values, read and written as attributes: `config.training.seed`.
 
-    A section that is empty in the defaults is open: it takes any keys.
+    A section that is empty in the defaults is open: it takes any keys. What cannot be merged is a
+    ConfigError, which leaves the config as it was.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, _as_section(value))
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, _as_section(value))
+        is_plain = isinstance(value, dict) and not isinstance(value, Config)
+        super().__setattr__(name, Config(value) if is_plain else value)
 
     def merge_from_file(self, path: str | Path) -> None:
-        """Changes the values that a YAML file names.
-
-        Raises:
-            ConfigError: The file cannot be read, is not YAML, or does not fit the defaults.
-        """
-        self._merge(load_yaml(path), str(path))
+        """Changes the values that a YAML file names."""
+        self.merge_from_other_cfg(load_yaml(path), str(path))
 
     def merge_from_list(self, words: Sequence[str]) -> None:
-        """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both.
-
-        Raises:
-            ConfigError: A key has no value, or one does not fit the defaults.
-        """
-        self._merge(_parse_options(words, flatten(self)), "options")
+        """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both."""
+        values = flatten(self)
+        known = sorted(values)
+        changed = self
+        queue = list(words)
+        while queue:
+            key, equals, text = queue.pop(0).partition("=")
+            if not equals and not queue:
+                raise ConfigError(
+                    f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE."
+                )
+            text = text if equals else queue.pop(0)
+            # `1e5` is a text where a text is, else a number.
+            tree: Any = text if isinstance(values.get(key), str) else _read_option(key, text)
+            for name in reversed(key.split(".")):
+                tree = {name: tree}
+            changed = _merged(changed, tree, "options", known)
+        self.update(changed)
 
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
-        """Changes the values that another tree names.
-
-        Args:
-            other: The tree.
-            source: The place where a user finds it, for error messages.
-
-        Raises:
-            ConfigError: It does not fit the defaults.
-        """
-        self._merge(other, source)
-
-    def _merge(self, changes: Mapping[str, Any], source: str) -> None:
-        self.update(_merged(self, changes, source, known=sorted(flatten(self))))
-
-
-def _as_section(value: Any) -> Any:
-    plain = isinstance(value, dict) and not isinstance(value, Config)
-    return Config(value) if plain else value
+        """Changes the values that another tree names; errors name its `source`."""
+        self.update(_merged(self, other, source, known=sorted(flatten(self))))
 
 
 def get_default_training_config() -> Config:
@@ -115,51 +104,34 @@ def get_default_training_config() -> Config:
     return Config(_TRAINING_DEFAULTS)
 
 
-def complete(config: Mapping[str, Any]) -> Config:
-    """A copy of an experiment's config with the training keys that it leaves out, checked.
-
-    Raises:
-        ConfigError: As `fill` and `check_training`.
-    """
-    completed = fill(config)
-    check_training(completed.training)
-    return completed
-
-
 def fill(config: Mapping[str, Any]) -> Config:
     """A copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
-        ConfigError: There is no `training` section, one of its three required keys is missing, a
-            key is misspelt, or a value has a wrong type.
+        ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
+            a wrong type.
     """
-    given = config.get("training") if isinstance(config, Mapping) else None
-    if not isinstance(given, Mapping):
+    given = config.get("training") or {}
+    if missing := [key for key in _REQUIRED if key not in given]:
         raise ConfigError(
-            "config: no `training` section; expected one with "
-            f"{', '.join(_REQUIRED)}. Start from get_default_training_config()."
+            f"config: training.{missing[0]} is missing; expected a section `training` with whole "
+            f"numbers for {', '.join(_REQUIRED)}. Start from get_default_training_config()."
         )
-    for key in _REQUIRED:
-        if key not in given:
+    for key in given.keys() - _TRAINING_DEFAULTS:
+        # A user may add keys; one that nearly has the name of ours is a mistake.
+        if near := difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.85):
             raise ConfigError(
-                f"training: key {key!r} is missing; expected a whole number of iterations. "
-                "Add it, or start from get_default_training_config()."
+                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
+                "Put a key of your own into a section of its own."
             )
-    _check_own_keys(given)
-    ours = {key: given[key] for key in given if key in _TRAINING_DEFAULTS}
-    own = {key: given[key] for key in given if key not in _TRAINING_DEFAULTS}
-    training = _merged(get_default_training_config(), ours, "config", prefix="training.")
-    completed = Config({key: value for key, value in config.items() if key != "training"})
-    completed["training"] = Config({**training, **own})
-    return completed
+    training = get_default_training_config()
+    training.set_new_allowed(True)
+    training = _merged(training, given, "config", prefix="training.")
+    return Config({**config, "training": {**training}})
 
 
 def check_training(training: Mapping[str, Any]) -> None:
-    """Checks the values of a complete training section.
-
-    Raises:
-        ConfigError: One of them is out of range or not among the choices.
-    """
+    """Raises a ConfigError if a value of a training section is out of range or no choice."""
     for key, default in _TRAINING_DEFAULTS.items():
         value = training[key]
         where = f"training.{key}"
@@ -178,10 +150,10 @@ def check_training(training: Mapping[str, Any]) -> None:
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML mapping.
+    """Reads a YAML mapping; nothing in it is executed.
 
     Raises:
-        ConfigError: Another kind of file, unreadable, not YAML, or no mapping.
+        ConfigError: The file has another kind, cannot be read, is not YAML, or holds no mapping.
     """
     path = Path(path)
     if path.suffix not in (".yaml", ".yml"):
@@ -195,10 +167,9 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
     except _YAML_ERRORS as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
-    if loaded is None:
-        raise ConfigError(f"{path}: empty; expected `key: value` lines.")
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: holds a {type(loaded).__name__}; expected `key: value` lines.")
+        found = "empty" if loaded is None else f"holds a {type(loaded).__name__}"
+        raise ConfigError(f"{path}: {found}; expected `key: value` lines.")
     return loaded
 
 
@@ -231,20 +202,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     before, after = flatten(_plain(old)), flatten(_plain(new))
     pairs = {key: (before.get(key), after.get(key)) for key in before | after}
     # The texts are compared too, because nan is not equal to itself.
-    return {
-        key: (one, other)
-        for key, (one, other) in pairs.items()
-        if (key in before) != (key in after) or (one != other and repr(one) != repr(other))
-    }
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b and repr(a) != repr(b)}
 
 
-_TYPE_NAMES = {
-    bool: "true or false,",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    tuple: "a list",
-}
+_TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number", str: "a text"}
 
 
 def _coerced(value: Any, default: Any, key: str, source: str) -> Any:
@@ -271,23 +232,16 @@ def _converted(value: Any, default: Any) -> Any:
         if number != int(number):
             raise ValueError
         return int(number)
-    if isinstance(default, (list, tuple)):
-        return _converted_items(value, default)
+    if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
+        # Only a default whose items have one type says which type is expected; [] takes anything.
+        if len({type(item) for item in default}) == 1:
+            value = [_converted(item, default[0]) for item in value]
+        return type(default)(value)
     if isinstance(default, str) and isinstance(value, int):
         return str(value)
     if default is not None and not isinstance(value, type(default)):
         raise TypeError
     return value
-
-
-def _converted_items(values: Any, default: Sequence[Any]) -> Any:
-    if not isinstance(values, (list, tuple)):
-        raise TypeError
-    # Only a default whose items have one type says which type is expected; [] takes anything.
-    kinds = {type(item) for item in default}
-    if len(kinds) == 1 and kinds <= {bool, int, float, str}:
-        values = [_converted(value, default[0]) for value in values]
-    return tuple(values) if isinstance(default, tuple) else list(values)
 
 
 def _merged(
@@ -320,22 +274,10 @@ def _merged(
 def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
     if "." in name:
         section, _, rest = name.partition(".")
-        form = f"{section}:\n  {rest}: {value!r}"
-        return f"key {prefix + name!r} with a dot; expected a section:\n{form}"
+        return f"key {prefix + name!r} with a dot; expected {rest!r} in a section {section!r}."
     # The whole key: if a section is misspelt, the names in it find the right one.
     key = next(iter(flatten({name: value}, prefix)))
     return f"unknown key {key!r}.{did_you_mean(key, known)}"
-
-
-def _check_own_keys(given: Mapping[str, Any]) -> None:
-    # A user may add keys; one that nearly has the name of ours is a mistake.
-    for key in given:
-        near = difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.85)
-        if near and key not in _TRAINING_DEFAULTS:
-            raise ConfigError(
-                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
-                "Put a key of your own into a section of its own."
-            )
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
@@ -347,31 +289,11 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
-def _parse_options(words: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    # `values` are those of now, by full key: `1e5` is a text where a text is, else a number.
-    tree: dict[str, Any] = {}
-    queue = list(words)
-    while queue:
-        key, equals, text = queue.pop(0).partition("=")
-        if not equals and not queue:
-            raise ConfigError(f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE.")
-        value: Any = text if equals else queue.pop(0)
-        if not isinstance(values.get(key), str):
-            try:
-                value = yaml.load(value, Loader=_Loader)
-            except _YAML_ERRORS as error:
-                raise ConfigError(f"options: {key}: {value!r} cannot be read: {error}") from error
-        _plant(tree, key, value)
-    return tree
-
-
-def _plant(tree: dict[str, Any], key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"options: {key}: {section!r} was given a value before.")
-    tree[name] = value
+def _read_option(key: str, text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except _YAML_ERRORS as error:
+        raise ConfigError(f"options: {key}: {text!r} cannot be read: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -382,11 +304,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = [key.value for key, _ in node.value]
-        for place, (key, _) in enumerate(node.value):
-            if key.value in names[:place]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {twice[0]!r} is given twice", node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -395,13 +316,12 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-_POINT = re.compile(r"([-+]?(\d+\.\d*|\.\d+)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+_POINT = r"[-+]?(\d+\.\d*|\.\d+)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_NUMBER = re.compile(rf"({_POINT}|[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+)$")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(_FLOAT, _POINT, list("-+.0123456789"))
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
+    _class.add_implicit_resolver(_FLOAT, _NUMBER, list("-+.0123456789"))

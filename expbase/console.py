@@ -1,8 +1,7 @@
 """The live line below the log, for somebody at a terminal.
 
 Rich draws it, and not tqdm: rich asks for the line in a thread of its own, so the training loop has
-nothing to do for it, and what is printed meanwhile, by anybody, scrolls above it. A file, a pipe, a
-notebook or a dumb terminal has no live line. What to show is passed in.
+nothing to do for it, and what is printed meanwhile, by anybody, scrolls above it.
 
     with live_line(lambda: Line("train", 1200, 10000, ["loss 0.25", "45 it/s"])): ...
 """
@@ -25,24 +24,15 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-_REFRESHES_PER_SECOND = 4
-
 
 @dataclass
 class Line:
-    """What the live line shows.
-
-    Attributes:
-        phase: "train", for example.
-        iteration: Iterations done.
-        total: Iterations until the end; None if it is not known.
-        words: More, the most important first: a narrow terminal cuts off the rest.
-    """
+    """What the live line shows."""
 
     phase: str
-    iteration: int
-    total: int | None
-    words: Sequence[str]
+    iteration: int  # iterations done
+    total: int | None  # iterations until the end, if that is known
+    words: Sequence[str]  # the most important first: a narrow terminal cuts off the rest
 
 
 def is_terminal(stream: Any) -> bool:
@@ -52,22 +42,16 @@ def is_terminal(stream: Any) -> bool:
 
 @contextlib.contextmanager
 def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
-    """Shows the line on stderr while the block runs.
+    """Shows what `look` returns on stderr while the block runs; yields whether it is shown now.
 
-    What is written to the terminal meanwhile, through sys.stdout too, appears above the line.
-    `breakpoint()` removes the line for good: a debugger needs the terminal for itself.
-
-    Args:
-        look: Returns what to show; called a few times per second, in another thread.
-
-    Yields:
-        A function that returns whether the line is still shown.
+    `look` is called in another thread. `breakpoint()` removes the line for good: a debugger needs
+    the terminal for itself.
     """
     live = Live(
         get_renderable=lambda: _drawn(look()),
         # Soft wrap: what is copied from the terminal has no line breaks of rich's.
         console=Console(file=sys.stderr, soft_wrap=True, force_jupyter=False, highlight=False),
-        refresh_per_second=_REFRESHES_PER_SECOND,
+        refresh_per_second=4,
         transient=True,
         redirect_stdout=is_terminal(sys.stdout),  # what is printed into a file stays there
     )

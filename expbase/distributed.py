@@ -1,14 +1,12 @@
 """Several processes: which rank this one is, and what all ranks do together.
 
-Paddle starts and connects the processes (launch.py). Every function also works with one process,
-where it has nothing to do. Under gloo a collective fails if a rank is more than 30 s late, so
-whatever may take long on one rank is waited for with `wait_for_all`, which has no such limit.
+Every function also works with one process, where it has nothing to do. Under gloo a collective
+fails if a rank is more than 30 s late, so whatever may take long on one rank is waited for with
+`wait_for_all`, which has no such limit.
 
-    rank(), world_size()
     gather_objects(value)             # the values of all ranks, in rank order, on every rank
     broadcast_object(value)           # the value of rank 0, on every rank
     on_rank_zero(write, "saving")     # the others wait, and fail if it fails
-    max_over_ranks(seconds, bytes)    # the maximum of each number
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _counter = itertools.count()  # numbers the waits of this process, so that each has its own key
-
 _POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
-_ASK_SECONDS = 0.5  # between two questions of an Agreement
 _WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
 _TELL_SECONDS = 3.0  # for which a failing rank waits until the others know
 
@@ -79,22 +75,6 @@ def default_device() -> str:
     return "gpu" if paddle.device.cuda.device_count() else "cpu"
 
 
-def data_parallel(layer: Any, **options: Any) -> Any:
-    """The layer in a paddle.DataParallel with these options.
-
-    Raises:
-        ValueError: The layer has a sparse Embedding, which gloo cannot average.
-    """
-    if paddle.device.get_device() == "cpu":
-        for name, sublayer in layer.named_sublayers(include_self=True):
-            if isinstance(sublayer, paddle.nn.Embedding) and sublayer._sparse:
-                raise ValueError(
-                    f"data_parallel: {name or 'the layer'} is an Embedding with sparse=True; "
-                    "expected sparse=False on the CPU: gloo cannot average sparse gradients."
-                )
-    return paddle.DataParallel(layer, **options)
-
-
 def gather_objects(value: T) -> list[T]:
     """The values of all ranks, in rank order, on every rank; one collective."""
     if not dist.is_initialized():
@@ -114,17 +94,10 @@ def broadcast_object(value: T) -> T:
 
 
 def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
-    """Calls the function on rank 0; the other ranks wait until it is done, however long it takes.
-
-    Args:
-        function: Takes no arguments; its value must be picklable if there are several ranks.
-        doing: What it does, for the error message of the other ranks: "saving".
-
-    Returns:
-        The function's value, on every rank.
+    """Calls the function on rank 0; the others wait, however long it takes, for its value.
 
     Raises:
-        RankZeroError: On the other ranks; rank 0 raises the error of the function itself.
+        RankZeroError: On the other ranks, that `doing` failed; rank 0 raises the function's error.
     """
     if not dist.is_initialized():
         return function()
@@ -172,18 +145,9 @@ def _without_signals() -> Iterator[None]:
 
 
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-    """The mean of each metric over all ranks, weighted; one collective.
+    """The mean of each metric over all ranks, the same on each; one collective.
 
-    Args:
-        metrics: Numbers or one-element tensors, each a mean over this rank's samples.
-        weight: The number of this rank's samples. If it is 0 the metrics are not used, and the
-            mapping may be empty.
-
-    Returns:
-        The same on every rank; empty if all weights are 0.
-
-    Raises:
-        ValueError: The weight is negative, or two ranks name different metrics.
+    `weight` is the number of this rank's samples; if it is 0 the metrics are not used.
     """
     if not weight >= 0:
         raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
@@ -195,38 +159,6 @@ def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, flo
     total = sum(share[1] for share in shares)
     names = shares[0][0] if shares else {}
     return {k: sum(share[0][k] * (share[1] / total) for share in shares) for k in names}
-
-
-class Agreement:
-    """A request of one rank, until all ranks act on it at the same iteration.
-
-    The ranks ask each other about every half second, at iterations that all of them know in
-    advance: nobody looks at a clock in between, and the other iterations cost nothing.
-
-    Args:
-        iteration: The iteration at which training starts.
-        clock: Returns seconds; only differences count.
-
-    Attributes:
-        next_iteration: When to ask next.
-    """
-
-    def __init__(self, iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.next_iteration = iteration
-        self._clock = clock
-        self._asked = (clock(), iteration)
-
-    def greatest(self, iteration: int, wish: int) -> int:
-        """The greatest request of all ranks, the same on each; plans the next question."""
-        now = self._clock()
-        began, asked_at = self._asked
-        self._asked = (now, iteration)
-        done = iteration - asked_at
-        greatest, seconds = max_over_ranks(float(wish), (now - began) / max(done, 1))
-        # At most twice as far as last time: iterations may become slower than they were.
-        ahead = min(int(_ASK_SECONDS / max(seconds, 1e-9)), 2 * done)
-        self.next_iteration = iteration + max(ahead, 1)
-        return int(greatest)
 
 
 def max_over_ranks(*numbers: float) -> list[float]:
@@ -241,9 +173,8 @@ def max_over_ranks(*numbers: float) -> list[float]:
 @functools.cache
 def _cpu_group() -> Any:
     # On the CPU the default group is gloo's already.
-    if paddle.device.get_device() == "cpu":
-        return None
-    return dist.new_group(backend="gloo")
+    on_cpu = paddle.device.get_device() == "cpu"
+    return None if on_cpu else dist.new_group(backend="gloo")
 
 
 def number(value: Any) -> float:
@@ -255,11 +186,8 @@ class FailureWatch:
     """Tells the other ranks that this one has failed, and ends this one when another has.
 
     A rank whose peer is gone waits in a collective, where no Python code of its main thread runs.
-    So a thread asks the processes' common store twice a second, over a connection of its own.
-
-    Args:
-        on_failure: Called in the thread with the message of the rank that failed; afterwards the
-            process ends with code 1.
+    So a thread asks the processes' common store, over a connection of its own. It calls
+    `on_failure` with the message of the rank that failed, and ends the process with code 1.
     """
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:

@@ -1,17 +1,13 @@
 """The events of an experiment: methods to override, and listeners beside them.
 
-An event is a method that does nothing here and has the whole experiment at hand. It is called on
-every rank, at the place that docs/events.md shows; an override that wants the behaviour of its
-base classes calls `super()`. An event without an override or a listener costs nothing.
+Each is called on every rank, at the place that docs/events.md shows: the overridden method first,
+then the listeners, those of base classes first, in the order of their definition. An event without
+an override or a listener costs nothing.
 
-    class Experiment(ExperimentBase):
-        def on_train_epoch_end(self): ...             # an event, overridden
+    def on_train_epoch_end(self): ...                # an event, overridden
 
-        @on("on_train_batch_end", every=100)
-        def show_samples(self): ...                   # a listener; any number of them
-
-The overridden method runs first, then the listeners: those of base classes first, in the order of
-their definition.
+    @on("on_train_batch_end", every=100)             # a listener; any number of them
+    def show_samples(self): ...
 """
 
 from __future__ import annotations
@@ -44,14 +40,11 @@ class Events:
     def on_setup_end(self) -> None:
         """After everything was built and checked; the state is not restored yet."""
 
-    # Sanity check
+    # Sanity check: it calls only valid(), and its effects on the state, on plain data of the
+    # experiment and on VisualDL are undone
 
     def on_sanity_check_begin(self) -> None:
-        """Before the sanity check, once per start, if training.sanity_batches asks for it.
-
-        The check calls only valid(), neither evaluate() nor on_evaluate_begin. Its effects on the
-        state, on plain data of the experiment and on VisualDL are undone; its files stay.
-        """
+        """Before the sanity check, once per start, if training.sanity_batches asks for it."""
 
     def on_sanity_check_end(self, results: Mapping[str, float]) -> None:
         """After the sanity check; `results` is what valid() returned on rank 0."""
@@ -59,17 +52,10 @@ class Events:
     # Training
 
     def on_train_begin(self) -> None:
-        """Once per start, after the state was restored, before the first batch.
-
-        It has random states of its own: the numbers that it draws have no effect on training.
-        """
+        """Once per start, with the state restored, under random states of its own."""
 
     def on_train_end(self) -> None:
-        """Once per start, after the last batch; after a failure too, if on_train_begin was called.
-
-        `self.finished` tells whether training reached its end. If the process is killed after its
-        last checkpoint, this is not called, but `terminal` is at the next start.
-        """
+        """Once per start, after a failure too; `self.finished`: whether the end was reached."""
 
     def on_train_epoch_begin(self) -> None:
         """At the start of an epoch; not again when a run is resumed within one."""
@@ -84,7 +70,7 @@ class Events:
         """After it was fetched."""
 
     def on_train_batch_begin(self, batch: Any, indices: Sequence[int] | None) -> None:
-        """With every training batch, before read_batch returns it; it may be changed in place.
+        """Before read_batch returns a batch, which may be changed in place.
 
         `indices` are those of its samples in the data set, None if the loader has none.
         """
@@ -96,10 +82,7 @@ class Events:
         """In backward(loss); the last micro-batch averages the gradients over the ranks."""
 
     def on_before_optimizers_step(self) -> None:
-        """In step_optimizers; the gradients are unscaled and may be changed.
-
-        `self.stepping` holds the optimizers.
-        """
+        """In step_optimizers, for those in `self.stepping`; unscaled gradients may be changed."""
 
     def on_after_optimizers_step(self) -> None:
         """In step_optimizers; the gradients are still there."""
@@ -114,10 +97,7 @@ class Events:
         """After each train_batch: the update is done; attributes that it set can be read."""
 
     def on_log(self, metrics: Mapping[str, float]) -> None:
-        """Every log_interval iterations, before the metrics are written.
-
-        `metrics` are by full name, `train/loss`; they may be changed, and others added.
-        """
+        """Before the metrics, by full name, are written; they may be changed, and others added."""
 
     # Evaluation
 
@@ -125,10 +105,9 @@ class Events:
         """Before valid(); the models are in eval mode."""
 
     def on_evaluate_end(self, results: Mapping[str, float]) -> None:
-        """After valid(); the models are still in eval mode.
+        """After valid(), in eval mode; `results` is what it returned on rank 0.
 
-        `results` is what valid() returned on rank 0. Changes to it count and are written, so make
-        the same ones on every rank.
+        Changes to it count and are written, so make the same ones on every rank.
         """
 
     def on_predict_begin(self) -> None:
@@ -152,10 +131,7 @@ class Events:
         return None
 
     def on_load_checkpoint(self, states: Mapping[str, Any]) -> None:
-        """After everything else was restored, under random states of its own.
-
-        `states` is what on_save_checkpoint returned; it is empty if that was None.
-        """
+        """After everything else was restored, with what on_save_checkpoint returned, or {}."""
 
     def on_save_model(self) -> None:
         """Before save_model writes its file."""
@@ -163,13 +139,8 @@ class Events:
     def on_load_model(self) -> None:
         """Before load_model reads its file."""
 
-    # Failure
-
     def on_exception(self, exception: BaseException) -> None:
-        """After an exception in training, which is raised again afterwards.
-
-        An exception that this method raises is logged only.
-        """
+        """After an exception in training, which goes on; one that is raised here is logged only."""
 
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
@@ -194,9 +165,9 @@ class ListenerSpec:
     """The arguments of one `on`."""
 
     event: str
-    every: int | None = None
-    once: int | None = None
-    filter_fn: Callable[[Filter, Any], bool] | None = None
+    every: int | None
+    once: int | None
+    filter_fn: Callable[[Filter, Any], bool] | None
 
     @property
     def filters(self) -> list[str]:
@@ -224,7 +195,7 @@ def on(
 
     Raises:
         ValueError: There is no such event, or the filters contradict each other.
-        TypeError: filter_fn cannot be called, or the marked object is not a plain method.
+        TypeError: The marked object is not a plain method.
 
     Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
     """
@@ -256,24 +227,14 @@ def _check_spec(spec: ListenerSpec) -> None:
             raise ValueError(
                 f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
             )
-    if spec.filter_fn is not None and not callable(spec.filter_fn):
-        raise TypeError(
-            f"@on({event!r}): filter_fn={spec.filter_fn!r} given; expected a function of the "
-            "filter and the experiment."
-        )
 
 
 class Filter:
-    """Decides whether a listener acts, and counts.
-
-    Attributes:
-        num_called: How often its event happened, this time included.
-        num_executed: How often the listener acted so far.
-    """
+    """Decides whether a listener acts, and counts."""
 
     def __init__(self, spec: ListenerSpec) -> None:
-        self.num_called = 0
-        self.num_executed = 0
+        self.num_called = 0  # how often its event happened, this time included
+        self.num_executed = 0  # how often the listener acted so far
         self._spec = spec
 
     def passes(self, experiment: Any) -> bool:
@@ -293,15 +254,12 @@ class Filter:
 class Subscribers:
     """The methods that are called at the events of one experiment.
 
-    Args:
-        experiment: The experiment: its overridden event methods, then its listeners.
-
     Attributes:
         subscribed: The events that are overridden or have a listener.
     """
 
     def __init__(self, experiment: Events) -> None:
-        self._exp = experiment
+        self._experiment = experiment
         self._listeners: dict[str, list[tuple[str, Filter]]] = {}
         self._counted: dict[str, Filter] = {}  # those with a filter, by their name in a checkpoint
         for method, specs in type(experiment)._listeners.items():
@@ -317,24 +275,17 @@ class Subscribers:
 
     def names(self, event: str) -> list[str]:
         """The names of the methods that are called at an event, in their order."""
-        overridden = getattr(type(self._exp), event) is not getattr(Events, event)
+        overridden = getattr(type(self._experiment), event) is not getattr(Events, event)
         return [event] * overridden + [method for method, _ in self._listeners.get(event, ())]
 
     def fire(self, event: str, *args: Any) -> Any:
-        """Calls the event's method and its listeners.
-
-        Returns:
-            What the event's method returned.
-
-        Raises:
-            TypeError: A listener returned something.
-        """
+        """Calls the event's method and its listeners; returns what the method returned."""
         returned = [call() for _, call in self.each(event, *args)]
         return returned[0]
 
     def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
         """The calls that `fire` makes, with names, for a caller that continues when one fails."""
-        own = functools.partial(getattr(self._exp, event), *args)
+        own = functools.partial(getattr(self._experiment, event), *args)
         listeners = [
             (method, functools.partial(self._call_listener, method, filter_, args))
             for method, filter_ in self._listeners.get(event, ())
@@ -342,13 +293,13 @@ class Subscribers:
         return [(event, own), *listeners]
 
     def _call_listener(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
-        if not filter_.passes(self._exp):
+        if not filter_.passes(self._experiment):
             return
-        returned = getattr(self._exp, method)(*args)
+        returned = getattr(self._experiment, method)(*args)
         if returned is not None:
             raise TypeError(
-                f"{type(self._exp).__name__}.{method}: a listener returned {returned!r}, which "
-                "nobody uses; expected None. Override the event's method to return something."
+                f"{type(self._experiment).__name__}.{method}: a listener returned {returned!r}; "
+                "expected None. Override the event's method to return something."
             )
 
     def state_dict(self) -> dict[str, list[int]]:
@@ -356,11 +307,7 @@ class Subscribers:
         return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> list[str]:
-        """Restores the counters; those of a new listener start at 0.
-
-        Returns:
-            Reasons why the restored state is not exact.
-        """
+        """Restores the counters; returns reasons why they are not exact."""
         for name, filter_ in self._counted.items():
             if name in state:
                 filter_.num_called, filter_.num_executed = state[name]
@@ -370,37 +317,34 @@ class Subscribers:
 
 
 def _listeners_of(cls: type) -> dict[str, tuple[ListenerSpec, ...]]:
-    """The marked methods of a class and its bases, base classes first.
-
-    Raises:
-        TypeError: A method has nearly the name of an event, or a listener cannot be called.
-    """
+    """The marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[ListenerSpec, ...]] = {}
     owners: dict[str, type] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
+            place = f"{base.__name__}.{name}"
             specs = getattr(value, _SPECS, ()) if inspect.isfunction(value) else ()
             # Two mixins that do not know each other: one would silently hide the other's listener.
             if name in owners and not issubclass(base, owners[name]):
                 raise TypeError(
                     f"{cls.__name__}: the listener {owners[name].__name__}.{name} would be hidden "
-                    f"by {base.__name__}.{name}. Give one of them another name."
+                    f"by {place}. Give one of them another name."
                 )
             if specs:
-                _check_listener(f"{base.__name__}.{name}", name, value, specs)
+                _check_listener(place, name, value, specs)
                 listeners[name], owners[name] = specs, base
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
             elif name not in listeners and inspect.isfunction(value):
-                _check_method(f"{base.__name__}.{name}", name)
+                _check_method(place, name)
     return listeners
 
 
 def _check_listener(place: str, name: str, method: Any, specs: Sequence[ListenerSpec]) -> None:
     if name in EVENTS:
         raise TypeError(
-            f"{place}: is an event itself, and called when it happens; expected another name for "
-            "a listener."
+            f"{place}: is an event itself, and called when it happens. Give the listener another "
+            "name."
         )
     for spec in specs:
         expected = inspect.signature(getattr(Events, spec.event))

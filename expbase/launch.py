@@ -1,9 +1,7 @@
 """Starts the processes of `--nprocs` on this machine, and waits for them.
 
 Paddle spawns and connects them; this module forwards signals, ends the rest when one has failed,
-and chooses the exit code. For several machines there is `paddle.distributed.launch`.
-
-    sys.exit(spawn(train, (config, args), nprocs=2, device="cpu"))
+and chooses the exit code.
 """
 
 from __future__ import annotations
@@ -24,24 +22,16 @@ import paddle.distributed as dist
 from expbase.distributed import default_device
 from expbase.processes import die_with_parent, exit_code
 
-# The exit codes of a process that was asked to stop; every other one but 0 is a failure.
-_STOP_CODES = (124, 130, 143)  # time limit, Ctrl-C, SIGTERM
+# Finished; stopped by the time limit, Ctrl-C, SIGTERM. A signal that nobody handled is a negative
+# code, and a failure.
+_NO_FAILURE = (0, 124, 130, 143)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
 
 
 def spawn(
     function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
-    """Runs the function in new processes, one per rank, and waits for them.
-
-    SIGTERM and SIGUSR1 are forwarded to them; the terminal itself sends them Ctrl-C. When one
-    fails, the others are ended.
-
-    Args:
-        function: A function of a module, called with `args`.
-        args: Values that can be pickled.
-        nprocs: The number of processes.
-        device: "cpu", or a device that paddle knows; None: the default one.
+    """Calls a function of a module in new processes, one per rank, and waits for them.
 
     Returns:
         The exit code of the first that failed, else of the first that was stopped, else 0.
@@ -88,21 +78,16 @@ def _join(processes: Sequence[Any]) -> int:
         for sentinel in ended:
             process = running.pop(sentinel)
             process.join()
-            codes.append(exit_code(process.exitcode))
-            if _is_failure(process.exitcode) and deadline is None:
+            codes.append(process.exitcode)
+            if process.exitcode not in _NO_FAILURE and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
         if deadline is not None and not ended:  # the others have had their time
             for process in running.values():
                 process.kill()
             deadline = None
+    failures = [code for code in codes if code not in _NO_FAILURE]
     stopped = [code for code in codes if code]
-    failures = [code for code in stopped if code not in _STOP_CODES]
-    return (failures or stopped or [0])[0]
-
-
-def _is_failure(exitcode: int) -> bool:
-    # A negative one is a signal that nobody handled, whatever a shell would make of it.
-    return exitcode < 0 or exitcode not in (0, *_STOP_CODES)
+    return exit_code((failures or stopped or [0])[0])
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

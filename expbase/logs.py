@@ -1,11 +1,9 @@
 """The text log of a run: loggers that write to a file and to the terminal.
 
-The numbers that a run logs are in meter.py, the curves in visualizer.py.
+There is a logger from the beginning; it keeps its lines until there is a file.
 
-    logger = early_log()       # keeps its lines until there is a file
-    open_log(directory / "worker_0.log", echo=True, early=logger)
-    logger.info("[%d] %s", iteration, text)
-    close_log(logger)
+    logger = early_log()
+    open_log(logger, directory / "worker_0.log", echo=True)
 """
 
 from __future__ import annotations
@@ -13,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
-
-_EARLY_LINES = 1000  # the newest of them are kept
 
 
 def early_log() -> logging.Logger:
@@ -28,25 +24,19 @@ def early_log() -> logging.Logger:
     """
     logger = logging.Logger("expbase", logging.INFO)
     logger.addHandler(logging.NullHandler())  # without a handler Python prints to stderr
-    logger.addHandler(_Early())
+    logger.addHandler(MemoryHandler(0))
     return logger
 
 
-def open_log(
-    path: Path | None, *, echo: bool, early: logging.Logger | None = None
-) -> logging.Logger:
-    """Opens a log that appends to a file.
+def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
+    """Opens a logger of `early_log`, and writes the lines that it kept.
 
     Args:
-        path: The file, made if need be; None: no file.
+        logger: The logger.
+        path: The file to append to; None: no file.
         echo: Whether lines also go to stderr, without the tracebacks that Python prints there.
-        early: A logger of `early_log`: its lines are written first.
-
-    Returns:
-        `early`, so that a part that was given it before writes to the open log; or a new one.
     """
-    logger = early if early is not None else early_log()
-    early_handlers = [handler for handler in logger.handlers if isinstance(handler, _Early)]
+    early = [handler for handler in logger.handlers if isinstance(handler, MemoryHandler)]
     if path is not None:
         file = logging.FileHandler(path, encoding="utf-8")
         file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
@@ -55,11 +45,10 @@ def open_log(
         console = _Echo()
         console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
         logger.addHandler(console)
-    for handler in early_handlers:
+    for handler in early:
         logger.removeHandler(handler)
-        for record in handler.records:
+        for record in handler.buffer:
             logger.handle(record)
-    return logger
 
 
 def close_log(logger: logging.Logger) -> None:
@@ -72,13 +61,9 @@ def close_log(logger: logging.Logger) -> None:
 
 @contextlib.contextmanager
 def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> Iterator[None]:
-    """Keeps routine lines off the terminal while the live line shows what they say.
+    """Keeps lines of `extra={"is_routine": True}` off the terminal while `is_shown()`.
 
-    A line is routine if it was logged with `extra={"is_routine": True}`.
-
-    Args:
-        logger: Of open_log.
-        is_shown: Whether the live line is on the terminal now.
+    They say what the live line shows.
     """
 
     def is_wanted(record: logging.LogRecord) -> bool:
@@ -92,17 +77,6 @@ def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> I
     finally:
         for handler in echoes:
             handler.removeFilter(is_wanted)
-
-
-class _Early(logging.Handler):
-    """Keeps records. The standard MemoryHandler without a target has no limit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: deque[logging.LogRecord] = deque(maxlen=_EARLY_LINES)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
 
 
 class _Echo(logging.Handler):

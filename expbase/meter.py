@@ -1,7 +1,6 @@
 """The numbers that a run logs: their means, as text and as JSON lines.
 
-Nothing here knows an experiment, and nothing waits for the device before the numbers are needed.
-Curves for VisualDL are in visualizer.py.
+Nothing waits for the device before the numbers are needed.
 
     meter.add(400, {"loss": loss})          # a tensor, copied but not read
     metrics = meter.means()                 # numbers; the meter is empty again
@@ -29,12 +28,11 @@ class Meter:
     """The scalars that were logged since the last line, and their means.
 
     Tensors are detached and copied, so that the meter keeps no graph and does not see a later
-    change in place. They become numbers only when they are needed, because that waits for the
-    device.
+    change in place. They are read only when they are needed, because that waits for the device.
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, list[tuple[int, Any]]] = {}
+        self._values: dict[str, list[tuple[int, Any]]] = {}  # with their iterations
 
     def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
         """Adds one value for each name.
@@ -43,19 +41,14 @@ class Meter:
             TypeError: A value is not one number.
         """
         for name, value in scalars.items():
-            if isinstance(value, paddle.Tensor):
-                if value.size != 1:
-                    raise TypeError(
-                        f"log: {name!r} is a tensor of shape {list(value.shape)}; expected one "
-                        "number. Reduce it first, for example with mean()."
-                    )
-                value = value.detach().clone()
-            elif getattr(value, "size", 1) != 1 or not (
-                hasattr(value, "item") or isinstance(value, (int, float))
-            ):
+            is_number = hasattr(value, "item") or isinstance(value, (int, float))
+            if not is_number or getattr(value, "size", 1) != 1:
+                shown = f"of shape {[*value.shape]}" if hasattr(value, "shape") else repr(value)
                 raise TypeError(
-                    f"log: {name!r} is {value!r}; expected a number or a tensor of one."
+                    f"log: {name!r} is {shown}; expected one number. Reduce it first, for example "
+                    "with mean()."
                 )
+            value = value.detach().clone() if isinstance(value, paddle.Tensor) else value
             self._values.setdefault(name, []).append((iteration, value))
 
     def means(self) -> dict[str, float]:
@@ -65,26 +58,22 @@ class Meter:
         return {name: sum(v for _, v in pairs) / len(pairs) for name, pairs in numbers.items()}
 
     def nonfinite(self) -> str:
-        """The names, values and iterations of numbers that are not finite; "" if all are."""
+        """The first numbers that are not finite, with names and iterations; "" if all are."""
         bad = [
             f"{name}={value} at iteration {iteration}"
             for name, pairs in self._numbers().items()
             for iteration, value in pairs
             if not math.isfinite(value)
         ]
-        return ", ".join(bad[:5]) + (" …" if len(bad) > 5 else "")
+        return ", ".join(bad[:5])
 
     def state_dict(self) -> dict[str, list[tuple[int, float]]]:
         """The iteration and the number of each value since the last line, by name."""
         return {name: list(pairs) for name, pairs in self._numbers().items()}
 
     def load_state_dict(self, state: Mapping[str, list[tuple[int, float]]]) -> list[str]:
-        """Restores what `state_dict` returned.
-
-        Returns:
-            Reasons why the restored state is not exact: none.
-        """
-        self._values = {name: [(i, v) for i, v in pairs] for name, pairs in state.items()}
+        """Restores what `state_dict` returned; always exact."""
+        self._values = {name: [*pairs] for name, pairs in state.items()}
         return []
 
     def _numbers(self) -> dict[str, list[tuple[int, float]]]:
@@ -114,9 +103,9 @@ def line(iteration: int, metrics: Mapping[str, Any]) -> str:
 def _shown(key: str, value: Any) -> str:
     if key.endswith("seconds_left"):
         return str(datetime.timedelta(seconds=round(value)))
-    if key.startswith("speed/") and isinstance(value, float):
-        return short(value)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return short(value) if key.startswith("speed/") else f"{value:.6g}"
 
 
 def short(value: float) -> str:
@@ -127,18 +116,13 @@ def short(value: float) -> str:
 class MetricsFile:
     """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
 
-    `time` is in seconds since 1970. A number that is not finite is written as a text ("nan",
-    "inf"), so that every line is JSON. A line is flushed at once: a kill does not lose it.
-
-    Args:
-        path: The file to append to, made at the first line; None writes nothing.
-        clock: Returns the time of a line.
+    `time` is in seconds since 1970. Without a path nothing is written.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._file: IO[str] | None = None
+        self._file: IO[str] | None = None  # stays open: opening it costs as much as a line
 
     def size(self) -> int:
         """The size of the file now, in bytes."""
@@ -151,7 +135,7 @@ class MetricsFile:
             os.truncate(self._path, size)
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line."""
+        """Appends one line; a number that is not finite is a text in it."""
         if self._path is None:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
@@ -159,7 +143,7 @@ class MetricsFile:
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
         self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.flush()  # a kill does not lose the line
 
     def close(self) -> None:
         """Closes the file until the next line. May be called twice."""

@@ -1,12 +1,10 @@
 """The directory of one run: its lock, its config, and making room for a fresh start.
 
-One run owns one directory at a time. The lock is the system's, so it is free as soon as the process
-is dead; a second experiment in the same process is refused, too.
+One run owns one directory at a time, until its process is dead.
 
     directory = RunDirectory("runs/digits")
     directory.claim(config, fresh=False, force=False)
     directory.dump(config)
-    directory.release()
 """
 
 from __future__ import annotations
@@ -17,20 +15,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from expbase.config import ConfigError, differences, dump_yaml, load_yaml
+from expbase.config import (
+    ConfigError,
+    differences,
+    dump_yaml,
+    get_default_training_config,
+    load_yaml,
+)
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
 
-# A run may continue although these differ: they change when things happen, not what is computed.
-MAY_CHANGE = {
-    f"training.{key}"
-    for key in (
-        "max_iteration max_epoch valid_interval save_interval log_interval valid_every_epoch "
-        "save_every_epoch keep_last keep_every keep_best monitor monitor_mode background_save "
-        "time_limit_seconds hang_seconds sanity_batches nonfinite"
-    ).split()
-}
+# A run may continue although other keys of `training` differ: these change what is computed.
+_COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps", "overfit_batches")
+MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() - _COMPUTED_FROM}
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
@@ -38,11 +36,7 @@ _held: set[str] = set()
 
 
 class RunDirectory:
-    """The directory of a run.
-
-    Args:
-        path: The directory; `make` and `claim` make it.
-    """
+    """The directory of a run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
@@ -50,35 +44,19 @@ class RunDirectory:
         self._lock: tuple[str, IO[bytes]] | None = None
 
     def make(self) -> None:
-        """Makes the directory.
-
-        Raises:
-            ConfigError: A file has this name, or the system refuses.
-        """
+        """Makes the directory; a ConfigError says why that cannot be."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise self._error("is, or lies in, a file; expected a directory.") from error
         except OSError as error:
-            raise self._error(f"cannot be made: {error.strerror}.") from error
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise self._error("cannot be written to.")
+            raise self._error(f"cannot be made a directory: {error.strerror}.") from error
 
     def expect(self) -> None:
-        """Checks that a run is here, to be read.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Raises a ConfigError if no run is here, to be read."""
         if not self._config.is_file():
             raise self._error(f"holds no run; expected the directory of one, with its {CONFIG}.")
 
     def lock(self, rank: int) -> None:
-        """Takes the directory for one rank of this process.
-
-        Raises:
-            ConfigError: Another run has it.
-        """
+        """Takes the directory for one rank of this process; a ConfigError if another run has it."""
         name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same for links to it
         if name in _held:
             raise self._error(
@@ -113,11 +91,8 @@ class RunDirectory:
 
         Args:
             config: The resolved config.
-            fresh: Whether a run that is here is moved aside first.
+            fresh: Whether a run that is here is moved aside first; its new place is returned.
             force: Whether to continue a run that has another config.
-
-        Returns:
-            The new place of the run that was moved aside; None if none was.
 
         Raises:
             ConfigError: It cannot be made, is in use, or holds a run of another config.
@@ -127,7 +102,7 @@ class RunDirectory:
         aside = None
         if fresh:
             self.release()
-            aside = self.move_aside()
+            aside = self._move_aside()
             self.make()
             self.lock(rank=0)
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
@@ -140,12 +115,8 @@ class RunDirectory:
             )
         return aside
 
-    def move_aside(self) -> Path | None:
-        """Renames the directory, if it holds a run, to make room for a fresh start.
-
-        Returns:
-            Its new place; None if there was no run.
-        """
+    def _move_aside(self) -> Path | None:
+        """Renames the directory, if it holds a run; returns its new place."""
         if not self._config.exists():
             return None
         number = 1

@@ -87,7 +87,7 @@ class SetupSteps(Reporting):
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
         path = None if self.read_only else self._log_path
-        self.logger = open_log(path, echo=self.rank == 0, early=self.logger)
+        open_log(self.logger, path, echo=self.rank == 0)
         writes = self.rank == 0 and not self.read_only
         file = MetricsFile(self.output_dir / METRICS if writes else None)
         self._metric_log = MetricLog(self.logger, file, self.visualizer)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from expbase.config import ConfigError, complete
+from expbase.config import ConfigError, fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 
@@ -39,7 +39,7 @@ class Smoke(ExperimentBase):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         folder = tempfile.TemporaryDirectory(prefix="expbase-smoke-")
         output = str(Path(folder.name) / "run")
-        config = complete(config)
+        config = fill(config)
         # Of two iterations in a row one is even: wherever training begins, both happen.
         config.training.update(log_interval=1, valid_interval=UPDATES, save_interval=UPDATES)
         super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))

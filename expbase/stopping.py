@@ -3,7 +3,7 @@
 A request is only noted; the loop ends after the iteration under way, saves, and the process answers
 with the exit code of the reason. Several ranks ask each other about every half second, at
 iterations that all of them know beforehand, so no iteration pays for it and all end at the same
-one. Signal handlers are set only while `installed` is open, in the main thread.
+one.
 
     requests = StopRequests(output_dir / "STOP", time_limit_seconds=3600)
     with requests.installed(notify):       # a signal is noted, and notify() is called
@@ -44,26 +44,20 @@ class StopReason(enum.IntEnum):
     @property
     def exit_code(self) -> int:
         """What the process answers after it stopped for this reason."""
-        return _EXIT_CODES[self]
+        return _ANSWERS[self][1]
 
     def __str__(self) -> str:
-        return _TEXTS[self]
+        return _ANSWERS[self][0]
 
 
-_TEXTS = {
-    StopReason.NONE: "nothing",
-    StopReason.CALL: "stop() was called",
-    StopReason.FILE: "a file named STOP",
-    StopReason.TIME_LIMIT: "training.time_limit_seconds",
-    StopReason.SIGUSR1: "SIGUSR1",
-    StopReason.SIGTERM: "SIGTERM",
-    StopReason.CTRL_C: "Ctrl-C",
-}
-_EXIT_CODES = dict.fromkeys(StopReason, 0) | {
-    StopReason.TIME_LIMIT: 124,
-    StopReason.SIGUSR1: 143,  # the scheduler's warning that SIGTERM will come
-    StopReason.SIGTERM: 143,
-    StopReason.CTRL_C: 130,
+_ANSWERS = {
+    StopReason.NONE: ("nothing", 0),
+    StopReason.CALL: ("stop() was called", 0),
+    StopReason.FILE: ("a file named STOP", 0),
+    StopReason.TIME_LIMIT: ("training.time_limit_seconds", 124),
+    StopReason.SIGUSR1: ("SIGUSR1", 143),  # the scheduler's warning that SIGTERM will come
+    StopReason.SIGTERM: ("SIGTERM", 143),
+    StopReason.CTRL_C: ("Ctrl-C", 130),
 }
 _SIGNALS = {
     signal.SIGUSR1: StopReason.SIGUSR1,
@@ -76,15 +70,9 @@ class StopRequests:
     """The requests of this process, and what the ranks agree on.
 
     Args:
-        stop_file: Its existence is a request; None: not looked for (on ranks other than 0).
+        stop_file: Its existence is a request; None on ranks other than 0.
         time_limit_seconds: From now; 0: none.
         parallel: Whether other ranks must agree.
-        clock: Returns seconds; only differences count.
-
-    Attributes:
-        reason: The strongest request of this process so far.
-        text: What stop() was given, for the log.
-        next_iteration: The iteration at which the ranks ask each other next.
     """
 
     def __init__(
@@ -95,9 +83,9 @@ class StopRequests:
         parallel: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reason = StopReason.NONE
-        self.text = ""
-        self.next_iteration = 0
+        self.reason = StopReason.NONE  # the strongest request of this process so far
+        self.text = ""  # what stop() was given, for the log
+        self.next_iteration = 0  # when the ranks ask each other next
         self._stop_file = stop_file
         self._limit = time_limit_seconds
         self._parallel = parallel
@@ -108,14 +96,7 @@ class StopRequests:
         self._last_ctrl_c = float("-inf")
 
     def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
-        """Notes one more request.
-
-        Args:
-            reason: Of what kind.
-            text: For the log, in place of the kind.
-            on_all_ranks: That every rank makes this request in this iteration, so that nobody
-                has to be asked.
-        """
+        """Notes one more request, which perhaps every rank makes in this iteration."""
         self.reason = max(self.reason, reason)
         self.text = text or self.text
         self._on_all_ranks = self._on_all_ranks or on_all_ranks
@@ -143,19 +124,16 @@ class StopRequests:
         """The reason for which all ranks stop here; NONE: they go on."""
         if self._on_all_ranks:
             return StopReason.CALL
-        if iteration >= self.next_iteration:
-            self.poll()
-            return self._ask(iteration)
-        return StopReason.NONE if self._parallel else self.reason
-
-    def _ask(self, iteration: int) -> StopReason:
+        if iteration < self.next_iteration:
+            return StopReason.NONE if self._parallel else self.reason
+        self.poll()
         now = self._clock()
         began, asked_at = self._asked
         self._asked = (now, iteration)
         done = iteration - asked_at
         # The slowest rank's time: every rank must plan the same next question.
         seconds_each = (now - began) / max(done, 1)
-        greatest, slowest = distributed.max_over_ranks(float(self.reason), seconds_each)
+        greatest, slowest = distributed.max_over_ranks(self.reason, seconds_each)
         # At most twice as far as last time: iterations may become slower than they were.
         ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)
         self.next_iteration = iteration + max(ahead, 1)
@@ -168,10 +146,8 @@ class StopRequests:
         """Notes SIGTERM, SIGUSR1 and Ctrl-C in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
-        paddle's launcher sends it up to three times to every process of a group.
-
-        Args:
-            notify: Called after each request, from the handler: it must only set a value.
+        paddle's launcher sends it up to three times to every process of a group. `notify` is
+        called from the handler, so it must only set a value.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can set handlers

@@ -2,11 +2,9 @@
 
 Training time is what remains without validation, saving and logging. The clock is passed in.
 
-    watch.start(iteration)
     with watch.exclude("saving"): ...
     watch.speed(iteration, samples_per_batch=64)["steps_per_second"]
     watch.seconds_left(iteration, 800, {"saving": 2})
-    watch.time_breakdown()["data"]
 """
 
 from __future__ import annotations
@@ -23,11 +21,8 @@ _REMEMBERED = 31  # windows of training, and times of each other kind, of which 
 class Stopwatch:
     """The time of one start.
 
-    Args:
-        clock: Returns seconds; only differences count.
-
     Attributes:
-        clock: The clock.
+        clock: Returns seconds; only differences count.
         data_seconds: Time spent waiting for batches; whoever reads them adds to it.
         batches: Batches read so far; whoever reads them adds to it.
     """
@@ -54,11 +49,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def exclude(self, name: str) -> Iterator[None]:
-        """Takes the time of the block out of training; inside another such block, that one counts.
-
-        Args:
-            name: "validation", "saving" or "logging".
-        """
+        """Takes the time of the block out of training; a block within it does not count apart."""
         if self._is_excluding:
             yield
             return
@@ -78,17 +69,13 @@ class Stopwatch:
         Args:
             iteration: The one of now.
             samples_per_batch: On all ranks together; None if it is not known.
-
-        Returns:
-            `steps_per_second`; `data_wait`, the share of training time spent waiting for data, 0
-            to 1; `samples_per_second` if it is known.
         """
         began, batches, mark, data, excluded = self._window
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
         steps = iteration - began
         metrics = {
             "steps_per_second": steps / seconds,
-            "data_wait": min((self.data_seconds - data) / seconds, 1.0),
+            "data_wait": min((self.data_seconds - data) / seconds, 1.0),  # a share, 0 to 1
         }
         if samples_per_batch:
             metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
@@ -98,15 +85,11 @@ class Stopwatch:
         return metrics
 
     def step_seconds(self, iteration: int) -> float | None:
-        """The median time of a training step in this start; None before the first step.
-
-        Args:
-            iteration: The one of now. Before the first call of `speed` the mean is taken.
-        """
+        """The median time of a training step in this start; None before the first step."""
         if self._step_seconds:
             return statistics.median(self._step_seconds)
         began, mark = self._began
-        steps = iteration - began
+        steps = iteration - began  # before the first call of `speed` the mean is taken
         return (self.clock() - mark - self._excluded_seconds) / steps if steps > 0 else None
 
     def seconds_left(
@@ -114,11 +97,8 @@ class Stopwatch:
     ) -> float | None:
         """How long the rest will take; None before the first step.
 
-        Args:
-            iteration: The one of now.
-            iterations_left: Iterations until the end.
-            coming: The number of validations, saves and so on until the end, by the name that
-                `exclude` gets. A kind that has not happened yet adds no time.
+        `coming` is the number of validations, saves and so on until the end, by the name that
+        `exclude` gets. A kind that has not happened yet adds no time.
         """
         step = self.step_seconds(iteration)
         if step is None:

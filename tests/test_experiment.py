@@ -145,7 +145,7 @@ def test_an_attribute_that_hides_a_method_is_an_error(tmp_path: Path) -> None:
             super().setup_model()
             self.save = True  # type: ignore[method-assign]
 
-    with pytest.raises(ValueError, match=r"self\.save: set on self, but .* a method of that name"):
+    with pytest.raises(ValueError, match=r"self\.save: .* has a method of that name"):
         make(Hiding, tmp_path / "run").setup()
 
 
@@ -162,7 +162,7 @@ def test_what_training_would_lose_is_said_before_or_after_the_first_update(
 
     trained(Careless, tmp_path / "run", max_iteration=2)
     err = capfd.readouterr().err
-    assert "self.head has trainable parameters, and no optimizer on self updates them" in err
+    assert "self.head has trainable parameters, and no optimizer updates them" in err
     assert err.count("train_batch did not call self.read_batch()") == 1
 
 

@@ -1,12 +1,13 @@
-"""Starting the processes of --nprocs: exit codes, and the end of the others when one fails."""
+"""The processes of --nprocs: exit codes, and the end of the others when one fails.
+
+Runs with --nprocs are in test_stopping.py and test_distributed.py.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
-from tiny import run_script
 
 from expbase import launch
 
@@ -52,19 +53,3 @@ def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
     going_on = [FakeProcess(None), FakeProcess(None)]
     launch._join([going_on[0], FakeProcess(exitcode), going_on[1]])
     assert [process.exitcode for process in going_on] == [-9, -9]
-
-
-def test_a_rank_that_fails_ends_the_run_with_its_traceback_and_code_1(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from tiny import Tiny\nfrom expbase import main\n"
-        "class Failing(Tiny):\n"
-        "    def setup_model(self):\n"
-        "        if self.rank == 1: raise RuntimeError('rank one is out')\n"
-        "        super().setup_model()\n"
-        "if __name__ == '__main__': main(Failing)\n"
-    )
-    result = run_script(script, "--nprocs", "2", "--output", str(tmp_path / "run"))
-    assert result.returncode == 1
-    assert "rank one is out" in result.stderr
-    assert "rank one is out" in (tmp_path / "run/worker_1.log").read_text()

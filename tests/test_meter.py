@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import weakref
 from pathlib import Path
 from typing import Any, NoReturn
@@ -79,12 +80,11 @@ def test_a_logged_tensor_keeps_its_value_and_no_graph() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(paddle.ones([2]), "[2]"), (np.ones(2), "2|1., 1."), ("high", "'high'"), (None, "None")],
+    [(paddle.ones([2]), "of shape [2]"), (np.ones(2), "of shape [2]"), ("high", "'high'")],
 )
 def test_what_is_not_one_number_is_refused_by_name(value: Any, shown: str) -> None:
-    with pytest.raises(TypeError, match=r"log: 'loss' is .*; expected") as caught:
+    with pytest.raises(TypeError, match=re.escape(f"log: 'loss' is {shown}; expected one number")):
         Meter().add(1, {"loss": value})
-    assert any(part in str(caught.value) for part in shown.split("|"))
 
 
 def test_a_number_that_is_not_finite_is_named_with_value_and_iteration() -> None:
@@ -95,7 +95,7 @@ def test_a_number_that_is_not_finite_is_named_with_value_and_iteration() -> None
     assert meter.nonfinite() == "loss=nan at iteration 4, acc=-inf at iteration 4"
     for iteration in range(5, 10):
         meter.add(iteration, {"loss": math.nan})
-    assert meter.nonfinite().endswith("at iteration 8 …")
+    assert meter.nonfinite().count("nan") == 5
 
 
 def test_what_a_meter_holds_survives_json() -> None:
@@ -113,8 +113,7 @@ def test_every_metrics_line_is_strict_json(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", clock=lambda: 12.34567)
     file.write(400, 2, {"b": math.nan, "a": 0.5, "c": -math.inf})
     file.write(401, 2, {})
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before it is closed
-    file.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     first, second = (json.loads(text, parse_constant=refuse) for text in lines)
     start = {"iteration": 400, "epoch": 2, "time": 12.346}
     assert first == {**start, "a": 0.5, "b": "nan", "c": "-inf"}
@@ -131,7 +130,6 @@ def test_metrics_are_cut_back_to_a_size_and_go_on_from_there(tmp_path: Path) -> 
     file.cut(size)
     file.cut(size + 1000)  # there is nothing to remove
     file.write(2, 1, {})
-    file.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [set(json.loads(text)) for text in lines] == [{"iteration", "epoch", "time"}] * 2
 

@@ -496,9 +496,7 @@ SCRIPT = {
         "new": "step-00000002: does not exist (2); there are: none.",
     },
     "--output KIND": {
-        **dict.fromkeys(
-            ("file", "binary", "link"), "is, or lies in, a file; expected a directory."
-        ),
+        **dict.fromkeys(("file", "binary", "link"), "cannot be made a directory: File exists."),
         "running": "is in use by a running process. Wait for it, stop it, or give another",
     },
     "--output new --checkpoint_path KIND": dict.fromkeys(
