@@ -1,13 +1,10 @@
 """Where one rank is in its training data: the epoch, and the place in it.
 
-The loop asks it for batches, and a checkpoint for its state; how batches are made is not seen here.
-
     iterator = TrainIterator()
     iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
     iterator.open(epoch=3)
     batch = iterator.read()
-    iterator.batches.ended                      # true together with the last batch
-    state = iterator.state_dict()               # another process continues behind that batch
+    state = iterator.state_dict()    # another process continues behind that batch
 """
 
 from __future__ import annotations
@@ -16,28 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.workers import Item
 
 
 class TrainIterator:
-    """The training batches of one rank, epoch after epoch, and the place in them.
-
-    It is made empty, before the loader is known; `attach` comes before everything else.
-
-    Attributes:
-        adapter: The training data.
-        epoch: The number of the epoch that was opened last; 0: none was.
-        batches: Of this epoch; ended when there is none.
-        batch_in_epoch: The number of batches that this rank has read in it.
-        last: The batch that was read last.
-    """
+    """The training batches of one rank, epoch after epoch; empty until `attach` is called."""
 
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
-        self.epoch = 0
-        self.batches = _no_batches()
-        self.batch_in_epoch = 0
-        self.last: Any = None
+        self.epoch = 0  # the one that was opened last; 0: none was
+        self.batches = _no_batches()  # of this epoch
+        self.batch_in_epoch = 0  # batches that this rank has read in it
+        self.last: Any = None  # the batch that was read last
         self._start = 0  # the position, in batches of all ranks, at which this process began
         self._is_resumed = False
 
@@ -56,16 +42,7 @@ class TrainIterator:
         return self._is_resumed and self.batch_in_epoch == self.batches.first
 
     def open(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position in an epoch.
-
-        Args:
-            epoch: Its number, from 1.
-            position: The number of batches that all ranks together took before.
-
-        Raises:
-            NotImplementedError: No loader is attached.
-            ValueError: The loader has no batch.
-        """
+        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
         self.batches.close()
         self._begin(epoch, position, self.adapter.open(epoch, position))
 
@@ -82,10 +59,8 @@ class TrainIterator:
         Raises:
             RuntimeError: There is none.
         """
-        batches = self.batches
         try:
-            # As next(batches) does it, without the call: nothing else is read so often.
-            batch, batches.indices, batches.ended = next(batches.items)
+            batch = next(self.batches)
         except StopIteration:
             raise RuntimeError(
                 f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
@@ -109,13 +84,9 @@ class TrainIterator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Goes to where `state_dict` was called.
-
-        Returns:
-            Reasons why continuing is not exact.
-        """
+        """Goes to where `state_dict` was called; returns reasons why continuing is not exact."""
         adapter, ended = self.adapter, state["ended"]
-        reasons = adapter.load_state_dict(state["loader"], ended=ended)
+        reasons = adapter.load_state_dict(state["loader"])
         if ended:  # nothing is opened: the next thing to come is a new epoch
             self.batches.close()
             self._begin(state["epoch"], state["position"], _no_batches(state["batch_in_epoch"]))
@@ -138,7 +109,6 @@ class TrainIterator:
 
 
 def _no_batches(first: int = 0) -> Batches:
-    nothing: list[Item] = []
-    batches = Batches((item for item in nothing), first)
+    batches = Batches((item for item in ()), first)
     batches.ended = True
     return batches

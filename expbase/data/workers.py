@@ -1,7 +1,7 @@
 """Making batches: in this thread, or in worker processes that leave nothing behind.
 
 What a data set draws for a sample depends on the key that the sample comes with, so it is the
-same here, in any worker, and after a resume. Which batches are made is decided by the caller.
+same here, in any worker, and after a resume.
 
     fetcher = Fetcher(loader)                     # a DataLoader over a data set with indices
     for batch, indices, last in fetcher.fetch(iter([(0, [5, 2]), (1, [7, 1])]), base=seed): ...
@@ -17,7 +17,7 @@ import itertools
 import operator
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import Any
 
@@ -33,14 +33,11 @@ from expbase.state import rng
 
 # A batch, the indices of its samples (None: unknown), and whether it is the last of its epoch.
 Item = tuple[Any, Sequence[Any] | None, bool]
+Items = Generator[Item, None, None]
 
 
 class Fetcher:
-    """Makes the numbered batches of a DataLoader over a data set with indices.
-
-    Args:
-        loader: The user's; its settings are used and never changed.
-    """
+    """Makes the numbered batches of a DataLoader over a data set with indices."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
@@ -48,13 +45,8 @@ class Fetcher:
         # and another run over the same data starts workers of its own.
         self._idle: DataLoader | None = None
 
-    def fetch(self, numbered: Iterator[Numbered], base: int) -> Iterator[Item]:
-        """Makes batch after batch, as paddle's own loader would return them.
-
-        Args:
-            numbered: Which batches.
-            base: The seed that the keys of the samples begin with.
-        """
+    def fetch(self, numbered: Iterator[Numbered], base: int) -> Items:
+        """Batch after batch, as paddle's own loader would return them; `base` is their seed."""
         return (self._by_workers if self._loader.num_workers else self._here)(numbered, base)
 
     def close(self) -> None:
@@ -63,7 +55,7 @@ class Fetcher:
             self._idle._iterator._try_shutdown_all(1)
             self._idle = None  # a later run over the data starts new ones
 
-    def _here(self, numbered: Iterator[Numbered], base: int) -> Iterator[Item]:
+    def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
         # ahead, draws from the same random states as training does, and hangs for ever when the
         # data set raises an exception.
@@ -73,7 +65,7 @@ class Fetcher:
                 batch = dataset[base, number, indices]
             yield to_tensors(batch, place), _index_list(indices), last
 
-    def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Iterator[Item]:
+    def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
         # the keys were handed out, so the rest of each item waits here in that order.
         waiting: collections.deque[tuple[Any, bool]] = collections.deque()
@@ -118,7 +110,7 @@ class Fetcher:
 
 
 class _BatchDataset:
-    """The batches of a loader by key: (base seed, number of the batch, indices of its samples)."""
+    """The batches of a loader by key: (seed, number of the batch, indices of its samples)."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._dataset = loader.dataset
@@ -129,8 +121,9 @@ class _BatchDataset:
         base, number, indices = key
         if not self._makes_batches:  # batch_size=None: what the data set holds is a batch already
             return self._collate(self._sample(base, number, 0, indices))
-        samples = [self._sample(base, number, place, i) for place, i in enumerate(indices)]
-        return self._collate(samples)
+        return self._collate(
+            [self._sample(base, number, place, index) for place, index in enumerate(indices)]
+        )
 
     def _sample(self, base: int, number: int, place: int, index: Any) -> Any:
         # Seeded anew for each sample: what is drawn for it does not depend on the samples before,
@@ -140,16 +133,13 @@ class _BatchDataset:
 
 
 class _WorkerDataset(_BatchDataset):
-    """The same in a worker, where an exception becomes a batch.
-
-    Paddle would print the exception there and raise a SystemError without it here.
-    """
+    """The same in a worker, where an exception becomes a batch."""
 
     def __getitem__(self, key: tuple[int, int, Any]) -> Any:
         try:
             return super().__getitem__(key)
         except Exception as error:
-            # Paddle takes a batch without any array for the end of the data, so one is added.
+            # Paddle would print it in the worker, and raise a SystemError without it here. It takes a batch without any array for the end of the data, so one is added.
             return [np.zeros(1), _sendable(error)]
 
 
@@ -164,7 +154,7 @@ def _sendable(error: Exception) -> Any:
 
 
 class _Keys:
-    """A batch sampler whose batches are put in from outside, anew for each epoch."""
+    """A batch sampler whose batches are set anew for each epoch."""
 
     keys: Iterator[list[Any]]
 
@@ -187,7 +177,6 @@ def with_hardened_workers(loader: DataLoader) -> DataLoader:
 
 
 def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
-    """What a worker process does first."""
     # These are paddle's shared memory. It removes them when a batch was received; if the main
     # process was killed, they would stay in memory until the machine is started again.
     end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
@@ -200,21 +189,15 @@ def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id
         init_fn(worker_id)
 
 
-class BatchedStream:
-    """A DataLoader over an IterableDataset without workers, read in this thread."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        loader, place = self._loader, self._loader.places[0]
-        collate, size = _collate_fn(loader), loader.batch_size
-        samples = chunks = iter(loader.dataset)
-        if size is not None:  # None: what the data set holds is a batch already
-            chunks = iter(lambda: list(itertools.islice(samples, size)), [])
-        for chunk in chunks:
-            if size is None or len(chunk) == size or not loader.drop_last:
-                yield to_tensors(collate(chunk), place)
+def batched_stream(loader: DataLoader) -> Iterator[Any]:
+    """The batches of a DataLoader over an IterableDataset without workers, read in this thread."""
+    collate, size, place = _collate_fn(loader), loader.batch_size, loader.places[0]
+    samples = chunks = iter(loader.dataset)
+    if size is not None:  # None: what the data set holds is a batch already
+        chunks = iter(lambda: list(itertools.islice(samples, size)), [])
+    for chunk in chunks:
+        if size is None or len(chunk) == size or not loader.drop_last:
+            yield to_tensors(collate(chunk), place)
 
 
 def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:
