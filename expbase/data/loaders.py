@@ -137,8 +137,7 @@ def _is_paddles(loader: Any) -> bool:
 class MapStyleLoader(LoaderAdapter):
     """A DataLoader over a data set with indices: the batches before a position are never made.
 
-    The ranks share one order of batches: each takes every world_size-th one. A
-    DistributedBatchSampler shares the data out by itself and is used as it is.
+    The ranks share one order of batches. A DistributedBatchSampler is used as it is.
     """
 
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
@@ -176,9 +175,8 @@ class MapStyleLoader(LoaderAdapter):
     def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
         """The batches that this rank is dealt, one of each round, beginning at the position.
 
-        Every rank runs through the same order. When the batches do not suffice for the last
-        round, the first ones of the epoch fill it: a rank without a batch would leave the others
-        waiting in the collectives of a backward pass for ever.
+        The last round is filled up with the first batches of the epoch: a rank without a batch
+        would leave the others waiting for ever in the collectives of a backward pass.
         """
         world, rank = self.shard.world_size, self.shard.rank
         batches = self._order.batches(epoch, position)
@@ -221,10 +219,9 @@ class MapStyleLoader(LoaderAdapter):
 class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
-    It runs under random states of its own, which depend on (seed, epoch, rank). One batch is read
-    ahead, so that the end of the epoch is known in time; with several ranks the epoch ends for
-    all when the first has no more. Sharding is the user's. A position is reached by reading and
-    throwing away, unless the loader has `state_dict` and `set_state_dict` or `load_state_dict`.
+    It runs under random states of its own, which depend on (seed, epoch, rank), and sharding is the
+    user's. With several ranks the epoch ends for all when the first has no more. A position is
+    reached by reading and throwing away, unless the loader has a state of its own.
     """
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -326,7 +323,8 @@ class FirstBatches(LoaderAdapter):
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         if not self._kept:
-            with contextlib.closing(self._adapter.open(1)) as batches:
+            batches = self._adapter.open(1)
+            with contextlib.closing(self._adapter), contextlib.closing(batches):
                 few = itertools.islice(batches, self._count)
                 self._kept = [(batch, batches.indices) for batch in few]
         first = position // self.shard.world_size
@@ -336,6 +334,3 @@ class FirstBatches(LoaderAdapter):
         for number, (batch, indices) in enumerate(self._kept[first:], first + 1):
             # A copy: train_batch may change the batch in place.
             yield copy.deepcopy(batch), indices, number == len(self._kept)
-
-    def close(self) -> None:
-        self._adapter.close()

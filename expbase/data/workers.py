@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle.io import DataLoader
+from paddle.io import DataLoader, get_worker_info
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
@@ -102,7 +102,7 @@ class Fetcher:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.
         loader = with_hardened_workers(self._loader)
         loader._persistent_workers = self._loader._persistent_workers
-        loader.dataset = _WorkerDataset(self._loader)
+        loader.dataset = _BatchDataset(self._loader)
         loader.batch_sampler = _Keys()
         loader.auto_collate_batch = True
         loader.collate_fn = operator.itemgetter(0)
@@ -110,7 +110,11 @@ class Fetcher:
 
 
 class _BatchDataset:
-    """The batches of a loader by key: (seed, number of the batch, indices of its samples)."""
+    """The batches of a loader by key: (seed, number of the batch, indices of its samples).
+
+    In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
+    without it here. Paddle takes a batch without any array for the end of the data.
+    """
 
     def __init__(self, loader: DataLoader) -> None:
         self._dataset = loader.dataset
@@ -118,7 +122,14 @@ class _BatchDataset:
         self._collate = _collate_fn(loader)
 
     def __getitem__(self, key: tuple[int, int, Any]) -> Any:
-        base, number, indices = key
+        try:
+            return self._batch(*key)
+        except Exception as error:
+            if get_worker_info() is None:
+                raise
+            return [np.zeros(1), _sendable(error)]
+
+    def _batch(self, base: int, number: int, indices: Any) -> Any:
         if not self._makes_batches:  # batch_size=None: what the data set holds is a batch already
             return self._collate(self._sample(base, number, 0, indices))
         return self._collate(
@@ -130,17 +141,6 @@ class _BatchDataset:
         # which another worker may have made, or the run that this one continues.
         rng.seed_cpu(rng.derive(base, number, place))
         return self._dataset[index]
-
-
-class _WorkerDataset(_BatchDataset):
-    """The same in a worker, where an exception becomes a batch."""
-
-    def __getitem__(self, key: tuple[int, int, Any]) -> Any:
-        try:
-            return super().__getitem__(key)
-        except Exception as error:
-            # Paddle would print it in the worker, and raise a SystemError without it here. It takes a batch without any array for the end of the data, so one is added.
-            return [np.zeros(1), _sendable(error)]
 
 
 def _sendable(error: Exception) -> Any:
@@ -163,14 +163,10 @@ class _Keys:
 
 
 def with_hardened_workers(loader: DataLoader) -> DataLoader:
-    """A copy of the loader whose workers end with this process and survive its group's signals.
-
-    The copy has new workers for each epoch, even if the user's loader has persistent ones.
-    """
+    """A copy of the loader whose workers end with this process and survive its group's signals."""
     hardened = copy.copy(loader)
-    hardened.worker_init_fn = functools.partial(
-        _start_worker, loader.dataset, loader.worker_init_fn
-    )
+    init_fn = loader.worker_init_fn
+    hardened.worker_init_fn = functools.partial(_start_worker, loader.dataset, init_fn)
     hardened._persistent_workers = False
     hardened._iterator = None
     return hardened
@@ -220,14 +216,11 @@ def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 
 def to_tensors(batch: Any, place: Any) -> Any:
     """The batch as paddle's DataLoader would return it: arrays as tensors, tuples as lists."""
-    if isinstance(batch, np.ndarray):
-        return paddle.to_tensor(batch, place=place)
-    if isinstance(batch, (str, bytes)):
-        return batch
     if isinstance(batch, Mapping):
         return {key: to_tensors(value, place) for key, value in batch.items()}
-    if isinstance(batch, Sequence):
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return [to_tensors(value, place) for value in batch]
-    if isinstance(batch, paddle.Tensor) and batch.place._type() != place._type():
+    is_elsewhere = isinstance(batch, paddle.Tensor) and batch.place._type() != place._type()
+    if is_elsewhere or isinstance(batch, np.ndarray):
         return paddle.to_tensor(batch, place=place)
     return batch
