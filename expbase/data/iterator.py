@@ -93,9 +93,9 @@ class TrainIterator:
         else:
             self.open(state["epoch"], state["position"])
             self._is_resumed = True
-        sizes = [adapter.num_samples, adapter.batch_size]
-        if state["sizes"] != sizes:
-            (samples, size), (samples_now, size_now) = state["sizes"], sizes
+        samples, size = state["sizes"]
+        samples_now, size_now = adapter.num_samples, adapter.batch_size
+        if (samples, size) != (samples_now, size_now):
             reasons.append(
                 f"{adapter.name}: {samples} samples in batches of {size} there, {samples_now} in "
                 f"batches of {size_now} now"
@@ -109,6 +109,4 @@ class TrainIterator:
 
 
 def _no_batches(first: int = 0) -> Batches:
-    batches = Batches((item for item in ()), first)
-    batches.ended = True
-    return batches
+    return Batches((item for item in ()), first, ended=True)

@@ -40,8 +40,8 @@ class Shard:
 class Batches:
     """The batches of one rank in one epoch, or in the rest of one."""
 
-    def __init__(self, items: Items, first: int = 0) -> None:
-        self.ended = False  # whether the last batch was returned
+    def __init__(self, items: Items, first: int = 0, *, ended: bool = False) -> None:
+        self.ended = ended  # whether the last batch was returned
         # Where the samples of the batch returned last are in the data set; None: unknown.
         self.indices: Sequence[Any] | None = None
         self.first = first  # the number of batches of this rank that were skipped
@@ -73,10 +73,10 @@ class LoaderAdapter:
         self.shard = shard
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        """The batches of an epoch, counted from 1.
+        """The batches of an epoch from a position on.
 
         Args:
-            epoch: Its number.
+            epoch: Its number, from 1.
             position: The number of batches that all ranks together took of it before.
 
         Raises:
