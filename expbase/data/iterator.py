@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
+from expbase.data.workers import Items
 
 
 class TrainIterator:
@@ -21,7 +22,7 @@ class TrainIterator:
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
         self.epoch = 0  # the one that was opened last; 0: none was
-        self.batches = _no_batches()  # of this epoch
+        self.batches = Batches(_nothing(), ended=True)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.last: Any = None  # the batch that was read last
         self._start = 0  # the position, in batches of all ranks, at which this process began
@@ -85,11 +86,12 @@ class TrainIterator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Goes to where `state_dict` was called; returns reasons why continuing is not exact."""
-        adapter, ended = self.adapter, state["ended"]
+        adapter = self.adapter
         reasons = adapter.load_state_dict(state["loader"])
-        if ended:  # nothing is opened: the next thing to come is a new epoch
+        if state["ended"]:  # nothing is opened: the next thing to come is a new epoch
             self.batches.close()
-            self._begin(state["epoch"], state["position"], _no_batches(state["batch_in_epoch"]))
+            no_batches = Batches(_nothing(), first=state["batch_in_epoch"], ended=True)
+            self._begin(state["epoch"], state["position"], no_batches)
         else:
             self.open(state["epoch"], state["position"])
             self._is_resumed = True
@@ -108,5 +110,5 @@ class TrainIterator:
         self.adapter.close()
 
 
-def _no_batches(first: int = 0) -> Batches:
-    return Batches((item for item in ()), first, ended=True)
+def _nothing() -> Items:
+    yield from ()

@@ -85,10 +85,9 @@ class LoaderAdapter:
         raise NotImplementedError(f"{self.name}: no loader is attached yet")
 
     def once(self, purpose: int, number: int) -> Batches:
-        """This rank's share of one run over the data that is not for training.
+        """This rank's share of one run over the data that does not train, nor move its place.
 
-        It may be the training loader: its place in the epoch and its state do not move. The random
-        numbers depend on the purpose, VALID or PREDICT of rng, and on the number, the iteration.
+        Its random numbers depend on the purpose, VALID or PREDICT of rng, and on the number.
         """
         raise NotImplementedError
 
@@ -97,10 +96,7 @@ class LoaderAdapter:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores what `state_dict` returned; returns reasons why continuing is not exact.
-
-        Call `open` afterwards, unless the epoch had ended.
-        """
+        """Restores what `state_dict` returned; returns reasons why continuing is not exact."""
         return []
 
     def close(self) -> None:

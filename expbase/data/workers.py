@@ -31,9 +31,8 @@ from expbase.data.order import Numbered
 from expbase.processes import end_with_parent, forking
 from expbase.state import rng
 
-# A batch, the indices of its samples (None: unknown), and whether it is the last of its epoch.
-Item = tuple[Any, Sequence[Any] | None, bool]
-Items = Generator[Item, None, None]
+# Each a batch, the indices of its samples (None: unknown), and whether it is the epoch's last one.
+Items = Generator[tuple[Any, Sequence[Any] | None, bool], None, None]
 
 
 class Fetcher:
@@ -91,7 +90,7 @@ class Fetcher:
                 indices, last = waiting.popleft()
                 yield batch, _index_list(indices), last
         finally:
-            # Persistent workers of an epoch that was left early still hold batches of it, which
+            # After an epoch that was left early persistent workers still hold batches of it, which
             # paddle would return in the next epoch: such workers are ended.
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
