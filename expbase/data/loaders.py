@@ -248,22 +248,27 @@ class IterableLoader(LoaderAdapter):
         return Isolated(seed, iterable)
 
     def _read(self, source: Iterator[Any], first: int, skip: int) -> Items:
-        ahead: Iterator[Any] = itertools.islice(source, skip, None)
-        if self.shard.world_size > 1:
-            ahead = _until_one_ends(ahead)
-        batch = next(ahead, _NOTHING)
+        ahead = itertools.islice(source, skip, None)
+        batch = self._next(ahead)
         if batch is _NOTHING and first == 0:
             raise self.no_batch()
         while batch is not _NOTHING:
             # The loader's state is taken now, after this batch and before the next one is read
             # ahead: a run that is resumed from a later state would never see that batch.
             state = self._place(source)
-            following = next(ahead, _NOTHING)
+            following = self._next(ahead)
             ended = following is _NOTHING
             # After the last batch the state is the one behind the end, where the next epoch starts.
             self._state = self._place(source) if ended else state
             yield batch, None, ended
             batch = following
+
+    def _next(self, ahead: Iterator[Any]) -> Any:
+        """The next batch; _NOTHING on all ranks when one rank has no more."""
+        batch = next(ahead, _NOTHING)
+        if self.shard.world_size > 1 and not all(gather_objects(batch is not _NOTHING)):
+            return _NOTHING
+        return batch
 
     def _place(self, source: Iterator[Any]) -> dict[str, Any]:
         """The state of a stateful loader, and the random states that it draws from."""
@@ -296,15 +301,6 @@ class IterableLoader(LoaderAdapter):
         return [
             f"{self.name}: replayed up to the position: exact only if it returns the same batches"
         ]
-
-
-def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:
-    """Ends on all ranks when one rank has no more; one collective per batch."""
-    while True:
-        item = next(source, _NOTHING)
-        if not all(gather_objects(item is not _NOTHING)):
-            return
-        yield item
 
 
 class FirstBatches(LoaderAdapter):

@@ -10,7 +10,6 @@ same here, in any worker, and after a resume.
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import itertools
@@ -66,28 +65,21 @@ class Fetcher:
 
     def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
-        # the keys were handed out, so the rest of each item waits here in that order.
-        waiting: collections.deque[tuple[Any, bool]] = collections.deque()
-
-        def keys() -> Iterator[list[Any]]:
-            for (number, indices), last in with_last(numbered):
-                waiting.append((indices, last))
-                yield [(base, number, indices)]
-
+        # the keys were handed out; `tee` keeps the rest of each item until its batch is there.
+        ahead, returned = itertools.tee(with_last(numbered))
         # `is None`, because bool() of a DataLoader asks for its length.
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
-        loader.batch_sampler.keys = keys()
+        loader.batch_sampler.keys = ([(base, *batch)] for batch, _ in ahead)
         # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
         with rng.isolated(base), forking():
             iterator = iter(loader)
         last = False
         try:
-            for batch in iterator:
+            for batch, ((_, indices), last) in zip(iterator, returned, strict=False):
                 match batch:
                     case [_, Exception() as error]:
                         raise error
-                indices, last = waiting.popleft()
                 yield batch, _index_list(indices), last
         finally:
             # After an epoch that was left early persistent workers still hold batches of it, which
