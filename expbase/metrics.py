@@ -50,11 +50,19 @@ class MetricLog:
             tag = re.sub("^speed/", "wall_clock/", name)
             self._visualizer.add_scalar(tag, value, iteration)
 
-    def compare(self, hparams: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Adds the run to VisualDL's table of runs, to compare these metrics; once in its life."""
+    def compare(
+        self, changes: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
+    ) -> None:
+        """Adds the run to VisualDL's table of runs, once in the life of the run.
+
+        Args:
+            changes: Config values that are not by default, by key.
+            keys: All keys of the config.
+            names: The metrics to compare, by full name.
+        """
         if names and not self._has_hparams:
             self._has_hparams = True
-            self._visualizer.add_hparams(hparams, names)
+            self._visualizer.add_hparams(changes, names, keys=keys)
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""

@@ -45,18 +45,18 @@ class Batches:
         # Where the samples of the batch returned last are in the data set; None: unknown.
         self.indices: Sequence[Any] | None = None
         self.first = first  # the number of batches of this rank that were skipped
-        self._items = items
+        self.items = items  # TrainIterator reads them without the call of __next__
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch, self.indices, self.ended = next(self._items)
+        batch, self.indices, self.ended = next(self.items)
         return batch
 
     def close(self) -> None:
         """Stops reading: worker processes end. May be called twice."""
-        self._items.close()
+        self.items.close()
 
 
 class LoaderAdapter:
@@ -248,27 +248,23 @@ class IterableLoader(LoaderAdapter):
         return Isolated(seed, iterable)
 
     def _read(self, source: Iterator[Any], first: int, skip: int) -> Items:
-        ahead = itertools.islice(source, skip, None)
-        batch = self._next(ahead)
+        ahead: Iterator[Any] = itertools.islice(source, skip, None)
+        if self.shard.world_size > 1:
+            ahead = _until_one_ends(ahead)
+        batch = next(ahead, _NOTHING)
         if batch is _NOTHING and first == 0:
             raise self.no_batch()
+        remembers = self._stateful is not None
         while batch is not _NOTHING:
             # The loader's state is taken now, after this batch and before the next one is read
             # ahead: a run that is resumed from a later state would never see that batch.
-            state = self._place(source)
-            following = self._next(ahead)
+            state = self._place(source) if remembers else self._state
+            following = next(ahead, _NOTHING)
             ended = following is _NOTHING
             # After the last batch the state is the one behind the end, where the next epoch starts.
-            self._state = self._place(source) if ended else state
+            self._state = self._place(source) if ended and remembers else state
             yield batch, None, ended
             batch = following
-
-    def _next(self, ahead: Iterator[Any]) -> Any:
-        """The next batch; _NOTHING on all ranks when one rank has no more."""
-        batch = next(ahead, _NOTHING)
-        if self.shard.world_size > 1 and not all(gather_objects(batch is not _NOTHING)):
-            return _NOTHING
-        return batch
 
     def _place(self, source: Iterator[Any]) -> dict[str, Any]:
         """The state of a stateful loader, and the random states that it draws from."""
@@ -301,6 +297,12 @@ class IterableLoader(LoaderAdapter):
         return [
             f"{self.name}: replayed up to the position: exact only if it returns the same batches"
         ]
+
+
+def _until_one_ends(batches: Iterator[Any]) -> Iterator[Any]:
+    """Ends on all ranks when one rank has no more; one collective per batch."""
+    while all(gather_objects((batch := next(batches, _NOTHING)) is not _NOTHING)):
+        yield batch
 
 
 class FirstBatches(LoaderAdapter):
