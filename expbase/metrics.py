@@ -1,16 +1,14 @@
 """The metrics of a run on their way out: a line of text, a line of JSON, a point on each curve.
 
-One event goes to three places: the text log, metrics.jsonl and VisualDL. Formats are in meter.py
-and visualizer.py; what is logged and when is the experiment's.
-
-    log = MetricLog(logger, MetricsFile(path), visualizer)
-    log.meter.add(iteration, {"loss": loss})
-    log.write(iteration, epoch, {"train/loss": 0.25})
+log = MetricLog(logger, MetricsFile(path), visualizer)
+log.meter.add(iteration, {"loss": loss})
+log.write(iteration, epoch, {"train/loss": 0.25})
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,21 +21,11 @@ class NonFiniteError(FloatingPointError):
 
 
 class MetricLog:
-    """Where the metrics of one rank go.
-
-    Args:
-        logger: The text log.
-        file: metrics.jsonl; of no path on the ranks that write none.
-        visualizer: VisualDL.
-
-    Attributes:
-        meter: What `log` was given in training since the last line.
-        last: What the last line of training said.
-    """
+    """Where the metrics of one rank go: the text log, metrics.jsonl and VisualDL."""
 
     def __init__(self, logger: logging.Logger, file: MetricsFile, visualizer: Visualizer) -> None:
-        self.meter = Meter()
-        self.last: Mapping[str, float] = {}
+        self.meter = Meter()  # what `log` was given in training since the last line
+        self.last: Mapping[str, float] = {}  # what the last line of training said
         self._logger = logger
         self._file = file
         self._visualizer = visualizer
@@ -49,16 +37,18 @@ class MetricLog:
         """Writes one event.
 
         Args:
-            iteration: Of now.
-            epoch: Of now.
+            iteration: The number of the iteration.
+            epoch: The number of the epoch.
             metrics: Numbers by full name, `train/loss`.
             is_routine: Whether the progress line of a terminal shows it anyway.
         """
         text = line(iteration, {**metrics, "epoch": epoch})
         self._logger.info("%s", text, extra={"is_routine": is_routine})
         self._file.write(iteration, epoch, metrics)
-        for tag, value in metrics.items():
-            self._visualizer.add_scalar(_on_board(tag), value, iteration)
+        for name, value in metrics.items():
+            # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
+            tag = re.sub("^speed/", "wall_clock/", name)
+            self._visualizer.add_scalar(tag, value, iteration)
 
     def compare(
         self, changes: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
@@ -66,15 +56,13 @@ class MetricLog:
         """Adds the run to VisualDL's table of runs, once in the life of the run.
 
         Args:
-            changes: What of the config is not by default.
+            changes: Config values that are not by default, by key.
             keys: All keys of the config.
             names: The metrics to compare, by full name.
         """
         if names and not self._has_hparams:
             self._has_hparams = True
             self._visualizer.add_hparams(changes, names, keys=keys)
-
-    # A resumed run goes on in the same files
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""
@@ -101,8 +89,3 @@ class MetricLog:
         """Closes the files. May be called twice."""
         self._file.close()
         self._visualizer.close()
-
-
-def _on_board(tag: str) -> str:
-    # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
-    return tag.replace("speed/", "wall_clock/", 1) if tag.startswith("speed/") else tag

@@ -1,11 +1,11 @@
-"""What predict_batch returned, sample by sample. A leaf.
+"""What predict_batch returned, sample by sample.
 
 split({"logits": logits, "name": names})     # [{"logits": …, "name": …}, …], one per sample
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,23 +18,19 @@ def split(outputs: Any) -> list[Any]:
     """The outputs of a batch, sample by sample; tensors become numpy arrays and numbers.
 
     Args:
-        outputs: A tensor or array [B, …], a mapping or tuple of such (each sample gets one of
-            the same kind), or a list with one entry for each sample.
+        outputs: A tensor or array [B, …], a mapping or tuple of such, or a list of B results.
 
     Raises:
         TypeError: It is something else.
         ValueError: Its parts have different lengths.
     """
     if isinstance(outputs, Mapping):
-        parts = {name: split(part) for name, part in outputs.items()}
-        rows = _together(list(parts.values()))
-        return [dict(zip(parts, row, strict=True)) for row in rows]
+        return [dict(zip(outputs, row, strict=True)) for row in _rows(outputs.values())]
     if isinstance(outputs, tuple):
-        rows = _together([split(part) for part in outputs])
         make = getattr(outputs, "_make", tuple)  # a named one stays so
-        return [make(row) for row in rows]
+        return [make(row) for row in _rows(outputs)]
     if isinstance(outputs, list):
-        return [_without_paddle(value) for value in outputs]
+        return [_plain(value) for value in outputs]
     array = to_numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
     if not isinstance(array, np.ndarray) or array.ndim == 0:
         raise TypeError(
@@ -44,7 +40,8 @@ def split(outputs: Any) -> list[Any]:
     return list(array)
 
 
-def _together(columns: list[list[Any]]) -> list[tuple[Any, ...]]:
+def _rows(parts: Iterable[Any]) -> list[tuple[Any, ...]]:
+    columns = [split(part) for part in parts]
     if len({*map(len, columns)}) > 1:
         raise ValueError(
             f"predict_batch: returned parts of {[*map(len, columns)]} results; expected as many "
@@ -53,7 +50,7 @@ def _together(columns: list[list[Any]]) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True))
 
 
-def _without_paddle(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, paddle.Tensor):
         return to_numpy(value).item() if value.size == 1 else to_numpy(value)
     return value

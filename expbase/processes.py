@@ -1,10 +1,8 @@
 """Child processes on Linux: none outlives its parent, however that ends.
 
-This module uses the standard library alone.
-
-    with forking(): start_children()
-    die_with_parent()                          # in a child without files of its own
-    end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
+with forking(): start_children()
+die_with_parent()                          # in a child without files of its own
+end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
 """
 
 from __future__ import annotations
@@ -23,18 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LAUNCHER = "paddle.distributed.launch"
-_PR_SET_PDEATHSIG = 1
-_POLL_SECONDS = 0.05
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Makes the kernel kill this process when its parent ends.
-
-    Args:
-        parent: Its process id, if it is known: it may have ended before this call.
-    """
+    """Makes the kernel kill this process when its parent, whose id may be known, ends."""
     parent = parent or os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call, so the kernel will send nothing
         os._exit(1)
 
@@ -54,13 +47,7 @@ def forking() -> Iterator[None]:
 
 
 def end_with_parent(files: str) -> None:
-    """Ends this process when its parent ends, and then removes files.
-
-    A thread waits for the parent's end, which may have come before this call.
-
-    Args:
-        files: A pattern as `glob` has it.
-    """
+    """Ends this process when its parent ends, and then removes the files of a glob pattern."""
     # Multiprocessing knows who started this process. The system may not any more: when a process
     # dies, its children get another parent, and that is also how they learn of it. The change is
     # seen at once, even if nobody has asked for the dead parent's exit code.
@@ -84,16 +71,11 @@ def _wait_and_end(parent: int, files: str) -> None:
 
 def _wait_for_another_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0.05)
 
 
 def python(count: int, log_dir: Path) -> list[str]:
-    """The command that starts python: under paddle's launcher if several times at once.
-
-    Args:
-        count: The number of processes.
-        log_dir: For what the launcher writes.
-    """
+    """The command that starts python, in several processes under paddle's launcher."""
     if count == 1:
         return [sys.executable]
     options = ["--nproc_per_node", str(count), "--log_dir", str(log_dir)]

@@ -1,35 +1,26 @@
 """What is due at the end of an iteration: a pure function of the config and two counters.
 
-"Epochs ended" counts epochs that are used up; one update may end several, when it accumulates.
-
-    due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3)
-    if due.checkpoint: ...
-    next_due(config.training, iteration)     # nothing is due before, unless an epoch ends
+due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3)
+if due.checkpoint: ...
+next_due(config.training, iteration)     # nothing is due before, unless an epoch ends
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Due:
-    """What is due at the end of one iteration, in the order in which it is done.
+    """What is due at the end of one iteration, in the order in which it is done."""
 
-    Attributes:
-        log: A line with the means since the last one.
-        validation: One that is asked for by iterations.
-        epoch_validation: One that is asked for by epochs; after the end of the epoch.
-        checkpoint: One that is asked for by iterations, by epochs, or because this is the last.
-        last: Whether this is the last iteration that the config asks for.
-    """
-
-    log: bool
-    validation: bool
-    epoch_validation: bool
+    log: bool  # a line with the means since the last one
+    validation: bool  # asked for by iterations
+    epoch_validation: bool  # asked for by epochs; it comes after the end of the epoch
     checkpoint: bool
-    last: bool
+    last: bool  # the config asks for no iteration after this one
 
 
 def due_at(training: Any, iteration: int, epochs_before: int, epochs_ended: int) -> Due:
@@ -37,9 +28,9 @@ def due_at(training: Any, iteration: int, epochs_before: int, epochs_ended: int)
 
     Args:
         training: The `training` section of a config.
-        iteration: That has just been made.
-        epochs_before: Epochs that were used up when the iteration before ended.
-        epochs_ended: Epochs that are used up now.
+        iteration: The one that has just been made.
+        epochs_before: Epochs that had ended at the iteration before.
+        epochs_ended: Epochs that have ended now; one update that accumulates may end several.
     """
 
     def falls_on(interval: int) -> bool:
@@ -72,17 +63,11 @@ def next_due(training: Any, iteration: int) -> int:
     """The next iteration at which something that is asked for by iterations is due."""
     intervals = (training.log_interval, training.valid_interval, training.save_interval)
     multiples: list[int] = [(iteration // n + 1) * n for n in intervals if n]
-    return min([*multiples, training.max_iteration or iteration + _FAR])
+    return min([*multiples, training.max_iteration or sys.maxsize])
 
 
 def iterations_left(training: Any, iteration: int, batches_per_epoch: int | None) -> int | None:
-    """Until the end that the config asks for; None if nobody knows.
-
-    Args:
-        training: The `training` section of a config.
-        iteration: That has just been made.
-        batches_per_epoch: Of one rank; None if nobody knows.
-    """
+    """Until the end that the config asks for; None if nobody knows."""
     limits = [training.max_iteration] if training.max_iteration else []
     if training.max_epoch and batches_per_epoch:
         limits.append(training.max_epoch * batches_per_epoch // training.accumulation_steps)
@@ -90,13 +75,7 @@ def iterations_left(training: Any, iteration: int, batches_per_epoch: int | None
 
 
 def times_left(training: Any, left: int, batches_per_epoch: int | None) -> dict[str, int]:
-    """How many lines, validations and checkpoints come in that many iterations.
-
-    Args:
-        training: The `training` section of a config.
-        left: Iterations.
-        batches_per_epoch: Of one rank; None if nobody knows.
-    """
+    """How many lines, validations and checkpoints come in the iterations that are left."""
     times = {}
     for name, key in (("validation", "valid"), ("saving", "save"), ("logging", "log")):
         interval, epochs = training[f"{key}_interval"], training.get(f"{key}_every_epoch", 0)
@@ -109,6 +88,3 @@ def times_left(training: Any, left: int, batches_per_epoch: int | None) -> dict[
 def passed(interval: int, before: int, after: int) -> bool:
     """Whether a multiple of the interval lies after `before` and up to `after`; 0: never."""
     return interval > 0 and before // interval != after // interval
-
-
-_FAR = 1 << 30  # iterations: nothing is due by their number

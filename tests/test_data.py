@@ -22,6 +22,7 @@ from paddle.io import (
     get_worker_info,
 )
 
+from expbase.data import loaders
 from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
 from expbase.state import rng
@@ -334,6 +335,12 @@ def test_a_stream_is_replayed_to_its_position(make: Any) -> None:
     assert len(list(adapted(make()).once(rng.VALID, 1))) == len(whole) > 2
     np.random.rand()
     assert drawn(adapted(make()), position=2) == whole[2:]
+
+
+def test_a_stream_ends_on_all_ranks_when_one_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_ranks = iter([[True, True], [True, True], [True, False]])
+    monkeypatch.setattr(loaders, "gather_objects", lambda mine: next(of_ranks))
+    assert drawn(adapted([1, 2, 3, 4], 0, 2)) == [1, 2]
 
 
 def test_iterable_data_sets_are_batched_as_paddle_does() -> None:

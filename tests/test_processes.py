@@ -96,6 +96,5 @@ def test_a_killed_run_leaves_no_workers_and_no_shared_memory() -> None:
     assert not glob.glob(f"/dev/shm/paddle_{int(killed.stdout)}_*")
 
 
-@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (1, 1), (124, 124), (-9, 137)])
-def test_an_exit_code_is_the_one_that_a_shell_shows(returncode: int, code: int) -> None:
-    assert processes.exit_code(returncode) == code
+def test_an_exit_code_is_the_one_that_a_shell_shows() -> None:
+    assert [processes.exit_code(code) for code in (0, 1, 124, -9)] == [0, 1, 124, 137]

@@ -1,13 +1,10 @@
 """Where one rank is in its training data: the epoch, and the place in it.
 
-The loop asks it for batches, and a checkpoint for its state; how batches are made is not seen here.
-
-    iterator = TrainIterator()
-    iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
-    iterator.open(epoch=3)
-    batch = iterator.read()
-    iterator.batches.ended                      # true together with the last batch
-    state = iterator.state_dict()               # another process continues behind that batch
+iterator = TrainIterator()
+iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
+iterator.open(epoch=3)
+batch = iterator.read()
+state = iterator.state_dict()    # another process continues behind that batch
 """
 
 from __future__ import annotations
@@ -16,28 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.workers import Item
+from expbase.data.workers import Items
 
 
 class TrainIterator:
-    """The training batches of one rank, epoch after epoch, and the place in them.
-
-    It is made empty, before the loader is known; `attach` comes before everything else.
-
-    Attributes:
-        adapter: The training data.
-        epoch: The number of the epoch that was opened last; 0: none was.
-        batches: Of this epoch; ended when there is none.
-        batch_in_epoch: The number of batches that this rank has read in it.
-        last: The batch that was read last.
-    """
+    """The training batches of one rank, epoch after epoch; empty until `attach` is called."""
 
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
-        self.epoch = 0
-        self.batches = _no_batches()
-        self.batch_in_epoch = 0
-        self.last: Any = None
+        self.epoch = 0  # the one that was opened last; 0: none was
+        self.batches = Batches(_nothing(), ended=True)  # of this epoch
+        self.batch_in_epoch = 0  # batches that this rank has read in it
+        self.last: Any = None  # the batch that was read last
         self._start = 0  # the position, in batches of all ranks, at which this process began
         self._is_resumed = False
 
@@ -56,16 +43,7 @@ class TrainIterator:
         return self._is_resumed and self.batch_in_epoch == self.batches.first
 
     def open(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position in an epoch.
-
-        Args:
-            epoch: Its number, from 1.
-            position: The number of batches that all ranks together took before.
-
-        Raises:
-            NotImplementedError: No loader is attached.
-            ValueError: The loader has no batch.
-        """
+        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
         self.batches.close()
         self._begin(epoch, position, self.adapter.open(epoch, position))
 
@@ -109,22 +87,19 @@ class TrainIterator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Goes to where `state_dict` was called.
-
-        Returns:
-            Reasons why continuing is not exact.
-        """
-        adapter, ended = self.adapter, state["ended"]
-        reasons = adapter.load_state_dict(state["loader"], ended=ended)
-        if ended:  # nothing is opened: the next thing to come is a new epoch
+        """Goes to where `state_dict` was called; returns reasons why continuing is not exact."""
+        adapter = self.adapter
+        reasons = adapter.load_state_dict(state["loader"])
+        if state["ended"]:  # nothing is opened: the next thing to come is a new epoch
             self.batches.close()
-            self._begin(state["epoch"], state["position"], _no_batches(state["batch_in_epoch"]))
+            no_batches = Batches(_nothing(), first=state["batch_in_epoch"], ended=True)
+            self._begin(state["epoch"], state["position"], no_batches)
         else:
             self.open(state["epoch"], state["position"])
             self._is_resumed = True
-        sizes = [adapter.num_samples, adapter.batch_size]
-        if state["sizes"] != sizes:
-            (samples, size), (samples_now, size_now) = state["sizes"], sizes
+        samples, size = state["sizes"]
+        samples_now, size_now = adapter.num_samples, adapter.batch_size
+        if (samples, size) != (samples_now, size_now):
             reasons.append(
                 f"{adapter.name}: {samples} samples in batches of {size} there, {samples_now} in "
                 f"batches of {size_now} now"
@@ -137,8 +112,5 @@ class TrainIterator:
         self.adapter.close()
 
 
-def _no_batches(first: int = 0) -> Batches:
-    nothing: list[Item] = []
-    batches = Batches((item for item in nothing), first)
-    batches.ended = True
-    return batches
+def _nothing() -> Items:
+    yield from ()

@@ -1,11 +1,7 @@
 """Reading a user's loader: which batches this rank gets in an epoch, from any position.
 
 A `LoaderAdapter` wraps one loader. What a data set draws while it makes the n-th batch of an
-epoch depends on (seed, epoch, n) alone: not on the number of workers, nor on what was drawn
-before, nor on whether earlier batches were made. The loader is asked for its settings and never
-changed: which batches are trained on is decided here, what is in them by the user's code.
-
-Positions count batches of all ranks together: in round i rank r takes batch i * world_size + r.
+epoch depends on (seed, epoch, n) alone. The loader is asked for its settings and never changed.
 
     adapter = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
     batches = adapter.open(epoch=3, position=17)    # batches 0 to 16 are not loaded
@@ -25,7 +21,7 @@ from typing import Any
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
 from expbase.data.order import BatchOrder, Isolated, Numbered, state_setter, unmoved
-from expbase.data.workers import BatchedStream, Fetcher, Item, with_hardened_workers, with_last
+from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
 from expbase.distributed import gather_objects
 from expbase.state import rng
 
@@ -34,34 +30,22 @@ _NOTHING = object()  # in the place of a batch when there is none
 
 @dataclass(frozen=True)
 class Shard:
-    """Whose batches, and from which random numbers.
+    """Whose batches: in round i rank r takes batch i * world_size + r."""
 
-    Attributes:
-        seed: What the order and the random numbers are derived from.
-        rank: This process.
-        world_size: The number of processes.
-    """
-
-    seed: int
+    seed: int  # the order and the random numbers are derived from it
     rank: int = 0
     world_size: int = 1
 
 
 class Batches:
-    """The batches of one rank in one epoch, or in the rest of one.
+    """The batches of one rank in one epoch, or in the rest of one."""
 
-    Attributes:
-        ended: Whether the last batch was returned; false before the first one.
-        indices: Where the samples of the batch returned last are in the data set; None: unknown.
-        first: The number of batches of this rank that were skipped.
-        items: A generator of what is to come, each batch with its `indices` and `ended`.
-    """
-
-    def __init__(self, items: Iterator[Item], first: int = 0) -> None:
-        self.ended = False
+    def __init__(self, items: Items, first: int = 0, *, ended: bool = False) -> None:
+        self.ended = ended  # whether the last batch was returned
+        # Where the samples of the batch returned last are in the data set; None: unknown.
         self.indices: Sequence[Any] | None = None
-        self.first = first
-        self.items: Any = items
+        self.first = first  # the number of batches of this rank that were skipped
+        self.items = items  # TrainIterator reads them without the call of __next__
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -76,20 +60,12 @@ class Batches:
 
 
 class LoaderAdapter:
-    """A loader's batches, as one rank gets them.
+    """A loader's batches, as one rank gets them."""
 
-    Attributes:
-        batches_per_epoch: On this rank; None: unknown.
-        batch_size: Samples in a full batch of this rank; None: unknown.
-        num_samples: Samples in the data set; None: unknown.
-        filled: Batches that are read a second time at the end of an epoch, so that each rank
-            has a batch in the last round.
-    """
-
-    batches_per_epoch: int | None = None
-    batch_size: int | None = None
-    num_samples: int | None = None
-    filled: int = 0
+    batches_per_epoch: int | None = None  # on this rank; None: unknown
+    batch_size: int | None = None  # samples in a full batch of this rank; None: unknown
+    num_samples: int | None = None  # in the data set; None: unknown
+    filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         self.loader = loader
@@ -101,7 +77,7 @@ class LoaderAdapter:
 
         Args:
             epoch: Its number, from 1.
-            position: The number of batches that all ranks together took before.
+            position: The number of batches that all ranks together took of it before.
 
         Raises:
             ValueError: The loader has no batch.
@@ -109,13 +85,9 @@ class LoaderAdapter:
         raise NotImplementedError(f"{self.name}: no loader is attached yet")
 
     def once(self, purpose: int, number: int) -> Batches:
-        """This rank's share of one run over the data that is not for training.
+        """This rank's share of one run over the data that does not train, nor move its place.
 
-        It may be the training loader: its place in the epoch and its state do not move.
-
-        Args:
-            purpose: VALID or PREDICT of rng.
-            number: Of the run: the iteration, say.
+        Its random numbers depend on the purpose, VALID or PREDICT of rng, and on the number.
         """
         raise NotImplementedError
 
@@ -123,16 +95,8 @@ class LoaderAdapter:
         """What the loader itself remembers, beside the position; empty if nothing."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
-        """Restores what `state_dict` returned; call `open` afterwards if the epoch goes on.
-
-        Args:
-            state: Of the loader.
-            ended: Whether the epoch had ended, so that the next one begins.
-
-        Returns:
-            Reasons why continuing is not exact.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Restores what `state_dict` returned; returns reasons why continuing is not exact."""
         return []
 
     def close(self) -> None:
@@ -147,12 +111,7 @@ class LoaderAdapter:
 
 
 def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
-    """The adapter that fits the loader.
-
-    Args:
-        loader: A paddle.io.DataLoader, or any iterable of batches that can be iterated again.
-        name: What the user calls it, for messages.
-        shard: This rank's.
+    """The adapter that fits a paddle.io.DataLoader, or any iterable that can be iterated again.
 
     Raises:
         TypeError: It cannot be iterated.
@@ -174,8 +133,7 @@ def _is_paddles(loader: Any) -> bool:
 class MapStyleLoader(LoaderAdapter):
     """A DataLoader over a data set with indices: the batches before a position are never made.
 
-    The ranks share one order of batches: each takes every world_size-th one. A
-    DistributedBatchSampler shares the data out by itself and is used as it is.
+    The ranks share one order of batches. A DistributedBatchSampler is used as it is.
     """
 
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
@@ -183,7 +141,6 @@ class MapStyleLoader(LoaderAdapter):
         sampler = loader.batch_sampler
         self._order = BatchOrder(loader, shard.seed)
         self._fetcher = Fetcher(loader)
-        # Whether the batches are dealt out to the ranks here.
         self._deals = shard.world_size > 1 and not isinstance(sampler, DistributedBatchSampler)
         self.num_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         self.batch_size = 1 if sampler is None else getattr(sampler, "batch_size", None)
@@ -214,9 +171,8 @@ class MapStyleLoader(LoaderAdapter):
     def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
         """The batches that this rank is dealt, one of each round, beginning at the position.
 
-        Every rank runs through the same order. When the batches do not suffice for the last
-        round, the first ones of the epoch fill it: a rank without a batch would leave the others
-        waiting in the collectives of a backward pass for ever.
+        The last round is filled up with the first batches of the epoch: a rank without a batch
+        would leave the others waiting for ever in the collectives of a backward pass.
         """
         world, rank = self.shard.world_size, self.shard.rank
         batches = self._order.batches(epoch, position)
@@ -248,7 +204,7 @@ class MapStyleLoader(LoaderAdapter):
     def state_dict(self) -> dict[str, Any]:
         return self._order.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         self._order.load_state_dict(state)
         return []
 
@@ -259,10 +215,9 @@ class MapStyleLoader(LoaderAdapter):
 class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
-    It runs under random states of its own, which depend on (seed, epoch, rank). One batch is read
-    ahead, so that the end of the epoch is known in time; with several ranks the epoch ends for
-    all when the first has no more. Sharding is the user's. A position is reached by reading and
-    throwing away, unless the loader has `state_dict` and `set_state_dict` or `load_state_dict`.
+    It runs under random states of its own, which depend on (seed, epoch, rank), and sharding is the
+    user's. With several ranks the epoch ends for all when the first has no more. A position is
+    reached by reading and throwing away, unless the loader has a state of its own.
     """
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -270,11 +225,6 @@ class IterableLoader(LoaderAdapter):
         self._stateful = loader if state_setter(loader) else None
         self._is_list = isinstance(loader, (list, tuple)) and self._stateful is None
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
-        self._resumed: dict[str, Any] | None = None  # what the next `open` continues from
-        self._iterable = loader
-        if _is_paddles(loader):
-            as_it_is_read = with_hardened_workers if loader.num_workers else BatchedStream
-            self._iterable = as_it_is_read(loader)
         self.batch_size = getattr(loader, "batch_size", None)
         if self._is_list and shard.world_size == 1:
             self.batches_per_epoch = len(loader)
@@ -282,19 +232,22 @@ class IterableLoader(LoaderAdapter):
     def open(self, epoch: int, position: int = 0) -> Batches:
         first = position // self.shard.world_size
         source = self._source(rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank))
-        resumed, self._resumed = self._resumed, None
         skip = first
-        if resumed is not None and isinstance(source, Isolated):
-            source.set_random_states(resumed["random"])
-            skip = 0  # its own state has the place
+        if position and self._state and isinstance(source, Isolated):
+            source.set_random_states(self._state["random"])
+            skip = 0  # the loader's own state has the place
         return Batches(self._read(source, first, skip), first)
 
     def _source(self, seed: int) -> Iterator[Any]:
         if self._is_list:  # ready batches draw nothing, and swapping random states costs time
             return iter(self.loader)
-        return Isolated(seed, self._iterable)
+        iterable = self.loader
+        if _is_paddles(iterable):
+            read = with_hardened_workers if iterable.num_workers else batched_stream
+            iterable = read(iterable)
+        return Isolated(seed, iterable)
 
-    def _read(self, source: Iterator[Any], first: int, skip: int) -> Iterator[Item]:
+    def _read(self, source: Iterator[Any], first: int, skip: int) -> Items:
         ahead: Iterator[Any] = itertools.islice(source, skip, None)
         if self.shard.world_size > 1:
             ahead = _until_one_ends(ahead)
@@ -324,7 +277,7 @@ class IterableLoader(LoaderAdapter):
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
         return Batches(self._read_once(self._source(seed)))
 
-    def _read_once(self, source: Iterator[Any]) -> Iterator[Item]:
+    def _read_once(self, source: Iterator[Any]) -> Items:
         with unmoved(self._stateful):
             batch = _NOTHING
             for batch, last in with_last(source):
@@ -335,11 +288,10 @@ class IterableLoader(LoaderAdapter):
     def state_dict(self) -> dict[str, Any]:
         return self._state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, ended: bool) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         if state and self._stateful is not None:
             state_setter(self._stateful)(state["loader"])
             self._state = dict(state)
-            self._resumed = None if ended else self._state
         if self._stateful is not None or self._is_list:
             return []
         return [
@@ -347,22 +299,14 @@ class IterableLoader(LoaderAdapter):
         ]
 
 
-def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:
+def _until_one_ends(batches: Iterator[Any]) -> Iterator[Any]:
     """Ends on all ranks when one rank has no more; one collective per batch."""
-    while True:
-        item = next(source, _NOTHING)
-        if not all(gather_objects(item is not _NOTHING)):
-            return
-        yield item
+    while all(gather_objects((batch := next(batches, _NOTHING)) is not _NOTHING)):
+        yield batch
 
 
 class FirstBatches(LoaderAdapter):
-    """The first batches of another adapter again and again: what a model should overfit.
-
-    Args:
-        adapter: Whose.
-        count: How many of them each rank gets in an epoch.
-    """
+    """The first batches of another adapter again and again: what a model should overfit."""
 
     def __init__(self, adapter: LoaderAdapter, count: int) -> None:
         super().__init__(adapter.loader, adapter.name, adapter.shard)
@@ -373,20 +317,14 @@ class FirstBatches(LoaderAdapter):
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         if not self._kept:
-            with contextlib.closing(self._adapter.open(1)) as batches:
-                for batch in itertools.islice(batches, self._count):
-                    self._kept.append((batch, batches.indices))
-            self.batches_per_epoch = len(self._kept)
+            batches = self._adapter.open(1)
+            with contextlib.closing(self._adapter), contextlib.closing(batches):
+                few = itertools.islice(batches, self._count)
+                self._kept = [(batch, batches.indices) for batch in few]
         first = position // self.shard.world_size
         return Batches(self._read(first), first)
 
-    def _read(self, first: int) -> Iterator[Item]:
+    def _read(self, first: int) -> Items:
         for number, (batch, indices) in enumerate(self._kept[first:], first + 1):
             # A copy: train_batch may change the batch in place.
             yield copy.deepcopy(batch), indices, number == len(self._kept)
-
-    def once(self, purpose: int, number: int) -> Batches:
-        return self._adapter.once(purpose, number)
-
-    def close(self) -> None:
-        self._adapter.close()

@@ -1,7 +1,7 @@
 """The order of the batches: which samples make the n-th batch of an epoch.
 
-The order is a function of (seed, epoch), whatever was drawn or read before. Only indices are
-handled here: nothing is loaded, and the ranks do not matter yet.
+It is a function of (seed, epoch), whatever was drawn or read before. Only indices are handled
+here: nothing is loaded, and the ranks do not matter yet.
 
     order = BatchOrder(loader, seed=0)            # a DataLoader over a data set with indices
     for number, indices in order.batches(epoch=3, start=17): ...
@@ -31,36 +31,24 @@ class BatchOrder:
     One with a length is listed at the start of an epoch. Any other may be endless: its batches
     are drawn one by one, and those before the start are thrown away. `set_epoch` is called on a
     sampler that has it. A sampler with `state_dict` is part of the checkpoint.
-
-    Attributes:
-        length: Batches in an epoch; None if the sampler does not know.
-        stateful: The sampler that has a state; None: neither that of batches nor that of samples.
     """
 
     def __init__(self, loader: DataLoader, seed: int) -> None:
         self._dataset = loader.dataset
         self._sampler = loader.batch_sampler
-        # The sampler of single samples inside a batch sampler.
-        self._inner: Any = getattr(self._sampler, "sampler", None)
+        self._inner: Any = getattr(self._sampler, "sampler", None)  # of single samples
         self._seed = seed
+        # The one of the two that has a state; None: neither has.
         self.stateful = next(filter(state_setter, (self._sampler, self._inner)), None)
         self._begun: tuple[int, Any] | None = None  # an epoch, and the sampler's state before it
         self._listing: tuple[int, list[Any]] | None = None  # an epoch, and what was listed for it
-        self.length = self._length()
-
-    def _length(self) -> int | None:
-        try:
-            return len(self._dataset if self._sampler is None else self._sampler)
-        except (TypeError, AttributeError, NotImplementedError):
-            return None  # paddle's WeightedRandomSampler has a length only for some weights
+        self.length: int | None = None  # batches in an epoch; None: the sampler does not know
+        # Paddle's WeightedRandomSampler has a length only for some weights.
+        with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
+            self.length = len(self._dataset if self._sampler is None else self._sampler)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
-        """The batches of an epoch from a number on.
-
-        Args:
-            epoch: Its number, from 1.
-            start: The number of the first batch, from 0.
-        """
+        """The batches of an epoch (counted from 1), from the batch `start` (from 0) on."""
         sampler = self._sampler
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             return enumerate(range(start, len(self._dataset)), start)
@@ -71,13 +59,8 @@ class BatchOrder:
         seed = rng.derive(self._seed, rng.ORDER, epoch)
         if self._seek(start):
             return enumerate(Isolated(seed, sampler), start)
-        if self.length is None:
-            return itertools.islice(enumerate(Isolated(seed, sampler)), start, None)
-        if type(sampler) is BatchSampler:
-            # Its samples are listed and cut here: a list for each batch of a big data set would
-            # cost seconds at the start of every epoch.
-            return _cut(self._listed(epoch, seed, self._inner), sampler, start)
-        return itertools.islice(enumerate(self._listed(epoch, seed, sampler)), start, None)
+        batches = Isolated(seed, sampler) if self.length is None else self._listed(epoch, seed)
+        return itertools.islice(enumerate(batches), start, None)
 
     def _go_to_start(self, epoch: int) -> None:
         # The order of a sampler with a state depends on that state, so the state before the epoch
@@ -93,16 +76,16 @@ class BatchOrder:
         """Makes the sampler start at a batch; false if it does not know how to."""
         if hasattr(self._sampler, "seek"):
             self._sampler.seek(start)
-            return True
-        if hasattr(self._inner, "seek") and type(self._sampler) is BatchSampler:
+        elif hasattr(self._inner, "seek") and type(self._sampler) is BatchSampler:
             self._inner.seek(start * self._sampler.batch_size)
-            return True
-        return False
+        else:
+            return False
+        return True
 
-    def _listed(self, epoch: int, seed: int, sampler: Iterable[Any]) -> list[Any]:
+    def _listed(self, epoch: int, seed: int) -> list[Any]:
         if self._listing is None or self._listing[0] != epoch:
             with rng.isolated(seed):
-                self._listing = (epoch, list(sampler))
+                self._listing = (epoch, list(self._sampler))
         return self._listing[1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,22 +102,11 @@ class BatchOrder:
             state_setter(self.stateful)(state["now"])
 
 
-def _cut(indices: list[Any], sampler: BatchSampler, start: int) -> Iterator[Numbered]:
-    """What iterating over paddle's BatchSampler would return, from a batch on."""
-    size = sampler.batch_size * sampler._acc_steps
-    stop = len(indices) - (len(indices) % size if sampler.drop_last else 0)
-    for number, first in enumerate(range(start * size, stop, size), start):
-        yield number, indices[first : first + size]
-
-
 class Isolated:
     """Iterates under random states of its own, which continue from item to item.
 
-    Neither does the iterable see what training draws in between, nor training what it draws.
-
-    Args:
-        seed: For the states at the first item.
-        iterable: What to iterate over; `iter` is called at the first item.
+    Neither does the iterable see what training draws in between, nor training what it draws. The
+    seed is for the states at the first item, and `iter` is called there.
     """
 
     def __init__(self, seed: int, iterable: Iterable[Any]) -> None:
@@ -162,7 +134,7 @@ class Isolated:
             rng.reset(outside)
 
     def random_states(self) -> dict[str, Any]:
-        """Its random states as JSON values."""
+        """Its random states, as values that JSON can hold."""
         with rng.isolated():
             rng.reset(self._inside)
             return rng.capture()
@@ -183,10 +155,8 @@ def state_setter(candidate: Any) -> Any:
 
 @contextlib.contextmanager
 def unmoved(stateful: Any) -> Iterator[None]:
-    """Puts the state of an object back when the block ends; None: there is nothing to put back."""
-    before = None if stateful is None else copy.deepcopy(stateful.state_dict())
-    try:
-        yield
-    finally:
+    """Puts the state of an object, unless it is None, back when the block ends."""
+    with contextlib.ExitStack() as stack:
         if stateful is not None:
-            state_setter(stateful)(before)
+            stack.callback(state_setter(stateful), copy.deepcopy(stateful.state_dict()))
+        yield

@@ -1,7 +1,7 @@
 """Making batches: in this thread, or in worker processes that leave nothing behind.
 
 What a data set draws for a sample depends on the key that the sample comes with, so it is the
-same here, in any worker, and after a resume. Which batches are made is decided by the caller.
+same here, in any worker, and after a resume.
 
     fetcher = Fetcher(loader)                     # a DataLoader over a data set with indices
     for batch, indices, last in fetcher.fetch(iter([(0, [5, 2]), (1, [7, 1])]), base=seed): ...
@@ -10,20 +10,19 @@ same here, in any worker, and after a resume. Which batches are made is decided 
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import itertools
 import operator
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import numpy as np
 import paddle
-from paddle.io import DataLoader
+from paddle.io import DataLoader, get_worker_info
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
@@ -31,16 +30,12 @@ from expbase.data.order import Numbered
 from expbase.processes import end_with_parent, forking
 from expbase.state import rng
 
-# A batch, the indices of its samples (None: unknown), and whether it is the last of its epoch.
-Item = tuple[Any, Sequence[Any] | None, bool]
+# Each a batch, the indices of its samples (None: unknown), and whether it is the epoch's last one.
+Items = Generator[tuple[Any, Sequence[Any] | None, bool], None, None]
 
 
 class Fetcher:
-    """Makes the numbered batches of a DataLoader over a data set with indices.
-
-    Args:
-        loader: The user's; its settings are used and never changed.
-    """
+    """Makes the numbered batches of a DataLoader over a data set with indices."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
@@ -48,13 +43,8 @@ class Fetcher:
         # and another run over the same data starts workers of its own.
         self._idle: DataLoader | None = None
 
-    def fetch(self, numbered: Iterator[Numbered], base: int) -> Iterator[Item]:
-        """Makes batch after batch, as paddle's own loader would return them.
-
-        Args:
-            numbered: Which batches.
-            base: The seed that the keys of the samples begin with.
-        """
+    def fetch(self, numbered: Iterator[Numbered], base: int) -> Items:
+        """Batch after batch, as paddle's own loader would return them; `base` is their seed."""
         return (self._by_workers if self._loader.num_workers else self._here)(numbered, base)
 
     def close(self) -> None:
@@ -63,7 +53,7 @@ class Fetcher:
             self._idle._iterator._try_shutdown_all(1)
             self._idle = None  # a later run over the data starts new ones
 
-    def _here(self, numbered: Iterator[Numbered], base: int) -> Iterator[Item]:
+    def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
         # ahead, draws from the same random states as training does, and hangs for ever when the
         # data set raises an exception.
@@ -73,33 +63,26 @@ class Fetcher:
                 batch = dataset[base, number, indices]
             yield to_tensors(batch, place), _index_list(indices), last
 
-    def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Iterator[Item]:
+    def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
-        # the keys were handed out, so the rest of each item waits here in that order.
-        waiting: collections.deque[tuple[Any, bool]] = collections.deque()
-
-        def keys() -> Iterator[list[Any]]:
-            for (number, indices), last in with_last(numbered):
-                waiting.append((indices, last))
-                yield [(base, number, indices)]
-
+        # the keys were handed out; `tee` keeps the rest of each item until its batch is there.
+        ahead, returned = itertools.tee(with_last(numbered))
         # `is None`, because bool() of a DataLoader asks for its length.
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
-        loader.batch_sampler.keys = keys()
+        loader.batch_sampler.keys = ([(base, *batch)] for batch, _ in ahead)
         # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
         with rng.isolated(base), forking():
             iterator = iter(loader)
         last = False
         try:
-            for batch in iterator:
+            for batch, ((_, indices), last) in zip(iterator, returned, strict=False):
                 match batch:
                     case [_, Exception() as error]:
                         raise error
-                indices, last = waiting.popleft()
                 yield batch, _index_list(indices), last
         finally:
-            # Persistent workers of an epoch that was left early still hold batches of it, which
+            # After an epoch that was left early persistent workers still hold batches of it, which
             # paddle would return in the next epoch: such workers are ended.
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
@@ -110,7 +93,7 @@ class Fetcher:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.
         loader = with_hardened_workers(self._loader)
         loader._persistent_workers = self._loader._persistent_workers
-        loader.dataset = _WorkerDataset(self._loader)
+        loader.dataset = _BatchDataset(self._loader)
         loader.batch_sampler = _Keys()
         loader.auto_collate_batch = True
         loader.collate_fn = operator.itemgetter(0)
@@ -118,7 +101,11 @@ class Fetcher:
 
 
 class _BatchDataset:
-    """The batches of a loader by key: (base seed, number of the batch, indices of its samples)."""
+    """The batches of a loader by key: (seed, number of the batch, indices of its samples).
+
+    In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
+    without it here. Paddle takes a batch without any array for the end of the data.
+    """
 
     def __init__(self, loader: DataLoader) -> None:
         self._dataset = loader.dataset
@@ -126,31 +113,25 @@ class _BatchDataset:
         self._collate = _collate_fn(loader)
 
     def __getitem__(self, key: tuple[int, int, Any]) -> Any:
-        base, number, indices = key
+        try:
+            return self._batch(*key)
+        except Exception as error:
+            if get_worker_info() is None:
+                raise
+            return [np.zeros(1), _sendable(error)]
+
+    def _batch(self, base: int, number: int, indices: Any) -> Any:
         if not self._makes_batches:  # batch_size=None: what the data set holds is a batch already
             return self._collate(self._sample(base, number, 0, indices))
-        samples = [self._sample(base, number, place, i) for place, i in enumerate(indices)]
-        return self._collate(samples)
+        return self._collate(
+            [self._sample(base, number, place, index) for place, index in enumerate(indices)]
+        )
 
     def _sample(self, base: int, number: int, place: int, index: Any) -> Any:
         # Seeded anew for each sample: what is drawn for it does not depend on the samples before,
         # which another worker may have made, or the run that this one continues.
         rng.seed_cpu(rng.derive(base, number, place))
         return self._dataset[index]
-
-
-class _WorkerDataset(_BatchDataset):
-    """The same in a worker, where an exception becomes a batch.
-
-    Paddle would print the exception there and raise a SystemError without it here.
-    """
-
-    def __getitem__(self, key: tuple[int, int, Any]) -> Any:
-        try:
-            return super().__getitem__(key)
-        except Exception as error:
-            # Paddle takes a batch without any array for the end of the data, so one is added.
-            return [np.zeros(1), _sendable(error)]
 
 
 def _sendable(error: Exception) -> Any:
@@ -164,7 +145,7 @@ def _sendable(error: Exception) -> Any:
 
 
 class _Keys:
-    """A batch sampler whose batches are put in from outside, anew for each epoch."""
+    """A batch sampler whose batches are set anew for each epoch."""
 
     keys: Iterator[list[Any]]
 
@@ -173,21 +154,16 @@ class _Keys:
 
 
 def with_hardened_workers(loader: DataLoader) -> DataLoader:
-    """A copy of the loader whose workers end with this process and survive its group's signals.
-
-    The copy has new workers for each epoch, even if the user's loader has persistent ones.
-    """
+    """A copy of the loader whose workers end with this process and survive its group's signals."""
     hardened = copy.copy(loader)
-    hardened.worker_init_fn = functools.partial(
-        _start_worker, loader.dataset, loader.worker_init_fn
-    )
+    init_fn = loader.worker_init_fn
+    hardened.worker_init_fn = functools.partial(_start_worker, loader.dataset, init_fn)
     hardened._persistent_workers = False
     hardened._iterator = None
     return hardened
 
 
 def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
-    """What a worker process does first."""
     # These are paddle's shared memory. It removes them when a batch was received; if the main
     # process was killed, they would stay in memory until the machine is started again.
     end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
@@ -200,21 +176,15 @@ def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id
         init_fn(worker_id)
 
 
-class BatchedStream:
-    """A DataLoader over an IterableDataset without workers, read in this thread."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        loader, place = self._loader, self._loader.places[0]
-        collate, size = _collate_fn(loader), loader.batch_size
-        samples = chunks = iter(loader.dataset)
-        if size is not None:  # None: what the data set holds is a batch already
-            chunks = iter(lambda: list(itertools.islice(samples, size)), [])
-        for chunk in chunks:
-            if size is None or len(chunk) == size or not loader.drop_last:
-                yield to_tensors(collate(chunk), place)
+def batched_stream(loader: DataLoader) -> Iterator[Any]:
+    """The batches of a DataLoader over an IterableDataset without workers, read in this thread."""
+    collate, size, place = _collate_fn(loader), loader.batch_size, loader.places[0]
+    samples = chunks = iter(loader.dataset)
+    if size is not None:  # None: what the data set holds is a batch already
+        chunks = iter(lambda: list(itertools.islice(samples, size)), [])
+    for chunk in chunks:
+        if size is None or len(chunk) == size or not loader.drop_last:
+            yield to_tensors(collate(chunk), place)
 
 
 def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:
@@ -237,14 +207,11 @@ def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 
 def to_tensors(batch: Any, place: Any) -> Any:
     """The batch as paddle's DataLoader would return it: arrays as tensors, tuples as lists."""
-    if isinstance(batch, np.ndarray):
-        return paddle.to_tensor(batch, place=place)
-    if isinstance(batch, (str, bytes)):
-        return batch
     if isinstance(batch, Mapping):
         return {key: to_tensors(value, place) for key, value in batch.items()}
-    if isinstance(batch, Sequence):
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         return [to_tensors(value, place) for value in batch]
-    if isinstance(batch, paddle.Tensor) and batch.place._type() != place._type():
+    is_elsewhere = isinstance(batch, paddle.Tensor) and batch.place._type() != place._type()
+    if is_elsewhere or isinstance(batch, np.ndarray):
         return paddle.to_tensor(batch, place=place)
     return batch

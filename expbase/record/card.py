@@ -1,13 +1,12 @@
 """What a run says of itself before its first batch, and at its end, in lines of text.
 
-Functions of what they are handed; they change nothing.
-
-    for text in card(...): logger.info("%s", text)
-    for text in summary(...): logger.info("%s", text)
+for text in card(...): logger.info("%s", text)
+for text in summary(...): logger.info("%s", text)
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import platform
@@ -23,8 +22,6 @@ from expbase._version import __version__
 from expbase.data.loaders import LoaderAdapter
 from expbase.stopping import StopReason
 
-_COLUMNS = 58  # of a value in the card: with time and name a line has at most 80
-
 
 def card(
     name: str,
@@ -34,19 +31,9 @@ def card(
     facts: Mapping[str, str],
     output: str,
 ) -> Iterator[str]:
-    """What there is, at the end of setup.
-
-    Args:
-        name: Of the experiment.
-        changes: Config values that are not by default.
-        layers: Attributes of the experiment, by name.
-        adapter: Of the training data.
-        facts: Further rows, by name.
-        output: The directory of the run.
-    """
-    rows = [("experiment", name), *_config_rows(changes), *_layer_rows(layers)]
-    rows += facts.items()
+    """What there is, at the end of setup; config values that are not by default, further facts."""
     versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
+    rows = [("experiment", name), *_config_rows(changes), *_layer_rows(layers), *facts.items()]
     rows.append(("versions", f"{versions}, python {platform.python_version()}"))
     rows.append(("output", output))
     width = max(11, *(len(name) for name, _ in rows))
@@ -62,7 +49,8 @@ def card(
 def _config_rows(changes: Mapping[str, Any]) -> list[tuple[str, str]]:
     values = " ".join(f"{key}={value!r}" for key, value in changes.items())
     text = f"{values} (the rest by default)" if values else "all by default"
-    parts = textwrap.wrap(text, _COLUMNS, break_long_words=False, break_on_hyphens=False)
+    # With time and name a line has at most 80 columns.
+    parts = textwrap.wrap(text, 58, break_long_words=False, break_on_hyphens=False)
     return list(zip(["config", *[""] * len(parts)], parts, strict=False))
 
 
@@ -80,18 +68,10 @@ def data_row(adapter: LoaderAdapter, valid_loader: Any, *, parallel: bool) -> st
     whose = "a rank's epoch" if parallel else "an epoch"
     known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
-    held_out = _size(valid_loader)
-    return f"{text}; validation: {held_out}" if held_out else text
-
-
-def _size(loader: Any) -> str:
-    """How much a loader yields; empty if nobody knows."""
-    try:
-        size = len(loader.dataset)
-    except (AttributeError, TypeError, RuntimeError):  # RuntimeError: an IterableDataset's
-        return ""
-    is_ready = getattr(loader, "batch_sampler", True) is None  # its data set makes whole batches
-    return _count(size, "batch" if is_ready else "sample")
+    # Not every loader knows; RuntimeError: an IterableDataset.
+    with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+        text += f"; validation: {_count(len(valid_loader.dataset), 'sample')}"
+    return text
 
 
 def _count(number: int, name: str) -> str:
@@ -131,35 +111,23 @@ def summary(
     """Where the time of this start went, what is best, and how to see the curves.
 
     Args:
-        seconds: Of training.
-        shares: Of the time, 0 to 1, by what it was spent on.
-        best: Iteration and score, best first.
-        monitor: The metric that decides.
-        output: The directory of the run; None where there is nothing to see.
+        seconds: The time that training took.
+        shares: The part of it, 0 to 1, by what it was spent on.
+        best: Iteration and score by the monitored metric, best first.
+        monitor: The name of that metric.
+        output: The directory of the run; None where there are no curves.
     """
     text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    yield _row("time", f"{clock(seconds)}: {text}")
+    yield f"time        {clock(seconds)}: {text}"
     if best:
         iteration, score = best[0]
-        yield _row("best", f"{monitor}={score:.6g} at iteration {iteration}")
+        yield f"best        {monitor}={score:.6g} at iteration {iteration}"
     if output is not None:
-        yield _row("curves", f"python -m expbase board {shlex.quote(output)}")
-
-
-def _row(name: str, text: str) -> str:
-    return f"{name:<11} {text}"
+        yield f"curves      python -m expbase board {shlex.quote(output)}"
 
 
 def ending(place: str, epoch: int, stopped_by: StopReason, reason: str, where: str) -> str:
-    """The last line: why it ended, and where the checkpoint is.
-
-    Args:
-        place: The iteration, in brackets.
-        epoch: Of now.
-        stopped_by: Why it ended before its end, if it did.
-        reason: The same in words of the user's, if there are any.
-        where: The newest checkpoint.
-    """
+    """The last line: why it ended, if it stopped early, or where the newest checkpoint is."""
     if stopped_by:
         hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
         return f"{place} STOPPED by {reason or stopped_by}{hint}"

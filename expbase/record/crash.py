@@ -1,8 +1,6 @@
-"""What a failure in training leaves: the batch that was under way, the traceback, the checkpoint.
+"""What a failure in training leaves, for `python -m expbase replay RUN`.
 
-Nothing has to be recorded while training goes on: `python -m expbase replay RUN` continues a copy
-from that checkpoint to the same error. Of each rank that failed there are, in
-`crash/iteration-N` of the output directory:
+Of each rank that failed there are, in `crash/iteration-N` of the output directory:
 
     crash_0.json            error, phase, place in training, samples, checkpoint, what the batch was
     traceback_0.txt
@@ -12,7 +10,6 @@ from that checkpoint to the same error. Of each rank that failed there are, in
 from __future__ import annotations
 
 import json
-import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,27 +19,23 @@ import numpy as np
 import paddle
 
 from expbase.state.arrays import Array, serialize
-from expbase.state.checkpoint import iteration_of, write_single_file
+from expbase.state.checkpoint import write_single_file
 
 CRASH = "crash"
-_LONGEST = 200  # letters of what is no array, number or text
 _NO_BATCH = object()
 
 
 def write_crash_report(
     run: Path, rank: int, error: BaseException, facts: Mapping[str, Any], batch: Any = _NO_BATCH
 ) -> Path:
-    """Writes what is listed above.
+    """Writes what is listed above; returns the folder.
 
     Args:
         run: The output directory.
-        rank: Of this process.
+        rank: The rank of this process.
         error: What training raised.
-        facts: JSON values: phase, iteration, epoch, ranks, checkpoint and so on.
-        batch: That was under way, if one was.
-
-    Returns:
-        The folder.
+        facts: JSON values: iteration, ranks, checkpoint (its name, or None), and others.
+        batch: The batch that was under way, if one was.
 
     Raises:
         OSError: The system refused.
@@ -68,7 +61,7 @@ def is_in_method(error: BaseException, owner: object, name: str) -> bool:
 
 
 def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
-    """A batch as JSON: a tensor or array is told by its type and shape, and taken into arrays."""
+    """A batch as JSON: tensors and arrays go into `arrays`, and their type and shape stay."""
     if isinstance(value, Mapping):
         return {str(k): _described(v, f"{place}.{k}".lstrip("."), arrays) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -78,7 +71,7 @@ def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     if isinstance(value, paddle.Tensor):
         arrays[place or "batch"] = array = Array.of(value)
         return str(array)
-    return value if isinstance(value, (str, int, float, type(None))) else repr(value)[:_LONGEST]
+    return value if isinstance(value, (str, int, float, type(None))) else repr(value)[:200]
 
 
 def newest(run: Path) -> Path | None:
@@ -92,7 +85,7 @@ def folders(run: Path) -> list[Path]:
 
 
 def read(folder: Path) -> dict[int, dict[str, Any]]:
-    """What each rank that failed said of it, by rank.
+    """What each rank that failed noted, by rank.
 
     Raises:
         ValueError: A file is damaged, or cannot be read.
@@ -101,34 +94,19 @@ def read(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _of_ranks(folder: Path) -> dict[int, Path]:
-    found = {path: re.fullmatch(r"crash_(\d+)", path.stem) for path in folder.glob("crash_*.json")}
-    return {int(rank[1]): path for path, rank in sorted(found.items()) if rank}
+    paths = sorted(folder.glob("crash_[0-9]*.json"))
+    return {int(path.stem.removeprefix("crash_")): path for path in paths}
 
 
 def _read_one(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads(path.read_bytes())
-        wrong = _what_is_wrong(facts)
-    except (OSError, ValueError, RecursionError) as error:
-        wrong = getattr(error, "strerror", None) or str(error)
-    if wrong:
-        known = f"traceback_{path.stem.removeprefix('crash_')}.txt"
+        facts = dict(json.loads(path.read_bytes()))
+        if missing := {"error", "iteration", "ranks", "checkpoint"} - facts.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        return facts
+    except (OSError, TypeError, ValueError) as error:
+        known = path.stem.replace("crash", "traceback")
         raise ValueError(
-            f"{path}: damaged: {wrong}; expected what was noted of a failure. Without it the "
-            f"failure cannot be repeated. Its traceback is in {known} beside it."
-        )
-    return dict(facts)
-
-
-def _what_is_wrong(facts: Any) -> str:
-    if not isinstance(facts, dict):
-        return f"a {type(facts).__name__} stands there"
-    if not isinstance(facts.get("error"), str):
-        return f"error is {facts.get('error')!r}"
-    for name, least in (("iteration", 0), ("ranks", 1)):
-        value = facts.get(name)
-        if type(value) is not int or value < least:
-            return f"{name} is {value!r}"
-    start = facts.get("checkpoint", "")
-    is_name = isinstance(start, str) and "/" not in start and iteration_of(Path(start)) is not None
-    return "" if start is None or is_name else f"checkpoint is {start!r}"
+            f"{path}: damaged: {error}; expected what was noted of a failure. Without it the "
+            f"failure cannot be repeated. Its traceback is in {known}.txt beside it."
+        ) from error

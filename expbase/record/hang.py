@@ -1,7 +1,6 @@
 """Where a rank hangs: the stacks of all threads, when nothing has moved for a while.
 
-A thread looks from time to time at what should move; this costs the loop nothing. The run goes on;
-what is written tells a person where it is stuck. What to look at, and where to write, is passed in.
+A thread looks from time to time at what should move; this costs the loop nothing.
 
     watch = HangWatch(600, progress=lambda: {"iteration": …}, logger=logger, path=log_file)
     watch.stop()
@@ -23,7 +22,7 @@ class HangWatch:
 
     Args:
         seconds: How long nothing may move.
-        progress: Returns what should move, to be compared; its text goes into the log.
+        progress: Returns what should move, by name.
         logger: Takes the line that comes before the stacks.
         path: The file of that logger, to which the stacks are appended.
     """
