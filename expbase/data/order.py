@@ -59,8 +59,11 @@ class BatchOrder:
         seed = rng.derive(self._seed, rng.ORDER, epoch)
         if self._seek(start):
             return enumerate(Isolated(seed, sampler), start)
-        batches = Isolated(seed, sampler) if self.length is None else self._listed(epoch, seed)
-        return itertools.islice(enumerate(batches), start, None)
+        if self.length is None:
+            return itertools.islice(enumerate(Isolated(seed, sampler)), start, None)
+        if type(sampler) is BatchSampler:  # cut from one list: millions of lists cost seconds
+            return _cut(self._listed(epoch, seed, self._inner), sampler, start)
+        return itertools.islice(enumerate(self._listed(epoch, seed, sampler)), start, None)
 
     def _go_to_start(self, epoch: int) -> None:
         # The order of a sampler with a state depends on that state, so the state before the epoch
@@ -82,10 +85,10 @@ class BatchOrder:
             return False
         return True
 
-    def _listed(self, epoch: int, seed: int) -> list[Any]:
+    def _listed(self, epoch: int, seed: int, sampler: Iterable[Any]) -> list[Any]:
         if self._listing is None or self._listing[0] != epoch:
             with rng.isolated(seed):
-                self._listing = (epoch, list(self._sampler))
+                self._listing = (epoch, list(sampler))
         return self._listing[1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,6 +103,14 @@ class BatchOrder:
             self._begun = state["begun"]
             self._listing = None  # it came from another state
             state_setter(self.stateful)(state["now"])
+
+
+def _cut(indices: list[Any], sampler: BatchSampler, start: int) -> Iterator[Numbered]:
+    """The batches that paddle's BatchSampler makes of these indices."""
+    size = sampler.batch_size * sampler._acc_steps
+    end = len(indices) - len(indices) % size if sampler.drop_last else len(indices)
+    places = range(start * size, end, size)
+    return enumerate((indices[place : place + size] for place in places), start)
 
 
 class Isolated:
