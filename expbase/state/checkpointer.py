@@ -105,7 +105,6 @@ class Checkpointer:
         return distributed.on_rank_zero(self._newest, "looking for a checkpoint")
 
     def _newest(self) -> Path | None:
-        checkpoint.clean(self._directory)
         path, rejected = checkpoint.newest_intact(self._directory)
         for text in rejected:
             self._logger.warning("damaged checkpoint: %s", text)
