@@ -165,12 +165,12 @@ class Isolated:
         """Its random states as JSON values."""
         with rng.isolated():
             rng.reset(self._inside)
-            return rng.capture()
+            return rng.RandomStates().state_dict()
 
     def set_random_states(self, states: dict[str, Any]) -> None:
         """Restores what `random_states` returned."""
         with rng.isolated():
-            rng.restore(states)
+            rng.RandomStates().load_state_dict(states)
             self._inside = rng.snapshot()
 
 

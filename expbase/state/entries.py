@@ -1,9 +1,4 @@
-"""Small entries of a checkpoint: the best scores, the environment, what the user adds.
-
-scores = BestScores(config.training)
-scores.add(iteration=400, results={"accuracy": 0.98})
-scores.best                                # [(400, 0.98)], best first
-"""
+"""Small entries of a checkpoint: the best scores, the environment, what the user adds."""
 
 from __future__ import annotations
 
@@ -18,17 +13,10 @@ from expbase.state import rng
 
 
 class BestScores:
-    """Iteration and score of the best checkpoints.
-
-    Args:
-        training: The `training` section of a config.
-
-    Attributes:
-        best: Of those that were saved, best first.
-    """
+    """Iteration and score of the best checkpoints, by the `training` section of a config."""
 
     def __init__(self, training: Any) -> None:
-        self.best: list[tuple[int, float]] = []
+        self.best: list[tuple[int, float]] = []  # of those that were saved, best first
         self._training = training
 
     def add(self, iteration: int, results: Mapping[str, float]) -> None:
@@ -54,7 +42,7 @@ class BestScores:
         return {"scores": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores what `state_dict` returned; always exact."""
+        """Restores them; always exact."""
         self.best = state["scores"]
         return []
 
@@ -82,10 +70,8 @@ class Environment:
 class OwnStates:
     """What on_save_checkpoint returns and on_load_checkpoint takes.
 
-    Both run under random states of their own, so that what they draw has no effect on training.
-
-    Args:
-        fire: Calls the subscribers of an event.
+    `fire` calls the subscribers of an event. Both events run under random states of their own, so
+    that what they draw has no effect on training.
     """
 
     def __init__(self, fire: Callable[..., Any]) -> None:

@@ -3,9 +3,6 @@
 Rank 0 alone reads and writes checkpoints. At a save it gathers what the other ranks have that is
 not the same as its own (random states, running statistics); at a resume it sends everybody the
 files, and each rank takes its own part.
-
-    parts = differing(tensors, values, same=trained(found))
-    files = broadcast_files(read_here)
 """
 
 from __future__ import annotations
@@ -19,9 +16,8 @@ import paddle
 from expbase import distributed
 from expbase.state import checkpoint
 from expbase.state.arrays import Array
-from expbase.state.objects import StatefulObjects
+from expbase.state.objects import StatefulObjects, Tensors
 
-Tensors = dict[str, dict[str, Array]]  # by file, by key
 Part = tuple[Tensors, dict[str, Any]]  # tensors and values that one rank has other than rank 0
 
 _CHUNK = 1 << 26  # bytes of one broadcast
@@ -96,10 +92,7 @@ def _broadcast_bytes(data: Any, size: int) -> Any:
     received = np.empty(size, np.uint8) if data is None else data
     for start in range(0, size, _CHUNK):
         end = min(start + _CHUNK, size)
-        if data is None:
-            chunk = paddle.empty([end - start], dtype="uint8")
-        else:
-            chunk = paddle.to_tensor(np.array(data[start:end]))
+        chunk = paddle.to_tensor(np.array(received[start:end]))
         paddle.distributed.broadcast(chunk, src=0)
         if data is None:
             received[start:end] = chunk.numpy()
