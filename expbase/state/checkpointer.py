@@ -1,22 +1,19 @@
 """From the contents of a checkpoint to files and back, over all ranks.
 
-What a checkpoint holds is the one mapping that the experiment hands over: objects with
-`state_dict()` and `load_state_dict(state)`, which returns reasons why continuing is not exact.
-They are restored in the order of the mapping and captured in the reverse order, so that the last
-one, the user's own, acts before anything is captured and after everything is restored. What has a
-method `problems(state)` is asked first, so nothing is changed by a checkpoint that does not fit.
-checkpoint.py knows how a directory is written, encoding.py how a value is encoded, sharing.py what
-differs between ranks.
+What a checkpoint holds is the one mapping that `contents` returns. Its entries are restored in
+their order and captured in the reverse order, so that the last one, the user's own, acts before
+anything is captured and after everything is restored. What has a method `problems(state)` is asked
+first, so nothing is changed by a checkpoint that does not fit.
 
-    checkpointer = Checkpointer(directory, config.training, rank, world_size)
     checkpointer.contents = lambda: {"objects": …, "counters": …, "random": …}
-    checkpointer.save(iteration, sizes)
+    checkpointer.save(iteration, sizes, results)
     notes = checkpointer.restore(checkpointer.newest())
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -26,13 +23,13 @@ from typing import Any, Protocol
 
 from expbase import distributed
 from expbase.state import checkpoint, sharing
-from expbase.state.arrays import Array, TensorFileError, parse, serialize
+from expbase.state.arrays import Array, parse, serialize
 from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
 from expbase.state.entries import BestScores
-from expbase.state.objects import StatefulObjects
-from expbase.state.sharing import Part, Tensors
+from expbase.state.objects import StatefulObjects, Tensors
+from expbase.state.sharing import Part
 
 STATE_FILE = "state.json"
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
@@ -64,15 +61,6 @@ class Checkpointer:
         rank: Of this process.
         world_size: The number of processes.
         logger: For what is noticed.
-
-    Attributes:
-        contents: Returns what a checkpoint holds, in the order of restoring.
-        scores: Of the best checkpoints.
-        resumable: This run's newest, found at its start; None: it begins.
-        newest_saved: The newest that is known to be good; None: none yet.
-        inspected: The name of the checkpoint that `load_for_inspection` brought; "": none.
-        sizes: Of the logs, when the restored checkpoint was written, in bytes.
-        saved_by: The number of processes that wrote the restored checkpoint.
     """
 
     def __init__(
@@ -83,13 +71,13 @@ class Checkpointer:
         world_size: int,
         logger: logging.Logger,
     ) -> None:
-        self.contents: Callable[[], dict[str, Any]] = dict
+        self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
         self.scores = BestScores(training)
-        self.resumable: Path | None = None
-        self.newest_saved: Path | None = None
-        self.inspected = ""
-        self.sizes: Mapping[str, int] = {}
-        self.saved_by = world_size
+        self.resumable: Path | None = None  # this run's newest, found at its start
+        self.newest_saved: Path | None = None  # that is known to be good
+        self.inspected = ""  # the name of the checkpoint that was loaded for inspection
+        self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self.saved_by = world_size  # processes that wrote the restored checkpoint
         self._directory = directory
         self._logger = logger
         self._training = training
@@ -102,18 +90,19 @@ class Checkpointer:
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
-        return distributed.on_rank_zero(self._newest, "looking for a checkpoint")
 
-    def _newest(self) -> Path | None:
-        path, rejected = checkpoint.newest_intact(self._directory)
-        for text in rejected:
-            self._logger.warning("damaged checkpoint: %s", text)
-        if rejected and path is None:
-            raise CheckpointError(
-                f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
-                "aside. Repair one and rename it, or start over with --fresh."
-            )
-        return path
+        def look() -> Path | None:
+            path, rejected = checkpoint.newest_intact(self._directory)
+            for text in rejected:
+                self._logger.warning("damaged checkpoint: %s", text)
+            if rejected and path is None:
+                raise CheckpointError(
+                    f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
+                    "aside. Repair one and rename it, or start over with --fresh."
+                )
+            return path
+
+        return distributed.on_rank_zero(look, "looking for a checkpoint")
 
     # Saving
 
@@ -139,19 +128,18 @@ class Checkpointer:
         self.wait()
         tensors, values = _capture(contents)
         ranks = self._parts_of_ranks(contents[OBJECTS], tensors, values)
-        if not self._training.background_save:
-            job = self._writing(iteration, tensors, values, ranks, sizes)
-            distributed.on_rank_zero(job, "saving")
+        background = self._training.background_save
+        if background and self._rank == 0:
+            tensors = self._buffer.snapshot(tensors)
+        best = self.scores.kept()  # of now, not of when it is written
+        write = functools.partial(self._write, iteration, tensors, values, ranks, sizes, best)
+        if not background:
+            distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
-            copies = self._buffer.snapshot(tensors)
-            self._background.start(self._writing(iteration, copies, values, ranks, sizes))
+            self._background.start(write)
 
     def wait(self) -> None:
-        """Returns on all ranks when the files of the last save are on disk.
-
-        Raises:
-            CheckpointError: They could not be written.
-        """
+        """Returns on all ranks when the files of the last save are on disk, or raises why not."""
         distributed.on_rank_zero(self._background.wait, "saving")
 
     def raise_failure(self) -> None:
@@ -167,11 +155,7 @@ class Checkpointer:
         self._names = set(names)
 
     def refuse_newcomers(self, found: StatefulObjects) -> None:
-        """Checks that nothing with state was added to the experiment since setup.
-
-        Raises:
-            RuntimeError: Something was.
-        """
+        """Raises a RuntimeError if something with state was added to the experiment since setup."""
         new = [name for name in found.names() if name not in self._names]
         if new:
             raise RuntimeError(
@@ -198,15 +182,16 @@ class Checkpointer:
         optimizers = {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
         return sharing.differing(tensors, values, trained | optimizers)
 
-    def _writing(
+    def _write(
         self,
         iteration: int,
         tensors: Tensors,
         values: dict[str, Any],
         ranks: list[Part],
         sizes: Mapping[str, int],
-    ) -> Callable[[], None]:
-        """What writes the captured state; it looks at nothing that training changes."""
+        best: list[int],
+    ) -> None:
+        """Writes what was captured; it looks at nothing that training changes."""
         files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}
         for rank, (other, _) in enumerate(ranks):
             flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
@@ -219,22 +204,19 @@ class Checkpointer:
             "ranks": [differing for _, differing in ranks],
         }
         files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
-        best = self.scores.kept()
-        keep = {"keep_last": self._training.keep_last, "keep_every": self._training.keep_every}
-
-        def write() -> None:
-            self.newest_saved = checkpoint.write(self._directory, iteration, files, sizes)
-            self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
-            checkpoint.prune(self._directory, keep_best=best, **keep)
-
-        return write
+        self.newest_saved = checkpoint.write(self._directory, iteration, files, sizes)
+        self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+        checkpoint.prune(
+            self._directory,
+            keep_last=self._training.keep_last,
+            keep_every=self._training.keep_every,
+            keep_best=best,
+        )
 
     # Restoring
 
     def restore(self, path: Path) -> list[str]:
-        """Restores the state of a checkpoint, after everything was found to fit.
-
-        With another number of ranks the random states stay as they are; seed them anew.
+        """Restores a checkpoint that fits. By another number of ranks, seed the random states anew.
 
         Returns:
             Reasons why continuing is not exact.
@@ -323,12 +305,9 @@ class Checkpointer:
         self, content: Mapping[str, Any], saved: Mapping[str, Any]
     ) -> tuple[Tensors, dict[str, Any]]:
         """This rank's tensors and values; with another number of ranks everybody's are rank 0's."""
-        try:
-            files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
-        except TensorFileError as error:
-            raise CheckpointError(f"checkpoint: {error}") from error
+        files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
         others = {name: files.pop(name) for name in list(files) if name.startswith(_RANK)}
-        values = {name: dict(entry) for name, entry in saved["values"].items()}
+        values = saved["values"]
         if self.saved_by == self._world_size:
             for name, array in others.get(f"{_RANK}{self._rank}", {}).items():
                 file, _, key = name.partition("/")
@@ -383,10 +362,11 @@ def choose(run: Path, which: str) -> Path:
     """
     if which == "last" or (run / checkpoint.MANIFEST).exists():
         return checkpoint.find(run)
-    iteration = int(which) if re.fullmatch("[0-9]+", which) else None
     if which == "best":
         iteration = _best(run)
-    if iteration is None:
+    elif re.fullmatch("[0-9]+", which):
+        iteration = int(which)
+    else:
         raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
     path = run / checkpoint.FOLDER / checkpoint.name_of(iteration)
     if not path.exists():
