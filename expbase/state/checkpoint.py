@@ -13,6 +13,7 @@ directory is renamed. The newest whose manifest verifies is the one to continue 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -28,7 +29,6 @@ import numpy as np
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})$")
-_CHUNK = 1 << 24  # bytes that are read at a time
 
 
 class CheckpointError(RuntimeError):
@@ -63,8 +63,8 @@ def write(
     """Writes one checkpoint; it is complete and on disk when this returns.
 
     Args:
-        directory: The directory of all checkpoints; made if it does not exist.
-        iteration: The number of the checkpoint.
+        directory: Of all checkpoints; made if it does not exist.
+        iteration: The number of this one.
         files: For each file the buffers that are its content.
         info: JSON values that go into the manifest, such as the sizes of the logs.
 
@@ -190,10 +190,10 @@ def _newest(directory: Path) -> tuple[Path | None, list[tuple[Path, CheckpointEr
 def prune(
     directory: Path, *, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()
 ) -> None:
-    """Deletes the checkpoints that nothing asks to keep. Call it after a new one is written.
+    """Deletes the checkpoints that nothing asks to keep, after a new one was written.
 
     Args:
-        directory: The directory of all checkpoints.
+        directory: Of all checkpoints.
         keep_last: How many of the newest are kept; 0: all.
         keep_every: Those at multiples of this iteration are kept; 0: none for that reason.
         keep_best: Iterations that are kept in any case.
@@ -223,15 +223,12 @@ def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
 
 def checksum(buffers: Iterable[Any]) -> int:
     """The CRC-32 of some buffers, one after the other."""
-    value = 0
-    for buffer in buffers:
-        value = zlib.crc32(buffer, value)
-    return value
+    return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
 
 
 def _checksum_of_file(path: Path) -> int:
     with path.open("rb") as file:
-        return checksum(iter(lambda: file.read(_CHUNK), b""))
+        return checksum(iter(lambda: file.read(1 << 24), b""))
 
 
 def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:

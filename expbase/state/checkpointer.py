@@ -1,7 +1,8 @@
 """From the contents of a checkpoint to files and back, over all ranks.
 
-What a checkpoint holds is the one mapping that `contents` returns. Its entries are restored in
-their order and captured in the reverse order, so that the last one, the user's own, acts before
+What a checkpoint holds is the one mapping that `contents` returns. Its entries have `state_dict()`
+and `load_state_dict(state)`, which returns reasons why continuing is not exact. They are restored
+in their order and captured in the reverse order, so that the last one, the user's own, acts before
 anything is captured and after everything is restored. What has a method `problems(state)` is asked
 first, so nothing is changed by a checkpoint that does not fit.
 
@@ -19,7 +20,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from expbase import distributed
 from expbase.state import checkpoint, sharing
@@ -40,28 +41,8 @@ _ARRAYS = "@values"  # of the arrays in the other entries
 _RANK = "@rank_"  # of what a rank has other than rank 0
 
 
-class Stateful(Protocol):
-    """One entry of a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state by name: values that encoding.py knows."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> list[str]:
-        """Restores it; returns reasons why continuing is not exact."""
-        ...
-
-
 class Checkpointer:
-    """The checkpoints of one run.
-
-    Args:
-        directory: Where they are.
-        training: The `training` section of a config.
-        rank: Of this process.
-        world_size: The number of processes.
-        logger: For what is noticed.
-    """
+    """The checkpoints of one run; `training` is that section of its config."""
 
     def __init__(
         self,
@@ -104,13 +85,11 @@ class Checkpointer:
 
         return distributed.on_rank_zero(look, "looking for a checkpoint")
 
-    # Saving
-
     def save(self, iteration: int, sizes: Mapping[str, int], results: Mapping[str, float]) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails
-        there is raised by the next save, by `raise_failure` or by `wait`.
+        there is raised by the next save, by `raise_failure` or by `close`.
 
         Args:
             iteration: Of now.
@@ -118,14 +97,13 @@ class Checkpointer:
             results: Of the validation in this iteration; empty if there was none.
 
         Raises:
-            CheckpointError: It could not be written.
-            TypeError: A value that a checkpoint cannot hold.
-            RuntimeError: Something with state was added to the experiment after setup.
+            CheckpointError, TypeError, RuntimeError: It could not be written; a value that a
+                checkpoint cannot hold; something with state was added after setup.
         """
         contents = self.contents()
         self.refuse_newcomers(contents[OBJECTS])
         self.scores.add(iteration, results)
-        self.wait()
+        distributed.on_rank_zero(self._background.wait, "saving")  # the one before
         tensors, values = _capture(contents)
         ranks = self._parts_of_ranks(contents[OBJECTS], tensors, values)
         background = self._training.background_save
@@ -138,16 +116,12 @@ class Checkpointer:
         elif self._rank == 0:
             self._background.start(write)
 
-    def wait(self) -> None:
-        """Returns on all ranks when the files of the last save are on disk, or raises why not."""
-        distributed.on_rank_zero(self._background.wait, "saving")
-
     def raise_failure(self) -> None:
         """Raises what went wrong in the background, if anything did by now."""
         self._background.raise_failure()
 
     def close(self) -> None:
-        """Returns when this rank writes no more. May be called twice."""
+        """Returns when this rank writes no more; raises what went wrong. May be called twice."""
         self._background.wait()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -213,10 +187,8 @@ class Checkpointer:
             keep_best=best,
         )
 
-    # Restoring
-
     def restore(self, path: Path) -> list[str]:
-        """Restores a checkpoint that fits. By another number of ranks, seed the random states anew.
+        """Restores a checkpoint; seed the random states anew if `saved_by` is another number.
 
         Returns:
             Reasons why continuing is not exact.
@@ -237,26 +209,17 @@ class Checkpointer:
         return notes
 
     def load_for_inspection(self, path: Path) -> dict[str, Any]:
-        """Restores the attributes of the experiment, and not its place in training.
-
-        Returns:
-            `iteration` and `epoch` of the checkpoint.
-
-        Raises:
-            CheckpointError: It does not fit; nothing was changed.
-        """
+        """Like `restore`, but returns the place in training, `iteration` and `epoch`, instead."""
         states = self._read_fitting(path)
         if self.saved_by != self._world_size:
             self._logger.info(
-                "saved by %d processes and looked at by %d: what differed between the ranks, like "
-                "the statistics of batch norm, is rank 0's",
+                "saved by %d processes: what differed between them, like the statistics of batch "
+                "norm, is rank 0's",
                 self.saved_by,
-                self._world_size,
             )
         self._load({name: states[name] for name in (OBJECTS, "registered", "own")})
         self.inspected = path.name
-        counters: dict[str, Any] = states["counters"]
-        return counters
+        return dict(states["counters"])
 
     @contextlib.contextmanager
     def rolled_back(self, *names: str) -> Iterator[None]:
@@ -295,9 +258,9 @@ class Checkpointer:
         contents = self.contents()
         problems = [f"{n}: missing in the checkpoint." for n in contents if n not in values]
         states = {} if problems else _decoded(tensors, values)
-        for name, entry in contents.items() if states else ():
-            if hasattr(entry, "problems"):
-                problems += entry.problems(states[name])
+        for name in states:
+            if hasattr(contents.get(name), "problems"):
+                problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
         return states
 
@@ -351,11 +314,11 @@ def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose(run: Path, which: str) -> Path:
-    """The checkpoint of a run that is meant; nothing there is changed.
+    """The checkpoint of a run that is meant: "best", "last" or the number of an iteration.
 
     Args:
-        run: The output directory, or a checkpoint itself.
-        which: "best", "last" or the number of an iteration; not looked at for a checkpoint.
+        run: The output directory, or a checkpoint itself, whatever `which` says.
+        which: One of these.
 
     Raises:
         CheckpointError: There is none.
