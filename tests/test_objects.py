@@ -269,9 +269,9 @@ def test_what_is_too_much_is_named(trained: Any) -> None:
     tensors["model"]["extra"] = tensors["model"]["0.weight"]
     problems = "\n".join(found.problems((tensors, values)))
     for text in (
-        "head: '0.weight' is in the checkpoint",
+        "head: '0.weight': in the checkpoint",
         "counter: in the checkpoint",
-        "'extra' is in the checkpoint",
+        "'extra': in the checkpoint",
     ):
         assert text in problems
 
@@ -358,8 +358,8 @@ def test_registered_attributes_are_restored_and_their_names_compared() -> None:
     assert (part.problems(state), part.load_state_dict(state)) == ([], [])
     assert (owner.best, owner.history) == (0.5, [1, (2, 3)])
     assert part.problems({"best": 1, "old": 2}) == [
-        "history: registered, and missing in the checkpoint.",
-        "old: in the checkpoint, and not registered here.",
+        "registered value history: missing in the checkpoint.",
+        "registered value old: in the checkpoint, and not here.",
     ]
 
 

@@ -214,21 +214,20 @@ def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
     """
     buffers = [memoryview(part).cast("B") for part in parts]
     with ThreadPoolExecutor(1) as executor, path.open("wb") as file:
-        crc32 = executor.submit(checksum, buffers)
+        crc32 = executor.submit(_checksum, buffers)
         file.writelines(buffers)
         file.flush()
         os.fsync(file.fileno())
         return {"size": sum(map(len, buffers)), "crc32": crc32.result()}
 
 
-def checksum(buffers: Iterable[Any]) -> int:
-    """The CRC-32 of some buffers, one after the other."""
+def _checksum(buffers: Iterable[Any]) -> int:
     return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
 
 
 def _checksum_of_file(path: Path) -> int:
     with path.open("rb") as file:
-        return checksum(iter(lambda: file.read(1 << 24), b""))
+        return _checksum(iter(lambda: file.read(1 << 24), b""))
 
 
 def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:

@@ -83,17 +83,17 @@ class StatefulObjects:
         for name, optimizer in self.optimizers.items():
             own = {names[p.name]: p for p in parameters_of(optimizer) if p.name in names}
             problems += optimizers.make_accumulators(optimizer, name, tensors.get(name, {}), own)
-        live = self._live_tensors()
-        for file in {**live, **tensors}:
-            if file not in values:  # else they are arrays in a value
-                problems += _compare(file, tensors.get(file, {}), live.get(file, {}))
-        expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        problems += [f"{n}: missing in the checkpoint." for n in expected if n not in values]
+        live = _flat(self._live_tensors())
+        # A file with the name of a value has the arrays in that value, which are not compared.
+        saved = _flat({file: of for file, of in tensors.items() if file not in values})
+        problems += _unmatched(saved, live)
         problems += [
-            f"{name}: in the checkpoint, but nothing of that name is on the experiment."
-            for name in sorted({*values} - {*expected})
+            f"{name} is {array} in the checkpoint and {describe(live[name])} here."
+            for name, array in saved.items()
+            if name in live and str(array) != describe(live[name])
         ]
-        return problems
+        expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
+        return problems + _unmatched(values, dict.fromkeys(expected))
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; always exact."""
@@ -248,18 +248,18 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return parameters
 
 
-def _compare(file: str, saved: Mapping[str, Array], live: Mapping[str, Any]) -> list[str]:
-    problems = [
-        f"{file}: {key!r} is missing in the checkpoint." for key in live if key not in saved
+def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{file}: {key!r}": t for file, of_file in tensors.items() for key, t in of_file.items()
+    }
+
+
+def _unmatched(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """One line for each name that only one side has."""
+    return [
+        *(f"{name}: missing in the checkpoint." for name in here if name not in saved),
+        *(f"{name}: in the checkpoint, and not here." for name in saved if name not in here),
     ]
-    for key, array in saved.items():
-        if key not in live:
-            problems.append(f"{file}: {key!r} is in the checkpoint, {array}, and not here.")
-        elif str(array) != describe(live[key]):
-            problems.append(
-                f"{file}: {key!r} is {array} in the checkpoint and {describe(live[key])} here."
-            )
-    return problems
 
 
 def generator_states(found: StatefulObjects) -> dict[str, Any]:
@@ -304,10 +304,8 @@ class Attributes:
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each name that only one side has; looks at no value."""
-        missing, unknown = {*self._names} - {*state}, {*state} - {*self._names}
         return [
-            *(f"{n}: registered, and missing in the checkpoint." for n in sorted(missing)),
-            *(f"{n}: in the checkpoint, and not registered here." for n in sorted(unknown)),
+            f"registered value {text}" for text in _unmatched(state, dict.fromkeys(self._names))
         ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
