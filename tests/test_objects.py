@@ -358,8 +358,8 @@ def test_registered_attributes_are_restored_and_their_names_compared() -> None:
     assert (part.problems(state), part.load_state_dict(state)) == ([], [])
     assert (owner.best, owner.history) == (0.5, [1, (2, 3)])
     assert part.problems({"best": 1, "old": 2}) == [
-        "registered value history: missing in the checkpoint.",
-        "registered value old: in the checkpoint, and not here.",
+        "history: missing in the checkpoint.",
+        "old: in the checkpoint, and not here.",
     ]
 
 

@@ -90,7 +90,7 @@ class Array:
         return Array(self.dtype, self.shape, self.data.copy())
 
     def __str__(self) -> str:
-        return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+        return describe(self)
 
 
 def to_numpy(tensor: Any) -> Any:

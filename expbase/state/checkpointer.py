@@ -282,11 +282,10 @@ class Checkpointer:
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(distributed.gather_objects(problems)):
             if of_rank:
-                where = f"{path}" if self._world_size == 1 else f"{path} (rank {rank})"
                 lines = "\n  ".join(of_rank[:20])
                 more = f"\n  and {len(of_rank) - 20} more" if len(of_rank) > 20 else ""
                 raise CheckpointError(
-                    f"{where}: does not fit this experiment:\n  {lines}{more}\n"
+                    f"{path}: does not fit this experiment on rank {rank}:\n  {lines}{more}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
 

@@ -93,7 +93,7 @@ class StatefulObjects:
             if name in live and str(array) != describe(live[name])
         ]
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        return problems + _unmatched(values, dict.fromkeys(expected))
+        return problems + _unmatched(values, expected)
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; always exact."""
@@ -249,12 +249,10 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        f"{file}: {key!r}": t for file, of_file in tensors.items() for key, t in of_file.items()
-    }
+    return {f"{file}: {key!r}": t for file, by_key in tensors.items() for key, t in by_key.items()}
 
 
-def _unmatched(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def _unmatched(saved: Collection[str], here: Collection[str]) -> list[str]:
     """One line for each name that only one side has."""
     return [
         *(f"{name}: missing in the checkpoint." for name in here if name not in saved),
@@ -287,12 +285,7 @@ def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> N
 
 
 class Attributes:
-    """Plain attributes of an object, by name: what the user registered.
-
-    Args:
-        owner: Whose attributes.
-        names: Which; looked at anew each time, so the list may grow.
-    """
+    """Plain attributes of an object, by name; the list of names may grow."""
 
     def __init__(self, owner: object, names: Sequence[str]) -> None:
         self._owner = owner
@@ -304,9 +297,7 @@ class Attributes:
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each name that only one side has; looks at no value."""
-        return [
-            f"registered value {text}" for text in _unmatched(state, dict.fromkeys(self._names))
-        ]
+        return _unmatched(state, self._names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Sets the attributes; always exact."""
@@ -316,11 +307,7 @@ class Attributes:
 
 
 class Gradients:
-    """The gradients of parameters: a user may add them up over several iterations.
-
-    Args:
-        parameters: With their structured names (`named_parameters`).
-    """
+    """The gradients of `named_parameters`: a user may add them up over several iterations."""
 
     def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
         self._parameters = parameters

@@ -64,7 +64,7 @@ class RandomStates:
     """The random states of this process as a part of a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all generators, by library or device, as values that JSON can hold."""
+        """By library or device, as values that JSON can hold."""
         states = snapshot()
         version, words, gauss = states.pop("python")
         name, key, *rest = states.pop("numpy")
@@ -75,22 +75,14 @@ class RandomStates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restores them.
-
-        Returns:
-            Reasons why it is not exact: a run may be continued on a machine with other devices,
-            but what it draws there is not what it would have drawn.
-        """
-        devices = {name: value for name, value in state.items() if name not in ("python", "numpy")}
-        version, words, gauss = state["python"]
-        name, key, *rest = state["numpy"]
-        reset(
-            {
-                "python": (version, tuple(words), gauss),
-                "numpy": (name, np.array(key, np.uint32), *rest),
-                **{device: _from_json(value) for device, value in devices.items()},
-            }
-        )
+        """Restores them; the machine may have other devices, and then it is not exact."""
+        devices = dict(state)
+        version, words, gauss = devices.pop("python")
+        name, key, *rest = devices.pop("numpy")
+        states = {device: _from_json(value) for device, value in devices.items()}
+        states["python"] = (version, tuple(words), gauss)
+        states["numpy"] = (name, np.array(key, np.uint32), *rest)
+        reset(states)
         one_sided = devices.keys() ^ _generators().keys()
         return [f"the random states of {device} are new" for device in sorted(one_sided)]
 
@@ -112,11 +104,7 @@ def reset(states: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def isolated(seed: int | None = None) -> Iterator[None]:
-    """Restores all random states after the block, however it ends.
-
-    Args:
-        seed: The block draws from it; None: the block goes on from the states of before.
-    """
+    """Restores all random states after the block, which draws from the seed if there is one."""
     states = snapshot()
     try:
         if seed is not None:
