@@ -160,7 +160,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "fractions": (lambda: sized((1.0,), b"1234"), "has 4 bytes for an array of shape (1.0,)"),
     "a number for a shape": (lambda: sized(1, b"1234"), "not iterable"),
     "a list of content": (lambda: array((1,), dtype("i8"), [1]), "an array of Python objects"),
-    "no content": (lambda: Call(RECONSTRUCT, np.ndarray, (0,), b"b"), "an array without content"),
+    "no content": (lambda: Call(RECONSTRUCT, np.ndarray, (0,), b"b"), "a NoneType in a place"),
     "a scalar of an object": (lambda: Call(SCALAR, dtype("O"), b"AAAAAAAA"), "type 'O'"),
     "a scalar of few bytes": (lambda: Call(SCALAR, dtype(), b"12"), "has 2 bytes for an array"),
     "a state on a dict": (lambda: Call(OrderedDict, state={"a": 1}), "a dict in a place"),

@@ -208,10 +208,8 @@ def prune(
 
 
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
-    """Writes and flushes a file; returns its size and checksum.
-
-    The checksum is computed in a thread while this one waits for the disk.
-    """
+    """Writes and flushes a file; returns its size and checksum."""
+    # The checksum is computed in a thread while this one waits for the disk.
     buffers = [memoryview(part).cast("B") for part in parts]
     with ThreadPoolExecutor(1) as executor, path.open("wb") as file:
         crc32 = executor.submit(_checksum, buffers)

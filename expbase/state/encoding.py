@@ -42,7 +42,7 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
         arrays: The arrays and tensors are put in here.
 
     Raises:
-        TypeError: The value, or something in it, is of another type.
+        TypeError: Something in it cannot be saved.
     """
     if isinstance(value, np.generic):
         return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}

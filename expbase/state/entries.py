@@ -20,12 +20,7 @@ class BestScores:
         self._training = training
 
     def add(self, iteration: int, results: Mapping[str, float]) -> None:
-        """Remembers how good the checkpoint of an iteration is; nan is never the best.
-
-        Args:
-            iteration: Of the checkpoint.
-            results: Of the validation in it; empty if there was none.
-        """
+        """Remembers the score of a checkpoint if it was validated; nan is never the best."""
         name = self._training.monitor.removeprefix("valid/")
         if name and results and not math.isnan(results[name]):
             sign = -1 if self._training.monitor_mode == "max" else 1
@@ -68,10 +63,9 @@ class Environment:
 
 
 class OwnStates:
-    """What on_save_checkpoint returns and on_load_checkpoint takes.
+    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event.
 
-    `fire` calls the subscribers of an event. Both events run under random states of their own, so
-    that what they draw has no effect on training.
+    Both run under random states of their own: what they draw has no effect on training.
     """
 
     def __init__(self, fire: Callable[..., Any]) -> None:

@@ -40,13 +40,8 @@ def make_accumulators(
     """Makes the tensors that a first step would make, for the parameters that had one.
 
     Not for all parameters: one that never had a gradient has no accumulators, and what is made
-    must be what was saved.
-
-    Args:
-        optimizer: A paddle optimizer.
-        name: Its name, for messages.
-        saved: The keys of what was saved, as `accumulators` names them.
-        parameters: The parameters that it updates, by structured name.
+    must be what was saved, under keys like those of `accumulators`. `parameters` has those that it
+    updates, by structured name.
 
     Returns:
         One line for each parameter that was saved and is not updated here.

@@ -57,13 +57,10 @@ def parse(content: bytes) -> dict[str, Array]:
         raise PdparamsError(f"not a file of weights: {text:.300}") from error
     if not isinstance(value, dict):
         raise PdparamsError(f"holds a {type(value).__name__}; expected a dict of arrays.")
-    found = {}
-    for name, item in value.items():
-        # paddle writes a tensor as an array, or as (automatic name, array)
-        item = item[1] if isinstance(item, tuple) and len(item) == 2 else item
-        if isinstance(item, _NumpyArray):
-            found[str(name)] = item
-    distinct = {id(item): item.filled() for item in found.values()}
+    # paddle writes a tensor as an array, or as (automatic name, array)
+    items = {n: i[1] if isinstance(i, tuple) and len(i) == 2 else i for n, i in value.items()}
+    found = {str(name): item for name, item in items.items() if isinstance(item, _NumpyArray)}
+    distinct = {id(item): _as(np.ndarray, item.content) for item in found.values()}
     if sum(array.nbytes for array in distinct.values()) > len(content):
         # A small file could fill the memory: a thousand arrays, all from the same bytes.
         raise PdparamsError("holds more arrays than it has bytes for.")
@@ -175,11 +172,6 @@ class _NumpyArray:
     def build(self, state: Any) -> None:
         _, shape, dtype, is_fortran, data = state
         self.content = _numbers(dtype, shape, data, "F" if is_fortran else "C")
-
-    def filled(self) -> np.ndarray[Any, Any]:
-        if self.content is None:
-            raise PdparamsError("has an array without content.")
-        return self.content
 
 
 def _numbers(dtype: Any, shape: Any, data: Any, order: Any = "C") -> np.ndarray[Any, Any]:

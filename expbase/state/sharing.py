@@ -26,10 +26,7 @@ _CHUNK = 1 << 26  # bytes of one broadcast
 def differing(tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str]]) -> list[Part]:
     """What each rank has other than rank 0, in the order of the ranks; rank 0's part is empty.
 
-    Args:
-        tensors: Of this rank.
-        values: JSON values of this rank, by entry and name.
-        same: File and key of tensors that are the same on all ranks, and need no look.
+    `same` has file and key of tensors that are the same on all ranks, and need no look.
     """
     if distributed.world_size() == 1:
         return [({}, {})]
@@ -76,15 +73,14 @@ def broadcast_files(read_here: Callable[[], Mapping[str, Any]]) -> dict[str, Any
     """The files that rank 0 reads, on every rank, as arrays of bytes by name."""
     contents: dict[str, Any] = {}
 
-    def read() -> list[tuple[str, int]]:
+    def read() -> dict[str, int]:
         contents.update(read_here())
-        return [(name, content.size) for name, content in contents.items()]
+        return {name: content.size for name, content in contents.items()}
 
-    names = distributed.on_rank_zero(read, "reading the checkpoint") or []
-    if distributed.world_size() > 1:
-        for name, size in names:
-            contents[name] = _broadcast_bytes(contents.get(name), size)
-    return contents
+    sizes = distributed.on_rank_zero(read, "reading the checkpoint") or {}
+    if distributed.world_size() == 1:
+        return contents
+    return {name: _broadcast_bytes(contents.get(name), size) for name, size in sizes.items()}
 
 
 def _broadcast_bytes(data: Any, size: int) -> Any:

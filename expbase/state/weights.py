@@ -30,10 +30,7 @@ class WeightsError(ValueError):
 
 
 def read_weights(path: Path) -> dict[str, Weights]:
-    """Reads the weights in a file or a checkpoint; nothing in it is run.
-
-    Args:
-        path: A checkpoint or the directory of a run, a `.safetensors` or a `.pdparams`.
+    """Reads the weights in a checkpoint, a run, a `.safetensors` or a `.pdparams`; runs nothing.
 
     Returns:
         The weights of each model by its name; a single file holds one, whose name is "".
@@ -133,7 +130,7 @@ def _target_layers(
 def load(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
 ) -> dict[str, Report]:
-    """Sets the weights of layers, after all of them were compared.
+    """Sets the weights of layers, after all of them were compared; returns what fitted.
 
     Args:
         found: What `read_weights` returned.
@@ -141,12 +138,8 @@ def load(
         into: The name of one of them; None: those of the names in the file, or the only one.
         partial: Whether it is enough that something fits.
 
-    Returns:
-        What fitted, by layer.
-
     Raises:
-        WeightsError: Something does not fit, or with `partial` nothing does, or the user must say
-            which layer; nothing was changed.
+        WeightsError: They do not fit, or the user must say which layer; nothing was changed.
     """
     names = _target_layers(found, layers, into)
     sources = {name: found.get(name) or found.get("", {}) for name in names}
