@@ -98,7 +98,9 @@ def test_everything_is_on_disk_before_it_gets_its_name_and_the_name_after(
     flush, rename = os.fsync, Path.rename
 
     def noted_flush(descriptor: int) -> None:
-        steps.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        assert path.stat().st_size > 0  # nothing waits in a buffer of ours
+        steps.append(path.name)
         flush(descriptor)
 
     def noted_rename(self: Path, target: Path) -> Path:

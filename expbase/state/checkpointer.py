@@ -325,7 +325,13 @@ def choose(run: Path, which: str) -> Path:
     if which == "last" or (run / checkpoint.MANIFEST).exists():
         return checkpoint.find(run)
     if which == "best":
-        iteration = _best(run)
+        scores = scores_of(checkpoint.find(run))
+        if not scores:
+            raise CheckpointError(
+                f"{run}: no checkpoint is the best one; expected training.monitor to name a metric "
+                "of valid(), and a save at an iteration that is validated."
+            )
+        iteration = scores[0][0]
     elif re.fullmatch("[0-9]+", which):
         iteration = int(which)
     else:
@@ -336,16 +342,6 @@ def choose(run: Path, which: str) -> Path:
         raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
     checkpoint.verify(path)
     return path
-
-
-def _best(run: Path) -> int:
-    scores = scores_of(checkpoint.find(run))
-    if not scores:
-        raise CheckpointError(
-            f"{run}: no checkpoint is the best one; expected training.monitor to name a metric of "
-            "valid(), and a save at an iteration that is validated."
-        )
-    return scores[0][0]
 
 
 def scores_of(path: Path) -> list[tuple[int, float]]:
