@@ -229,8 +229,7 @@ def _setter(value: Any) -> Any:
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
     """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
-    # Of a parameter that several layers share, the first name counts.
-    return {parameter.name: name for name, parameter in reversed(named_parameters(found))}
+    return {parameter.name: name for name, parameter in named_parameters(found)}
 
 
 def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
