@@ -60,8 +60,8 @@ def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
         return step
 
     for owner, name in (
-        (Path, "mkdir"), (Path, "rename"), (checkpoint, "_write_file"), (checkpoint, "_write_all"),
-        (os, "fsync"), (shutil, "rmtree"), (checkpoint, "_flush_directory"),
+        (Path, "mkdir"), (Path, "rename"), (checkpoint, "_write_file"), (os, "fsync"),
+        (shutil, "rmtree"), (checkpoint, "_flush_directory"),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stop(name, getattr(owner, name)))
     return reached
@@ -82,7 +82,6 @@ def test_a_kill_at_any_step_loses_at_most_the_checkpoint_under_way(tmp_path: Pat
                 ended = True
             except Killed:
                 pass
-        checkpoint.clean(directory)
         path, rejected = checkpoint.newest_intact(directory)
         assert rejected == []
         assert path is not None
@@ -99,7 +98,9 @@ def test_everything_is_on_disk_before_it_gets_its_name_and_the_name_after(
     flush, rename = os.fsync, Path.rename
 
     def noted_flush(descriptor: int) -> None:
-        steps.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        assert path.stat().st_size > 0  # nothing waits in a buffer of ours
+        steps.append(path.name)
         flush(descriptor)
 
     def noted_rename(self: Path, target: Path) -> Path:
@@ -163,7 +164,7 @@ def test_a_system_that_refuses_is_told_and_the_earlier_ones_stay(
     def refuse(*args: Any) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(checkpoint, "_write_all", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(CheckpointError) as caught:
         write(tmp_path, 2)
     monkeypatch.undo()

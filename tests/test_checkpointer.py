@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Rich(Tiny):
         self.history.append((self.iteration, np.random.rand()))
 
     def on_save_checkpoint(self) -> dict[str, Any]:
+        self.history = [*self.history, "saved"]  # before anything is captured
         return {"array": np.arange(self.iteration), "drawn": np.random.rand()}
 
     def on_load_checkpoint(self, states: Any) -> None:
@@ -47,9 +49,16 @@ def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_layer_that_is_excluded_makes_no_file(tmp_path: Path) -> None:
-    trained(Rich, tmp_path / "run", max_iteration=2)
-    files = {path.name for path in (tmp_path / "run/checkpoints/step-00000002").iterdir()}
+@pytest.fixture(scope="module")
+def two_iterations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of Rich: copy it before you change it."""
+    run: Path = tmp_path_factory.mktemp("rich") / "run"
+    trained(Rich, run, max_iteration=2)
+    return run
+
+
+def test_a_layer_that_is_excluded_makes_no_file(two_iterations: Path) -> None:
+    files = {path.name for path in (two_iterations / "checkpoints/step-00000002").iterdir()}
     expected = {"model.safetensors", "optimizer.safetensors", "@values.safetensors"}
     assert files == {*expected, "state.json", "manifest.json"}
 
@@ -59,22 +68,23 @@ ENTRIES = (
 ).split()
 
 
-def test_a_checkpoint_holds_these_entries(tmp_path: Path) -> None:
-    exp = trained(Rich, tmp_path / "run", max_iteration=2)
-    state = json.loads((exp.checkpoint_dir / "step-00000002/state.json").read_bytes())
+def test_a_checkpoint_holds_these_entries(two_iterations: Path) -> None:
+    state = json.loads((two_iterations / "checkpoints/step-00000002/state.json").read_bytes())
     assert sorted(state["values"]) == sorted(ENTRIES)
 
 
 @pytest.mark.parametrize("section", ENTRIES)
-def test_an_entry_that_is_dropped_is_missed(tmp_path: Path, section: str) -> None:
-    trained(Rich, tmp_path / "run", max_iteration=2)
+def test_an_entry_that_is_dropped_is_missed(
+    tmp_path: Path, two_iterations: Path, section: str
+) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
     rewrite(tmp_path / "run", lambda state: state["values"].pop(section))
     with pytest.raises(CheckpointError, match=f"{section}: missing in the checkpoint"):
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 
-def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path) -> None:
-    trained(Rich, tmp_path / "run", max_iteration=2)
+def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path, two_iterations: Path) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
     rewrite(tmp_path / "run", lambda state: state.update(format=3))
     with pytest.raises(CheckpointError, match="format 3; expected 2"):
         trained(Rich, tmp_path / "run", max_iteration=4)
@@ -155,10 +165,9 @@ def test_a_foreign_run_is_read_without_changing_anything_in_it(tmp_path: Path) -
     assert "theirs/checkpoints/step-00000002" in log
 
 
-def test_no_absolute_path_stands_in_a_checkpoint(tmp_path: Path) -> None:
-    trained(Tiny, tmp_path / "run", max_iteration=2)
-    for file in (tmp_path / "run/checkpoints/step-00000002").iterdir():
-        assert str(tmp_path).encode() not in file.read_bytes()
+def test_no_absolute_path_stands_in_a_checkpoint(two_iterations: Path) -> None:
+    for file in (two_iterations / "checkpoints/step-00000002").iterdir():
+        assert str(two_iterations).encode() not in file.read_bytes()
 
 
 @pytest.mark.parametrize("how", ["zeros", "pending"])

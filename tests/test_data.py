@@ -107,12 +107,12 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
 def test_driving_leaves_the_random_states_as_they_were() -> None:
     rng.seed_all(5)
-    before = rng.capture()
+    before = rng.RandomStates().state_dict()
     drawn(adapted(loader()))
     list(adapted(loader()).once(rng.VALID, 7))
     drawn(adapted(loader(num_workers=1)))
     drawn(adapted(DataLoader(Lines(), batch_size=2)))
-    assert rng.capture() == before
+    assert rng.RandomStates().state_dict() == before
 
 
 @pytest.mark.parametrize(

@@ -614,7 +614,7 @@ def test_a_save_that_fails_ends_the_run_and_keeps_the_earlier_checkpoints(
     class Filling(Tiny):
         def on_save_checkpoint(self) -> None:
             if self.iteration == 4:
-                monkeypatch.setattr(checkpoint, "_write_all", full)
+                monkeypatch.setattr(checkpoint, "_write_file", full)
 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")

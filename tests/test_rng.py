@@ -14,6 +14,8 @@ import pytest
 
 from expbase.state import rng
 
+STATES = rng.RandomStates()
+
 
 def draws() -> list[Any]:
     """Draws from all three libraries, an odd number of normal ones: the second waits inside."""
@@ -32,26 +34,25 @@ def _seeded() -> Any:
 
 def test_a_state_that_went_through_json_draws_the_same() -> None:
     draws()
-    states = json.loads(json.dumps(rng.capture()))
+    states = json.loads(json.dumps(STATES.state_dict()))
     assert states["numpy"][3] == 1  # a normal number waits
     expected = draws(), draws()
-    assert rng.restore(states) == []
+    assert STATES.load_state_dict(states) == []
     assert (draws(), draws()) == expected
 
 
 def test_capturing_draws_nothing() -> None:
     expected = draws()
     rng.seed_all(7)
-    rng.capture()
+    STATES.state_dict()
     assert draws() == expected
 
 
 def test_a_device_that_only_one_side_knows_is_a_reason_why_it_is_not_exact() -> None:
-    part = rng.RandomStates()
-    states = part.state_dict()
+    states = STATES.state_dict()
     expected = draws()
     states["gpu:99"] = states["cpu"]
-    assert part.load_state_dict(states) == ["the random states of gpu:99 are new"]
+    assert STATES.load_state_dict(states) == ["the random states of gpu:99 are new"]
     assert draws() == expected
 
 
@@ -69,9 +70,9 @@ def test_one_seed_is_enough_for_all_libraries() -> None:
 @pytest.mark.parametrize("seed", [None, 5])
 def test_isolated_leaves_no_trace_also_after_an_exception(seed: int | None) -> None:
     draws()
-    states = rng.capture()
+    states = STATES.state_dict()
     expected = draws()
-    rng.restore(states)
+    STATES.load_state_dict(states)
     with rng.isolated(seed):
         inside = draws()
     assert (inside == expected) == (seed is None)
@@ -99,8 +100,3 @@ def test_derived_seeds_differ_by_every_number_of_the_path_and_their_order() -> N
 def test_a_derived_seed_is_the_same_in_every_version() -> None:
     # A run is continued by a later version, with the order of its data as it was.
     assert rng.derive(0, rng.ORDER, 1) == 6062432504070345550
-
-
-def test_no_two_purposes_share_a_stream() -> None:
-    purposes = [rng.SETUP, rng.TRAIN, rng.VALID, rng.ORDER, rng.SAMPLE, rng.STREAM, rng.PREDICT]
-    assert len(set(purposes)) == 7

@@ -148,12 +148,12 @@ class Isolated:
         """Its random states, as values that JSON can hold."""
         with rng.isolated():
             rng.reset(self._inside)
-            return rng.capture()
+            return rng.RandomStates().state_dict()
 
     def set_random_states(self, states: dict[str, Any]) -> None:
         """Restores what `random_states` returned."""
         with rng.isolated():
-            rng.restore(states)
+            rng.RandomStates().load_state_dict(states)
             self._inside = rng.snapshot()
 
 

@@ -1,16 +1,14 @@
 """Tensors as bytes, and files of them in the safetensors format.
 
-The format is that of safetensors (https://github.com/huggingface/safetensors): 8 bytes with the
-length of the header, a header in JSON, the raw little-endian data. The library of that name comes
-with paddle and is not used here: it copies the data once more before it writes, does not flush
-the file to disk, labels bfloat16 wrongly when it comes through numpy, and cannot do empty tensors
-of paddle. A test reads the files of each side with the other. complex128, which the format lacks,
-is stored as pairs of float64 and named in the metadata.
+The library of that name comes with paddle and is not used here: it copies the data once more
+before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes through
+numpy, and cannot do empty tensors of paddle.
 
     arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
     for buffer in serialize(arrays): file.write(buffer)
-    arrays = parse(file.read_bytes())
-    arrays["weight"].copy_to(tensor)
+    parse(file.read_bytes())["weight"].copy_to(tensor)
+
+Source: https://github.com/huggingface/safetensors, the format.
 """
 
 from __future__ import annotations
@@ -25,27 +23,23 @@ from typing import Any
 import numpy as np
 import paddle
 
-_LABELS = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "complex64": "C64",
+_TYPES = {  # paddle's name and the bytes of an element, by the name in a file
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+    "C64": ("complex64", 8),
 }
-_DTYPES = {label: dtype for dtype, label in _LABELS.items()}
-_SIZES = {"bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "complex64": 8}
-_SIZES |= {"complex128": 16}
-_SIZES |= {dtype: np.dtype(dtype).itemsize for dtype in _LABELS if dtype not in _SIZES}
+_LABELS = {dtype: label for label, (dtype, _) in _TYPES.items()}
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-_PAIRS = "complex128"  # this key of the metadata names the entries that are stored as pairs
 
 
 class TensorFileError(ValueError):
@@ -54,17 +48,11 @@ class TensorFileError(ValueError):
 
 @dataclass(frozen=True)
 class Array:
-    """The content of one tensor.
+    """The content of one tensor."""
 
-    Attributes:
-        dtype: Paddle's name for the type, "float32".
-        shape: The lengths of its axes; () for a scalar.
-        data: Its bytes, flat, in C order; this may be the memory of the live tensor.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: str  # paddle's name, "float32"
+    shape: tuple[int, ...]  # () for a scalar
+    data: np.ndarray[Any, np.dtype[np.uint8]]  # flat, in C order; may be the live tensor's memory
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
@@ -82,7 +70,7 @@ class Array:
         # another tensor.
         flat = tensor if shape else tensor.reshape([1])
         if not dtype.startswith("complex"):
-            flat = flat.view(_WORDS[_SIZES[dtype]])
+            flat = flat.view(_WORDS[flat.element_size()])
         return cls(dtype, shape, np.from_dlpack(flat).reshape(-1).view(np.uint8))
 
     def tensor(self) -> Any:
@@ -102,7 +90,7 @@ class Array:
         return Array(self.dtype, self.shape, self.data.copy())
 
     def __str__(self) -> str:
-        return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+        return describe(self)
 
 
 def to_numpy(tensor: Any) -> Any:
@@ -127,18 +115,12 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
         TensorFileError: A type that the format does not have.
     """
     header: dict[str, Any] = {}
-    pairs = [name for name, array in arrays.items() if array.dtype == "complex128"]
-    if pairs:
-        header["__metadata__"] = {_PAIRS: json.dumps(pairs)}
     end = 0
     for name, array in arrays.items():
-        start, end = end, end + array.data.nbytes
-        if name in pairs:
-            label, shape = "F64", [*array.shape, 2]
-        elif array.dtype in _LABELS:
-            label, shape = _LABELS[array.dtype], list(array.shape)
-        else:
+        if array.dtype not in _LABELS:
             raise TensorFileError(f"{name}: {array.dtype} has no place in a safetensors file.")
+        start, end = end, end + array.data.nbytes
+        label, shape = _LABELS[array.dtype], list(array.shape)
         header[name] = {"dtype": label, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the data aligned
@@ -150,37 +132,25 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 
 def parse(content: Any) -> dict[str, Array]:
-    """The arrays of a file, as views of its bytes.
-
-    Args:
-        content: The whole file: bytes, a memory map, or an array of uint8.
+    """The arrays of a file, as views of its bytes: bytes, a memory map, or an array of uint8.
 
     Raises:
         TensorFileError: It is not a safetensors file, or one that contradicts itself.
     """
     data = np.frombuffer(content, np.uint8)
-    if data.size < 8:
-        raise TensorFileError(f"{data.size} bytes; too short for a safetensors file.")
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
-    if length > data.size - 8:
-        raise TensorFileError(
-            "the header is longer than the file; it is cut off or of another kind."
-        )
     try:
-        header = json.loads(data[8 : 8 + length].tobytes())
-        pairs = json.loads(header.pop("__metadata__", {}).get(_PAIRS, "[]"))
-        body = data[8 + length :]
-        return {name: _entry(entry, body, name in pairs) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TensorFileError(f"not a safetensors file: {error}") from error
+        (length,) = struct.unpack("<Q", data[:8].tobytes())
+        header, body = json.loads(data[8 : 8 + length].tobytes()), data[8 + length :]
+        header.pop("__metadata__", None)
+        return {name: _array(entry, body) for name, entry in header.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as e:
+        raise TensorFileError(f"cut off, or not a safetensors file: {e}") from e
 
 
-def _entry(entry: Mapping[str, Any], body: Any, pair: bool) -> Array:
+def _array(entry: Mapping[str, Any], body: Any) -> Array:
+    (dtype, bytes_each), shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
     start, end = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-    if pair:
-        dtype, shape = "complex128", shape[:-1]
-    size = math.prod(shape) * _SIZES[dtype]
+    size = math.prod(shape) * bytes_each
     if min(shape, default=0) < 0 or not 0 <= start <= end <= body.size or end - start != size:
         raise ValueError(f"an entry of {dtype} {list(shape)} at bytes {start} to {end}")
     return Array(dtype, shape, body[start:end])

@@ -1,13 +1,8 @@
 """Saving while training goes on: a snapshot into reused memory, and a thread that writes it.
 
-The first snapshot allocates the memory and later ones copy into it: memory that was used before
-takes a copy several times faster than new memory, and training waits for nothing else. One job
-runs at a time, so the memory is never overwritten while it is being read.
-
-    writer = Background()
-    writer.wait()                          # for the previous job; raises its error
-    arrays = buffer.snapshot(live_arrays)
-    writer.start(lambda: write(arrays))
+writer.wait()                          # for the previous job; raises its error
+arrays = buffer.snapshot(live_arrays)
+writer.start(lambda: write(arrays))
 """
 
 from __future__ import annotations
@@ -29,22 +24,17 @@ class Background:
 
     def start(self, job: Callable[[], object]) -> None:
         """Runs a job in the thread. Call `wait` first, which ends with the previous job."""
-
-        def run() -> None:
-            try:
-                job()
-            except BaseException as error:  # `wait` raises it in the caller's thread
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="expbase-save")
+        self._thread = threading.Thread(target=self._run, args=[job], name="expbase-save")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Returns when the job has ended.
+    def _run(self, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException as error:  # `wait` raises it in the caller's thread
+            self._error = error
 
-        Raises:
-            BaseException: What the job raised; only the first call raises it.
-        """
+    def wait(self) -> None:
+        """Returns when the job has ended. The first call raises what the job raised."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -58,23 +48,24 @@ class Background:
 
 
 class SnapshotBuffer:
-    """Memory that holds one snapshot and is used again for the next."""
+    """Memory that holds one snapshot and is used again for the next.
+
+    Memory that was used before takes a copy several times faster than new memory.
+    """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def snapshot(self, tensors: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
         """Copies all arrays; the copies are valid until the next snapshot."""
-        arrays = [array for of_file in tensors.values() for array in of_file.values()]
-        size = sum(array.data.nbytes for array in arrays)
+        size = sum(array.data.nbytes for arrays in tensors.values() for array in arrays.values())
         if self._memory.nbytes < size:
             self._memory = np.empty(size, np.uint8)
-        copies, end = {}, 0
-        for array in arrays:
-            start, end = end, end + array.data.nbytes
-            np.copyto(self._memory[start:end], array.data)
-            copies[id(array)] = Array(array.dtype, array.shape, self._memory[start:end])
-        return {
-            name: {key: copies[id(array)] for key, array in of_file.items()}
-            for name, of_file in tensors.items()
-        }
+        copies: dict[str, dict[str, Array]] = {file: {} for file in tensors}
+        end = 0
+        for file, arrays in tensors.items():
+            for key, array in arrays.items():
+                start, end = end, end + array.data.nbytes
+                np.copyto(self._memory[start:end], array.data)
+                copies[file][key] = Array(array.dtype, array.shape, self._memory[start:end])
+        return copies

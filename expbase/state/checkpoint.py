@@ -1,26 +1,25 @@
 """Checkpoint directories that survive a kill at any moment: write, verify, list, prune.
 
-A checkpoint is one directory, `step-00000400`, that appears complete or not at all: its files are
-written into a hidden directory and flushed to disk; manifest.json, the last of them, lists their
-sizes and checksums; then the directory is renamed. There is no pointer file: the newest directory
-whose manifest verifies is the one to continue from. What the files mean is checkpointer.py's
-business.
+A checkpoint appears complete or not at all: its files are written into a hidden directory and
+flushed to disk; manifest.json, the last of them, lists their sizes and checksums; then the
+directory is renamed. The newest whose manifest verifies is the one to continue from.
 
     path = write(directory, 400, {"model.safetensors": buffers, "state.json": [text]})
     path, rejected = newest_intact(directory)
-    content = read(path)                      # {"state.json": array of bytes, ...}, verified
+    content = read(path)                      # {"state.json": array of bytes, ...}
     prune(directory, keep_last=3)
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ import numpy as np
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})$")
-_CHUNK = 1 << 24  # bytes that are checked or written at a time
 
 
 class CheckpointError(RuntimeError):
@@ -65,13 +63,10 @@ def write(
     """Writes one checkpoint; it is complete and on disk when this returns.
 
     Args:
-        directory: The directory of all checkpoints; made if it does not exist.
-        iteration: The number of the checkpoint.
+        directory: Of all checkpoints; made if it does not exist.
+        iteration: The number of this one.
         files: For each file the buffers that are its content.
         info: JSON values that go into the manifest, such as the sizes of the logs.
-
-    Returns:
-        The new directory.
 
     Raises:
         CheckpointError: The system refused; earlier checkpoints are unchanged.
@@ -90,26 +85,18 @@ def write(
     except OSError as error:
         with contextlib.suppress(OSError):
             shutil.rmtree(temporary)
-        raise CheckpointError(_cannot_write(target, error)) from error
+        newest = listed(directory)[-1:]
+        kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
+        raise CheckpointError(
+            f"{target}: cannot be written: {error.strerror or error}. "
+            f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
+            "and run the same command again."
+        ) from error
     return target
 
 
-def _cannot_write(target: Path, error: OSError) -> str:
-    newest = listed(target.parent)[-1:]
-    kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
-    return (
-        f"{target}: cannot be written: {error.strerror or error}. "
-        f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
-        "and run the same command again."
-    )
-
-
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:
-    """Writes one file; it appears complete or not at all, and is on disk when this returns.
-
-    Raises:
-        OSError: The system refused; an earlier file of that name is unchanged.
-    """
+    """Writes one file; it appears complete or not at all, and is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{path.name}")
     try:
@@ -121,10 +108,7 @@ def write_single_file(path: Path, parts: Iterable[Any]) -> None:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Checks every byte of a checkpoint.
-
-    Returns:
-        Its manifest.
+    """Checks every byte of a checkpoint; returns its manifest.
 
     Raises:
         CheckpointError: A file is missing, longer, shorter or changed.
@@ -144,49 +128,38 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The bytes of each file but the manifest, mapped into memory; they are not verified.
-
-    Raises:
-        CheckpointError: The manifest or a file that it names is missing.
-    """
-    contents = {}
-    for name in _read_manifest(path)["files"]:
-        try:
-            size = (path / name).stat().st_size
-            contents[name] = (
-                np.memmap(path / name, np.uint8, mode="r") if size else np.empty(0, np.uint8)
-            )
-        except OSError as error:
-            raise CheckpointError(f"{path / name}: cannot be read: {error.strerror}.") from error
-    return contents
+    """The bytes of each file but the manifest, mapped into memory; they are not verified."""
+    files = {name: path / name for name in _read_manifest(path)["files"]}
+    return {
+        name: np.memmap(file, np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
+        for name, file in files.items()
+    }
 
 
 def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies; damaged newer ones are moved aside.
+    """The newest checkpoint that verifies, in a directory that no other process writes to.
+
+    Damaged newer ones are moved aside, and what a killed process left half done is cleaned up.
 
     Returns:
         Its path, or None if there is none; and what was wrong with each that was moved aside.
     """
-    _finish_replacements(directory)
-    rejected: list[str] = []
-    for path in reversed(listed(directory)):
-        try:
-            verify(path)
-            return path, rejected
-        except CheckpointError as error:
-            aside = _free_name(directory / f"damaged-{path.name}")
-            path.rename(aside)
-            rejected.append(f"{error} Moved aside to {aside.name}.")
-    return None, rejected
+    _clean(directory)
+    path, damaged = _newest(directory)
+    rejected = []
+    for bad, error in damaged:
+        aside = directory / f"damaged-{bad.name}"
+        number = 0
+        while aside.exists():
+            number += 1
+            aside = directory / f"damaged-{bad.name}.{number}"
+        bad.rename(aside)
+        rejected.append(f"{error} Moved aside to {aside.name}.")
+    return path, rejected
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that a path names: the path itself, or the newest intact one of a run.
-
-    Changes nothing: another process may own the run.
-
-    Args:
-        path: A checkpoint directory, a run's output directory, or its `checkpoints`.
+    """The checkpoint at a path, or the newest intact one of a run; nothing there is changed.
 
     Raises:
         CheckpointError: There is none.
@@ -194,43 +167,40 @@ def find(path: Path) -> Path:
     if (path / MANIFEST).exists():
         return path
     for directory in (path, path / FOLDER):
-        for candidate in reversed(listed(directory)):
-            try:
-                verify(candidate)
-                return candidate
-            except CheckpointError:
-                continue
+        newest, _ = _newest(directory)
+        if newest is not None:
+            return newest
     raise CheckpointError(
         f"{path}: no intact checkpoint there; expected a directory like "
         f"{FOLDER}/{name_of(400)}, or the output directory of a run."
     )
 
 
-def clean(directory: Path) -> None:
-    """Removes what a process that was killed left half written or half deleted."""
-    if directory.is_dir():
-        _finish_replacements(directory)
-        for path in directory.iterdir():
-            if path.name.startswith((".writing-", ".deleting-")):
-                shutil.rmtree(path, ignore_errors=True)
+def _newest(directory: Path) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
+    damaged: list[tuple[Path, CheckpointError]] = []
+    for path in reversed(listed(directory)):
+        try:
+            verify(path)
+            return path, damaged
+        except CheckpointError as error:
+            damaged.append((path, error))
+    return None, damaged
 
 
 def prune(
-    directory: Path, *, keep_last: int, keep_every: int = 0, keep_best: Iterable[int] = ()
+    directory: Path, *, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()
 ) -> None:
-    """Deletes the checkpoints that nothing asks to keep. Call it after a new one is written.
+    """Deletes the checkpoints that nothing asks to keep, after a new one was written.
 
     Args:
-        directory: The directory of all checkpoints.
+        directory: Of all checkpoints.
         keep_last: How many of the newest are kept; 0: all.
         keep_every: Those at multiples of this iteration are kept; 0: none for that reason.
         keep_best: Iterations that are kept in any case.
     """
-    paths = listed(directory)
-    best = set(keep_best)
-    for path in paths[:-keep_last] if keep_last else []:
+    for path in listed(directory)[:-keep_last] if keep_last else []:
         iteration = iteration_of(path) or 0
-        if iteration not in best and not (keep_every and iteration % keep_every == 0):
+        if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
             doomed = directory / f".deleting-{path.name}"
             shutil.rmtree(doomed, ignore_errors=True)
             path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
@@ -238,36 +208,24 @@ def prune(
 
 
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
-    """Writes and flushes a file; returns its size and checksum.
-
-    The checksum is computed in a thread while this one waits for the disk.
-    """
+    """Writes and flushes a file; returns its size and checksum."""
+    # The checksum is computed in a thread while this one waits for the disk.
     buffers = [memoryview(part).cast("B") for part in parts]
-    with ThreadPoolExecutor(1) as executor, path.open("wb", buffering=0) as file:
-        crc32 = executor.submit(checksum, buffers)
-        for buffer in buffers:
-            for start in range(0, len(buffer), _CHUNK):
-                _write_all(file, buffer[start : start + _CHUNK])
+    with ThreadPoolExecutor(1) as executor, path.open("wb") as file:
+        crc32 = executor.submit(_checksum, buffers)
+        file.writelines(buffers)
+        file.flush()
         os.fsync(file.fileno())
         return {"size": sum(map(len, buffers)), "crc32": crc32.result()}
 
 
-def _write_all(file: Any, buffer: memoryview) -> None:
-    while buffer:  # an unbuffered write may take a part only
-        buffer = buffer[file.write(buffer) :]
-
-
-def checksum(buffers: Iterable[Any]) -> int:
-    """The CRC-32 of some buffers, one after the other."""
-    value = 0
-    for buffer in buffers:
-        value = zlib.crc32(buffer, value)
-    return value
+def _checksum(buffers: Iterable[Any]) -> int:
+    return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
 
 
 def _checksum_of_file(path: Path) -> int:
     with path.open("rb") as file:
-        return checksum(iter(lambda: file.read(_CHUNK), b""))
+        return _checksum(iter(lambda: file.read(1 << 24), b""))
 
 
 def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:
@@ -280,13 +238,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
         raw = file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
-    try:
         manifest: dict[str, Any] = json.loads(raw)
         # The manifest has no checksum outside itself. Instead it is written again from what was
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: damaged: {error}.") from error
     if not same:
@@ -296,7 +253,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _put_in_place(temporary: Path, target: Path) -> None:
     # A directory cannot be renamed onto one that is not empty, so the old one is moved aside
-    # first. If the process is killed in between, _finish_replacements moves it back.
+    # first. If the process is killed in between, _clean moves it back.
     replaced = target.with_name(f".replaced-{target.name}")
     if target.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -305,13 +262,14 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _finish_replacements(directory: Path) -> None:
-    for replaced in directory.glob(".replaced-step-*") if directory.is_dir() else ():
-        target = directory / replaced.name.removeprefix(".replaced-")
-        if target.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            replaced.rename(target)
+def _clean(directory: Path) -> None:
+    """Removes what a process that was killed left half written, half replaced or half deleted."""
+    for path in list(directory.iterdir()) if directory.is_dir() else ():
+        target = directory / path.name.removeprefix(".replaced-")
+        if path != target and not target.exists():
+            path.rename(target)
+        elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _flush_directory(path: Path) -> None:
@@ -321,12 +279,3 @@ def _flush_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _free_name(path: Path) -> Path:
-    """The path, or the first of path.1, path.2 … that does not exist."""
-    number, free = 0, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free

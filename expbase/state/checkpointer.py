@@ -1,38 +1,36 @@
 """From the contents of a checkpoint to files and back, over all ranks.
 
-What a checkpoint holds is the one mapping that the experiment hands over: objects with
-`state_dict()` and `load_state_dict(state)`, which returns reasons why continuing is not exact.
-They are restored in the order of the mapping and captured in the reverse order, so that the last
-one, the user's own, acts before anything is captured and after everything is restored. What has a
-method `problems(state)` is asked first, so nothing is changed by a checkpoint that does not fit.
-checkpoint.py knows how a directory is written, encoding.py how a value is encoded, sharing.py what
-differs between ranks.
+What a checkpoint holds is the one mapping that `contents` returns. Its entries have `state_dict()`
+and `load_state_dict(state)`, which returns reasons why continuing is not exact. They are restored
+in their order and captured in the reverse order, so that the last one, the user's own, acts before
+anything is captured and after everything is restored. What has a method `problems(state)` is asked
+first, so nothing is changed by a checkpoint that does not fit.
 
-    checkpointer = Checkpointer(directory, config.training, rank, world_size)
     checkpointer.contents = lambda: {"objects": …, "counters": …, "random": …}
-    checkpointer.save(iteration, sizes)
+    checkpointer.save(iteration, sizes, results)
     notes = checkpointer.restore(checkpointer.newest())
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from expbase import distributed
 from expbase.state import checkpoint, sharing
-from expbase.state.arrays import Array, TensorFileError, parse, serialize
+from expbase.state.arrays import Array, parse, serialize
 from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
 from expbase.state.entries import BestScores
-from expbase.state.objects import StatefulObjects
-from expbase.state.sharing import Part, Tensors
+from expbase.state.objects import StatefulObjects, Tensors
+from expbase.state.sharing import Part
 
 STATE_FILE = "state.json"
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
@@ -43,37 +41,8 @@ _ARRAYS = "@values"  # of the arrays in the other entries
 _RANK = "@rank_"  # of what a rank has other than rank 0
 
 
-class Stateful(Protocol):
-    """One entry of a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state by name: values that encoding.py knows."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> list[str]:
-        """Restores it; returns reasons why continuing is not exact."""
-        ...
-
-
 class Checkpointer:
-    """The checkpoints of one run.
-
-    Args:
-        directory: Where they are.
-        training: The `training` section of a config.
-        rank: Of this process.
-        world_size: The number of processes.
-        logger: For what is noticed.
-
-    Attributes:
-        contents: Returns what a checkpoint holds, in the order of restoring.
-        scores: Of the best checkpoints.
-        resumable: This run's newest, found at its start; None: it begins.
-        newest_saved: The newest that is known to be good; None: none yet.
-        inspected: The name of the checkpoint that `load_for_inspection` brought; "": none.
-        sizes: Of the logs, when the restored checkpoint was written, in bytes.
-        saved_by: The number of processes that wrote the restored checkpoint.
-    """
+    """The checkpoints of one run; `training` is that section of its config."""
 
     def __init__(
         self,
@@ -83,13 +52,13 @@ class Checkpointer:
         world_size: int,
         logger: logging.Logger,
     ) -> None:
-        self.contents: Callable[[], dict[str, Any]] = dict
+        self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
         self.scores = BestScores(training)
-        self.resumable: Path | None = None
-        self.newest_saved: Path | None = None
-        self.inspected = ""
-        self.sizes: Mapping[str, int] = {}
-        self.saved_by = world_size
+        self.resumable: Path | None = None  # this run's newest, found at its start
+        self.newest_saved: Path | None = None  # that is known to be good
+        self.inspected = ""  # the name of the checkpoint that was loaded for inspection
+        self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self.saved_by = world_size  # processes that wrote the restored checkpoint
         self._directory = directory
         self._logger = logger
         self._training = training
@@ -102,27 +71,25 @@ class Checkpointer:
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
-        return distributed.on_rank_zero(self._newest, "looking for a checkpoint")
 
-    def _newest(self) -> Path | None:
-        checkpoint.clean(self._directory)
-        path, rejected = checkpoint.newest_intact(self._directory)
-        for text in rejected:
-            self._logger.warning("damaged checkpoint: %s", text)
-        if rejected and path is None:
-            raise CheckpointError(
-                f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
-                "aside. Repair one and rename it, or start over with --fresh."
-            )
-        return path
+        def look() -> Path | None:
+            path, rejected = checkpoint.newest_intact(self._directory)
+            for text in rejected:
+                self._logger.warning("damaged checkpoint: %s", text)
+            if rejected and path is None:
+                raise CheckpointError(
+                    f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
+                    "aside. Repair one and rename it, or start over with --fresh."
+                )
+            return path
 
-    # Saving
+        return distributed.on_rank_zero(look, "looking for a checkpoint")
 
     def save(self, iteration: int, sizes: Mapping[str, int], results: Mapping[str, float]) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails
-        there is raised by the next save, by `raise_failure` or by `wait`.
+        there is raised by the next save, by `raise_failure` or by `close`.
 
         Args:
             iteration: Of now.
@@ -130,37 +97,31 @@ class Checkpointer:
             results: Of the validation in this iteration; empty if there was none.
 
         Raises:
-            CheckpointError: It could not be written.
-            TypeError: A value that a checkpoint cannot hold.
-            RuntimeError: Something with state was added to the experiment after setup.
+            CheckpointError, TypeError, RuntimeError: It could not be written; a value that a
+                checkpoint cannot hold; something with state was added after setup.
         """
         contents = self.contents()
         self.refuse_newcomers(contents[OBJECTS])
         self.scores.add(iteration, results)
-        self.wait()
+        distributed.on_rank_zero(self._background.wait, "saving")  # the one before
         tensors, values = _capture(contents)
         ranks = self._parts_of_ranks(contents[OBJECTS], tensors, values)
-        if not self._training.background_save:
-            job = self._writing(iteration, tensors, values, ranks, sizes)
-            distributed.on_rank_zero(job, "saving")
+        background = self._training.background_save
+        if background and self._rank == 0:
+            tensors = self._buffer.snapshot(tensors)
+        best = self.scores.kept()  # of now, not of when it is written
+        write = functools.partial(self._write, iteration, tensors, values, ranks, sizes, best)
+        if not background:
+            distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
-            copies = self._buffer.snapshot(tensors)
-            self._background.start(self._writing(iteration, copies, values, ranks, sizes))
-
-    def wait(self) -> None:
-        """Returns on all ranks when the files of the last save are on disk.
-
-        Raises:
-            CheckpointError: They could not be written.
-        """
-        distributed.on_rank_zero(self._background.wait, "saving")
+            self._background.start(write)
 
     def raise_failure(self) -> None:
         """Raises what went wrong in the background, if anything did by now."""
         self._background.raise_failure()
 
     def close(self) -> None:
-        """Returns when this rank writes no more. May be called twice."""
+        """Returns when this rank writes no more; raises what went wrong. May be called twice."""
         self._background.wait()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -168,11 +129,7 @@ class Checkpointer:
         self._names = set(names)
 
     def refuse_newcomers(self, found: StatefulObjects) -> None:
-        """Checks that nothing with state was added to the experiment since setup.
-
-        Raises:
-            RuntimeError: Something was.
-        """
+        """Raises a RuntimeError if something with state was added to the experiment since setup."""
         new = [name for name in found.names() if name not in self._names]
         if new:
             raise RuntimeError(
@@ -199,15 +156,16 @@ class Checkpointer:
         optimizers = {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
         return sharing.differing(tensors, values, trained | optimizers)
 
-    def _writing(
+    def _write(
         self,
         iteration: int,
         tensors: Tensors,
         values: dict[str, Any],
         ranks: list[Part],
         sizes: Mapping[str, int],
-    ) -> Callable[[], None]:
-        """What writes the captured state; it looks at nothing that training changes."""
+        best: list[int],
+    ) -> None:
+        """Writes what was captured; it looks at nothing that training changes."""
         files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}
         for rank, (other, _) in enumerate(ranks):
             flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
@@ -220,22 +178,17 @@ class Checkpointer:
             "ranks": [differing for _, differing in ranks],
         }
         files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
-        best = self.scores.kept()
-        keep = {"keep_last": self._training.keep_last, "keep_every": self._training.keep_every}
-
-        def write() -> None:
-            self.newest_saved = checkpoint.write(self._directory, iteration, files, sizes)
-            self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
-            checkpoint.prune(self._directory, keep_best=best, **keep)
-
-        return write
-
-    # Restoring
+        self.newest_saved = checkpoint.write(self._directory, iteration, files, sizes)
+        self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+        checkpoint.prune(
+            self._directory,
+            keep_last=self._training.keep_last,
+            keep_every=self._training.keep_every,
+            keep_best=best,
+        )
 
     def restore(self, path: Path) -> list[str]:
-        """Restores the state of a checkpoint, after everything was found to fit.
-
-        With another number of ranks the random states stay as they are; seed them anew.
+        """Restores a checkpoint; seed the random states anew if `saved_by` is another number.
 
         Returns:
             Reasons why continuing is not exact.
@@ -256,26 +209,17 @@ class Checkpointer:
         return notes
 
     def load_for_inspection(self, path: Path) -> dict[str, Any]:
-        """Restores the attributes of the experiment, and not its place in training.
-
-        Returns:
-            `iteration` and `epoch` of the checkpoint.
-
-        Raises:
-            CheckpointError: It does not fit; nothing was changed.
-        """
+        """Like `restore`, but returns the place in training, `iteration` and `epoch`, instead."""
         states = self._read_fitting(path)
         if self.saved_by != self._world_size:
             self._logger.info(
-                "saved by %d processes and looked at by %d: what differed between the ranks, like "
-                "the statistics of batch norm, is rank 0's",
+                "saved by %d processes: what differed between them, like the statistics of batch "
+                "norm, is rank 0's",
                 self.saved_by,
-                self._world_size,
             )
         self._load({name: states[name] for name in (OBJECTS, "registered", "own")})
         self.inspected = path.name
-        counters: dict[str, Any] = states["counters"]
-        return counters
+        return dict(states["counters"])
 
     @contextlib.contextmanager
     def rolled_back(self, *names: str) -> Iterator[None]:
@@ -314,9 +258,9 @@ class Checkpointer:
         contents = self.contents()
         problems = [f"{n}: missing in the checkpoint." for n in contents if n not in values]
         states = {} if problems else _decoded(tensors, values)
-        for name, entry in contents.items() if states else ():
-            if hasattr(entry, "problems"):
-                problems += entry.problems(states[name])
+        for name in states:
+            if hasattr(contents.get(name), "problems"):
+                problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
         return states
 
@@ -324,12 +268,9 @@ class Checkpointer:
         self, content: Mapping[str, Any], saved: Mapping[str, Any]
     ) -> tuple[Tensors, dict[str, Any]]:
         """This rank's tensors and values; with another number of ranks everybody's are rank 0's."""
-        try:
-            files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
-        except TensorFileError as error:
-            raise CheckpointError(f"checkpoint: {error}") from error
+        files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
         others = {name: files.pop(name) for name in list(files) if name.startswith(_RANK)}
-        values = {name: dict(entry) for name, entry in saved["values"].items()}
+        values = saved["values"]
         if self.saved_by == self._world_size:
             for name, array in others.get(f"{_RANK}{self._rank}", {}).items():
                 file, _, key = name.partition("/")
@@ -341,11 +282,10 @@ class Checkpointer:
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(distributed.gather_objects(problems)):
             if of_rank:
-                where = f"{path}" if self._world_size == 1 else f"{path} (rank {rank})"
                 lines = "\n  ".join(of_rank[:20])
                 more = f"\n  and {len(of_rank) - 20} more" if len(of_rank) > 20 else ""
                 raise CheckpointError(
-                    f"{where}: does not fit this experiment:\n  {lines}{more}\n"
+                    f"{path}: does not fit this experiment on rank {rank}:\n  {lines}{more}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
 
@@ -373,21 +313,28 @@ def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose(run: Path, which: str) -> Path:
-    """The checkpoint of a run that is meant; nothing there is changed.
+    """The checkpoint of a run that is meant: "best", "last" or the number of an iteration.
 
     Args:
-        run: The output directory, or a checkpoint itself.
-        which: "best", "last" or the number of an iteration; not looked at for a checkpoint.
+        run: The output directory, or a checkpoint itself, whatever `which` says.
+        which: One of these.
 
     Raises:
         CheckpointError: There is none.
     """
     if which == "last" or (run / checkpoint.MANIFEST).exists():
         return checkpoint.find(run)
-    iteration = int(which) if re.fullmatch("[0-9]+", which) else None
     if which == "best":
-        iteration = _best(run)
-    if iteration is None:
+        scores = scores_of(checkpoint.find(run))
+        if not scores:
+            raise CheckpointError(
+                f"{run}: no checkpoint is the best one; expected training.monitor to name a metric "
+                "of valid(), and a save at an iteration that is validated."
+            )
+        iteration = scores[0][0]
+    elif re.fullmatch("[0-9]+", which):
+        iteration = int(which)
+    else:
         raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
     path = run / checkpoint.FOLDER / checkpoint.name_of(iteration)
     if not path.exists():
@@ -395,16 +342,6 @@ def choose(run: Path, which: str) -> Path:
         raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
     checkpoint.verify(path)
     return path
-
-
-def _best(run: Path) -> int:
-    scores = scores_of(checkpoint.find(run))
-    if not scores:
-        raise CheckpointError(
-            f"{run}: no checkpoint is the best one; expected training.monitor to name a metric of "
-            "valid(), and a save at an iteration that is validated."
-        )
-    return scores[0][0]
 
 
 def scores_of(path: Path) -> list[tuple[int, float]]:

@@ -1,8 +1,7 @@
 """Values as JSON and arrays: what a checkpoint can carry, and back to the same type.
 
-This is the one place where a value is encoded. Arrays and tensors go into a mapping beside the
-JSON, which becomes a file of tensors (arrays.py). What JSON does not know is a dict with one key
-that begins with `$`: `{"$tuple": [1, 2]}`.
+Arrays and tensors go into a mapping beside the JSON, which becomes a file of tensors (arrays.py).
+What JSON does not know is a dict with one key that begins with `$`: `{"$tuple": [1, 2]}`.
 
     arrays = {}
     text = json.dumps(encode(value, "early_stopping", arrays))
@@ -22,21 +21,28 @@ import paddle
 
 from expbase.state.arrays import Array
 
-_DICTS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
-_DICT_TAGS = {f"${tag}": kind for kind, tag in _DICTS.items()}
+# Collections, which are encoded as the list of their items. A dict whose keys are texts is itself.
+_KINDS: dict[str, Any] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": dict,
+    "$ordered": OrderedDict,
+    "$counter": Counter,
+}
+_TAGS = {kind: tag for tag, kind in _KINDS.items()}
 
 
 def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     """A value as JSON, from which `decode` makes the same value of the same type.
 
     Args:
-        value: Numbers, texts, bytes, None, lists, tuples, sets, dicts, arrays and tensors. An
-            `Array` is taken for the tensor that it is the content of.
+        value: An `Array` in it is taken for the tensor that it is the content of.
         place: Where the value was found; for messages, and as the key of arrays.
         arrays: The arrays and tensors are put in here.
 
     Raises:
-        TypeError: The value, or something in it, is of another type.
+        TypeError: Something in it cannot be saved.
     """
     if isinstance(value, np.generic):
         return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
@@ -52,13 +58,12 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
         return {"$tensor": place}
     if isinstance(value, np.ndarray):
         return _encode_ndarray(value, place, arrays)
-    if type(value) in _DICTS:
-        return _encode_dict(value, place, arrays)
-    if type(value) in (list, tuple, set, frozenset):
-        # Sets are sorted: their order differs from process to process, and so would the ranks.
-        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        encoded = [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
-        return encoded if type(value) is list else {f"${type(value).__name__}": encoded}
+    if type(value) is dict and all(isinstance(k, str) and not k.startswith("$") for k in value):
+        return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
+    if type(value) is list:
+        return [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(value)]
+    if type(value) in _TAGS:
+        return {_TAGS[type(value)]: encode(_items(value), place, arrays)}
     raise TypeError(
         f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
         "numbers, texts, lists, dicts, arrays or tensors. Save its parts, or exclude_from_state."
@@ -75,15 +80,11 @@ def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, A
     return {"$array": [place, value.dtype.str, list(value.shape)]}
 
 
-def _encode_dict(value: Mapping[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
-    plain = type(value) is dict
-    if plain and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
-    pairs = [
-        [encode(key, f"{place}.{i}.key", arrays), encode(item, f"{place}.{i}", arrays)]
-        for i, (key, item) in enumerate(value.items())
-    ]
-    return {f"${_DICTS[type(value)]}": pairs}
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [list(pair) for pair in value.items()]
+    # Sets are sorted: their order differs from process to process, and so would the ranks.
+    return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
 
 
 def _free(place: str, arrays: Mapping[str, Array]) -> str:
@@ -112,13 +113,7 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
     if tag == "$array":
         place, dtype, shape = content
         return arrays[place].data.copy().view(np.dtype(dtype)).reshape(shape)
-    if tag == "$tuple":
-        return tuple(decode(item, arrays) for item in content)
-    if tag == "$set":
-        return {decode(item, arrays) for item in content}
-    if tag == "$frozenset":
-        return frozenset(decode(item, arrays) for item in content)
-    if tag in _DICT_TAGS:
-        pairs = {decode(key, arrays): decode(item, arrays) for key, item in content}
-        return _DICT_TAGS[tag](pairs)
+    if tag in _KINDS:
+        kind, items = _KINDS[tag], decode(content, arrays)
+        return kind(dict(items) if issubclass(kind, dict) else items)
     return {key: decode(item, arrays) for key, item in value.items()}

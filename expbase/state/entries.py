@@ -1,9 +1,4 @@
-"""Small entries of a checkpoint: the best scores, the environment, what the user adds.
-
-scores = BestScores(config.training)
-scores.add(iteration=400, results={"accuracy": 0.98})
-scores.best                                # [(400, 0.98)], best first
-"""
+"""Small entries of a checkpoint: the best scores, the environment, what the user adds."""
 
 from __future__ import annotations
 
@@ -18,26 +13,14 @@ from expbase.state import rng
 
 
 class BestScores:
-    """Iteration and score of the best checkpoints.
-
-    Args:
-        training: The `training` section of a config.
-
-    Attributes:
-        best: Of those that were saved, best first.
-    """
+    """Iteration and score of the best checkpoints, by the `training` section of a config."""
 
     def __init__(self, training: Any) -> None:
-        self.best: list[tuple[int, float]] = []
+        self.best: list[tuple[int, float]] = []  # of those that were saved, best first
         self._training = training
 
     def add(self, iteration: int, results: Mapping[str, float]) -> None:
-        """Remembers how good the checkpoint of an iteration is; nan is never the best.
-
-        Args:
-            iteration: Of the checkpoint.
-            results: Of the validation in it; empty if there was none.
-        """
+        """Remembers the score of a checkpoint if it was validated; nan is never the best."""
         name = self._training.monitor.removeprefix("valid/")
         if name and results and not math.isnan(results[name]):
             sign = -1 if self._training.monitor_mode == "max" else 1
@@ -54,7 +37,7 @@ class BestScores:
         return {"scores": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores what `state_dict` returned; always exact."""
+        """Restores them; always exact."""
         self.best = state["scores"]
         return []
 
@@ -80,12 +63,9 @@ class Environment:
 
 
 class OwnStates:
-    """What on_save_checkpoint returns and on_load_checkpoint takes.
+    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event.
 
-    Both run under random states of their own, so that what they draw has no effect on training.
-
-    Args:
-        fire: Calls the subscribers of an event.
+    Both run under random states of their own: what they draw has no effect on training.
     """
 
     def __init__(self, fire: Callable[..., Any]) -> None:

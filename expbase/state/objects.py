@@ -1,26 +1,18 @@
 """What the state of an experiment is: finding it, reading it, restoring it.
 
-Every stateful attribute of the experiment is state, whatever its name: layers, optimizers,
-learning rate schedules, objects with `state_dict` and a setter, random generators, bare
-parameters; also inside lists and dicts, and once however many names it has. Tensors are keyed by
-structured names (`moment1/model.linear.weight`), never by paddle's automatic ones, so another
-process, another order of construction or a second experiment in the process can read them.
-
-Restoring is strict both ways and has two steps: `problems` finds everything that does not fit,
-and `load_state_dict` restores a state that has no problems. Files are checkpoint.py's business.
+Tensors are keyed by structured names (`moment1/model.linear.weight`), never by paddle's automatic
+ones, so another process, or another order of construction, can read them.
 
     found = find(vars(experiment), excluded=("judge",))
     state = found.state_dict()               # tensors by file, values by name
-    if not found.problems(state):
+    if not found.problems(state):            # everything that does not fit
         found.load_state_dict(state)
-
-`Attributes` and `Gradients` are two other parts of a checkpoint, with the same methods.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +25,6 @@ from paddle.optimizer.lr import LRScheduler
 from expbase.state import encoding, optimizers
 from expbase.state.arrays import Array, describe
 
-# A list of this many items is not searched if its first and its last item are plain data.
-_LONG = 1000
-
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
 Values = dict[str, Any]  # JSON values, by name
 State = tuple[Tensors, Values]
@@ -47,32 +36,16 @@ _RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or th
 
 @dataclass
 class StatefulObjects:
-    """The stateful objects of an experiment, by the names under which they were found.
+    """The stateful objects of an experiment, by the names under which they were found."""
 
-    Attributes:
-        layers: The user's layers, without a paddle.DataParallel round them.
-        optimizers: Each paddle optimizer.
-        schedulers: Learning rate schedules; one that only its optimizer knows is here, too.
-        objects: Anything else with `state_dict` and `set_state_dict` or `load_state_dict`.
-        generators: Random generators of python and numpy.
-        parameters: Parameters that are attributes themselves.
-        parallel: Every paddle.DataParallel, by id.
-        excluded_optimizers: The names of those that the user left out of the state.
-        seen: Every object that was found, by id. It keeps them alive: Python uses the id of a
-            dead object again.
-        containers: The ids of lists and dicts that were searched; they may contain each other.
-    """
-
-    layers: dict[str, Any] = field(default_factory=dict)
+    layers: dict[str, Any] = field(default_factory=dict)  # without a DataParallel round them
     optimizers: dict[str, Any] = field(default_factory=dict)
-    schedulers: dict[str, Any] = field(default_factory=dict)
-    objects: dict[str, Any] = field(default_factory=dict)
-    generators: dict[str, Any] = field(default_factory=dict)
-    parameters: dict[str, Any] = field(default_factory=dict)
-    parallel: dict[int, Any] = field(default_factory=dict)
-    excluded_optimizers: list[str] = field(default_factory=list)
-    seen: dict[int, Any] = field(default_factory=dict)
-    containers: set[int] = field(default_factory=set)
+    schedulers: dict[str, Any] = field(default_factory=dict)  # also those within an optimizer
+    objects: dict[str, Any] = field(default_factory=dict)  # others with state_dict and a setter
+    generators: dict[str, Any] = field(default_factory=dict)  # of python and numpy
+    parameters: dict[str, Any] = field(default_factory=dict)  # that are attributes themselves
+    parallel: dict[int, Any] = field(default_factory=dict)  # every paddle.DataParallel, by id
+    excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
 
     def names(self) -> list[str]:
         """The names of everything that was found."""
@@ -81,7 +54,7 @@ class StatefulObjects:
         return [name for kind in (*kinds, *rest) for name in kind]
 
     def state_dict(self) -> State:
-        """The state of everything found: its tensors by file and key, its JSON values by name.
+        """Tensors by file and key, and JSON values by name.
 
         Tensors on the CPU are views of the live memory: copy them before training goes on.
 
@@ -99,13 +72,10 @@ class StatefulObjects:
         return {file: arrays for file, arrays in tensors.items() if arrays}, values
 
     def problems(self, state: State) -> list[str]:
-        """Everything that keeps a state from being restored.
+        """Everything that keeps a state from being restored, from what, to what.
 
         Changes nothing but this: an optimizer that has not made a step yet gets the tensors that
         its first step would make, because they are compared, too.
-
-        Returns:
-            One line for each entry that does not fit, with its name, from what, to what.
         """
         tensors, values = state
         names = parameter_names(self)
@@ -113,27 +83,20 @@ class StatefulObjects:
         for name, optimizer in self.optimizers.items():
             own = {names[p.name]: p for p in parameters_of(optimizer) if p.name in names}
             problems += optimizers.make_accumulators(optimizer, name, tensors.get(name, {}), own)
-        for file, live in self._live_tensors().items():
-            problems += _compare(file, tensors.get(file, {}), live)
+        live = _flat(self._live_tensors())
+        # A file with the name of a value has the arrays in that value, which are not compared.
+        saved = _flat({file: of for file, of in tensors.items() if file not in values})
+        problems += _unmatched(saved, live)
+        problems += [
+            f"{name} is {array} in the checkpoint and {describe(live[name])} here."
+            for name, array in saved.items()
+            if name in live and str(array) != describe(live[name])
+        ]
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        problems += [f"{n}: missing in the checkpoint." for n in expected if n not in values]
-        problems += [
-            f"{name}: in the checkpoint, but nothing of that name is on the experiment."
-            for name in sorted({*values} - {*expected})
-        ]
-        known = {*self.names(), _PARAMETERS}
-        problems += [
-            f"{name}: tensors in the checkpoint, but nothing of that name is on the experiment."
-            for name in sorted({*tensors} - known)
-        ]
-        return problems
+        return problems + _unmatched(values, expected)
 
     def load_state_dict(self, state: State) -> list[str]:
-        """Restores a state that has no `problems`.
-
-        Returns:
-            Reasons why it is not exact: none.
-        """
+        """Restores a state that has no `problems`; always exact."""
         tensors, encoded = state
         # All is decoded before anything is set: a value that cannot be read changes nothing.
         values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
@@ -144,8 +107,7 @@ class StatefulObjects:
             self.optimizers[name.removesuffix(_RATE)].set_lr(values[name])
         for name, scheduler in self.schedulers.items():
             optimizers.set_schedule_values(scheduler, values[name])
-        for name, generator in self.generators.items():
-            _set_generator_state(generator, values[name])
+        set_generator_states(self, values)
         for name, stateful in self.objects.items():
             # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load
             # one, and will switch itself off again.
@@ -180,11 +142,8 @@ class StatefulObjects:
         }
 
 
-# --- finding -------------------------------------------------------------------------------
-
-
-def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> StatefulObjects:
-    """Finds what has state among the attributes, in their order.
+def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> StatefulObjects:
+    """Finds what has state among the attributes, in lists and dicts, too; each object once.
 
     Args:
         attributes: Those of the experiment, without the template's own.
@@ -193,20 +152,19 @@ def find(attributes: Mapping[str, Any], excluded: Iterable[str] = ()) -> Statefu
     Raises:
         ValueError: Two objects would get the same name, or one cannot be the name of a file.
     """
-    found = StatefulObjects()
-    excluded = list(excluded)
+    found, left_out = StatefulObjects(), StatefulObjects()
+    seen: set[int] = set()
     # The excluded ones are searched first, so that one with a second name is "seen" there.
-    left_out = StatefulObjects(seen=found.seen)
     for name in excluded:
         if name in attributes:
-            _visit(left_out, name, attributes[name])
+            _visit(left_out, seen, name, attributes[name])
     found.excluded_optimizers = list(left_out.optimizers)
     for name, value in attributes.items():
         if name not in excluded:
-            _visit(found, name, value)
+            _visit(found, seen, name, value)
     for name, optimizer in found.optimizers.items():
         # A schedule that only its optimizer knows. One that has a name was seen before.
-        _visit(found, f"{name}{_RATE}", optimizer._learning_rate)
+        _visit(found, seen, f"{name}{_RATE}", optimizer._learning_rate)
     return found
 
 
@@ -217,36 +175,34 @@ def unwrap(layer: Any) -> Any:
     return layer
 
 
-def _visit(found: StatefulObjects, name: str, value: Any) -> None:
+def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> None:
     if isinstance(value, (list, tuple, dict)):
-        if id(value) not in found.containers and not _is_plain_data(value):
-            found.containers.add(id(value))
+        if id(value) not in seen and not _is_plain_data(value):
+            seen.add(id(value))  # containers may contain each other
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
-                _visit(found, f"{name}.{key}", item)
+                _visit(found, seen, f"{name}.{key}", item)
         return
     if isinstance(value, paddle.DataParallel):
         found.parallel[id(value)] = value
     value = unwrap(value)
     kind = _kind(found, value)
-    if kind is not None and id(value) not in found.seen:
+    if kind is not None and id(value) not in seen:
         if name in found.names() or "/" in name:
             raise ValueError(
                 f"self.{name}: two stateful objects would get this name, or it has a '/' in it; "
                 "expected names that can be those of files."
             )
-        found.seen[id(value)] = value
+        seen.add(id(value))
         kind[name] = value
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Whether a long list holds data, judged by its ends.
-
-    The search is repeated at every logged line, and a history of losses may have millions.
-    """
-    if len(value) < _LONG or isinstance(value, dict):
+    # The search is repeated at every logged line, and a history of losses may have millions: a
+    # list of this many items is judged by its ends.
+    if len(value) < 1000 or isinstance(value, dict):
         return False
-    return all(optimizers.is_plain(item) for item in (value[0], value[-1]))
+    return optimizers.is_plain([value[0], value[-1]])
 
 
 def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
@@ -271,15 +227,9 @@ def _setter(value: Any) -> Any:
     return getattr(value, "set_state_dict", None) or getattr(value, "load_state_dict", None)
 
 
-# --- parameters -------------------------------------------------------------
-
-
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
     """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
-    names: dict[str, str] = {}
-    for name, parameter in named_parameters(found):
-        names.setdefault(parameter.name, name)
-    return names
+    return {parameter.name: name for name, parameter in named_parameters(found)}
 
 
 def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
@@ -297,61 +247,44 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return parameters
 
 
-def _compare(file: str, saved: Mapping[str, Array], live: Mapping[str, Any]) -> list[str]:
-    problems = [
-        f"{file}: {key!r} is missing in the checkpoint." for key in live if key not in saved
+def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{file}: {key!r}": t for file, by_key in tensors.items() for key, t in by_key.items()}
+
+
+def _unmatched(saved: Collection[str], here: Collection[str]) -> list[str]:
+    """One line for each name that only one side has."""
+    return [
+        *(f"{name}: missing in the checkpoint." for name in here if name not in saved),
+        *(f"{name}: in the checkpoint, and not here." for name in saved if name not in here),
     ]
-    for key, array in saved.items():
-        if key not in live:
-            problems.append(f"{file}: {key!r} is in the checkpoint, {array}, and not here.")
-        elif str(array) != describe(live[key]):
-            problems.append(
-                f"{file}: {key!r} is {array} in the checkpoint and {describe(live[key])} here."
-            )
-    return problems
-
-
-# --- generators --------------------------------------------------------------
 
 
 def generator_states(found: StatefulObjects) -> dict[str, Any]:
     """The states of the random generators that were found, for `set_generator_states`."""
-    return {name: _generator_state(generator) for name, generator in found.generators.items()}
+    states: dict[str, Any] = {}
+    for name, generator in found.generators.items():
+        if isinstance(generator, random.Random):
+            states[name] = generator.getstate()
+        elif isinstance(generator, np.random.RandomState):
+            states[name] = generator.get_state(legacy=False)
+        else:
+            states[name] = generator.bit_generator.state
+    return states
 
 
 def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
     """Sets what `generator_states` returned."""
     for name, generator in found.generators.items():
-        _set_generator_state(generator, states[name])
-
-
-def _generator_state(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.bit_generator.state
-
-
-def _set_generator_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
-
-
-# --- other parts of a checkpoint -----------------------------------------------------------
+        if isinstance(generator, random.Random):
+            generator.setstate(states[name])
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(states[name])
+        else:
+            generator.bit_generator.state = states[name]
 
 
 class Attributes:
-    """Plain attributes of an object, by name: what the user registered.
-
-    Args:
-        owner: Whose attributes.
-        names: Which; looked at anew each time, so the list may grow.
-    """
+    """Plain attributes of an object, by name; the list of names may grow."""
 
     def __init__(self, owner: object, names: Sequence[str]) -> None:
         self._owner = owner
@@ -363,25 +296,17 @@ class Attributes:
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each name that only one side has; looks at no value."""
-        missing, unknown = {*self._names} - {*state}, {*state} - {*self._names}
-        problems = [f"{n}: registered, and missing in the checkpoint." for n in sorted(missing)]
-        return problems + [
-            f"{n}: in the checkpoint, and not registered here." for n in sorted(unknown)
-        ]
+        return _unmatched(state, self._names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the attributes. Returns reasons why it is not exact: none."""
+        """Sets the attributes; always exact."""
         for name, value in state.items():
             setattr(self._owner, name, value)
         return []
 
 
 class Gradients:
-    """The gradients of parameters: a user may add them up over several iterations.
-
-    Args:
-        parameters: With their structured names (`named_parameters`).
-    """
+    """The gradients of `named_parameters`: a user may add them up over several iterations."""
 
     def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
         self._parameters = parameters
@@ -401,7 +326,7 @@ class Gradients:
         return gradients
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the gradients from tensors. Returns reasons why it is not exact: none."""
+        """Sets the gradients from tensors; always exact."""
         for name, parameter in self._parameters:
             if name not in state:
                 parameter.clear_gradient(False)

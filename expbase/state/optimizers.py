@@ -1,8 +1,7 @@
 """The state of optimizers and learning rate schedules, under names that every process agrees on.
 
 Paddle keys an optimizer's tensors by automatic names, `linear_0.w_0_moment1_0`, which depend on
-what was constructed before; and a schedule's own `state_dict` is not always complete. objects.py
-decides which optimizers and schedules there are.
+what was constructed before; and a schedule's own `state_dict` is not always complete.
 
     live = accumulators(optimizer, names)        # {"moment1/model.fc.weight": Tensor}
     problems = make_accumulators(optimizer, name, saved, parameters)
@@ -19,14 +18,11 @@ import paddle
 from paddle.base import framework
 from paddle.optimizer.lr import LRScheduler
 
+_PLAIN = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
+
 
 def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """An optimizer's tensors as `accumulator/structured parameter name`.
-
-    Args:
-        optimizer: A paddle optimizer.
-        names: The structured names of its parameters by paddle's automatic ones.
-    """
+    """An optimizer's tensors by `accumulator/name`; `names` has those of parameters by paddle's."""
     master = getattr(optimizer, "_master_weights", {})
     # A parameter with a master weight: its accumulators go by the automatic name of the latter.
     names = {**names, **{tensor.name: names[name] for name, tensor in master.items()}}
@@ -44,13 +40,8 @@ def make_accumulators(
     """Makes the tensors that a first step would make, for the parameters that had one.
 
     Not for all parameters: one that never had a gradient has no accumulators, and what is made
-    must be what was saved.
-
-    Args:
-        optimizer: A paddle optimizer.
-        name: Its name, for messages.
-        saved: The keys of what was saved, as `accumulators` names them.
-        parameters: The parameters that it updates, by structured name.
+    must be what was saved, under keys like those of `accumulators`. `parameters` has those that it
+    updates, by structured name.
 
     Returns:
         One line for each parameter that was saved and is not updated here.
@@ -96,5 +87,4 @@ def is_plain(value: Any) -> bool:
         return all(map(is_plain, value))
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
-    kinds = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
-    return value is None or isinstance(value, kinds)
+    return value is None or isinstance(value, _PLAIN)

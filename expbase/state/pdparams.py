@@ -1,4 +1,4 @@
-"""The arrays in a `.pdparams` or `.pdopt` file, read without running anything from it.
+"""The arrays in a `.pdparams` file, read without running anything from it.
 
 Such a file is a pickle, and a pickle is a program: it names functions and calls them. No unpickler
 is used here, because even `numpy.dtype` alone can be told by a pickle to take raw bytes for
@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import pickletools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -33,23 +33,11 @@ _ARGUMENT = frozenset(
     "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
     "SHORT_BINBYTES BINBYTES BINBYTES8".split()
 )
-# How many items other instructions take off the stack; None: those above the last mark.
-_TAKES = {
-    "TUPLE": None,
-    "TUPLE1": 1,
-    "TUPLE2": 2,
-    "TUPLE3": 3,
-    "STACK_GLOBAL": 2,
-    "REDUCE": 2,
-    "APPEND": 1,
-    "APPENDS": None,
-    "ADDITEMS": None,
-    "SETITEM": 2,
-    "SETITEMS": None,
-    "BUILD": 1,
-}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_NOTHING_TO_DO = frozenset({"PROTO", "FRAME", "STOP"})
+# How many items other instructions take off the stack. The second kind takes those above a mark.
+_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
+_TAKES |= {"STACK_GLOBAL": 2, "REDUCE": 2, "BUILD": 1}
+_TAKES_MARKED = frozenset({"TUPLE", "APPENDS", "SETITEMS"})
 
 
 class PdparamsError(ValueError):
@@ -58,9 +46,6 @@ class PdparamsError(ValueError):
 
 def parse(content: bytes) -> dict[str, Array]:
     """The arrays at the top level of a file, by name.
-
-    Args:
-        content: The whole file.
 
     Raises:
         PdparamsError: It is no such file, or holds what arrays do not need.
@@ -72,15 +57,10 @@ def parse(content: bytes) -> dict[str, Array]:
         raise PdparamsError(f"not a file of weights: {text:.300}") from error
     if not isinstance(value, dict):
         raise PdparamsError(f"holds a {type(value).__name__}; expected a dict of arrays.")
-    if "UnpackBigParamInfor@@" in value:
-        raise PdparamsError("written in slices by protocol 2 or 3; save it with protocol=4.")
-    found = {}
-    for name, item in value.items():
-        # paddle writes a tensor as an array, or as (automatic name, array)
-        item = item[1] if isinstance(item, tuple) and len(item) == 2 else item
-        if isinstance(item, _NumpyArray):
-            found[str(name)] = item
-    distinct = {id(item): item.filled() for item in found.values()}
+    # paddle writes a tensor as an array, or as (automatic name, array)
+    items = {n: i[1] if isinstance(i, tuple) and len(i) == 2 else i for n, i in value.items()}
+    found = {str(name): item for name, item in items.items() if isinstance(item, _NumpyArray)}
+    distinct = {id(item): _as(np.ndarray, item.content) for item in found.values()}
     if sum(array.nbytes for array in distinct.values()) > len(content):
         # A small file could fill the memory: a thousand arrays, all from the same bytes.
         raise PdparamsError("holds more arrays than it has bytes for.")
@@ -93,100 +73,6 @@ def _array(value: np.ndarray[Any, Any]) -> Array:
     # paddle writes bfloat16 as uint16, a type that its tensors do not have
     dtype = "bfloat16" if value.dtype == np.uint16 else value.dtype.name
     return Array(dtype, value.shape, data.reshape(-1).view(np.uint8))
-
-
-# --- what a file may name: stand-ins that only we fill ----------------------------------------
-
-
-@dataclass
-class _NumpyType:
-    """Stands for numpy.dtype; `build` may set its byte order and nothing else."""
-
-    dtype: np.dtype[Any]
-
-    @classmethod
-    def named(cls, text: str, *_: Any) -> _NumpyType:
-        if not _NUMERIC.fullmatch(text):
-            raise PdparamsError(f"has an array of type {text!r:.80}; expected a type of numbers.")
-        return cls(np.dtype(text))
-
-    def build(self, state: Any) -> None:
-        order = state[1]
-        if state[:1] + state[2:] != _PLAIN_DTYPE or order not in ("<", ">", "|", "="):
-            raise PdparamsError("has a type of numbers with fields, flags or a strange byte order.")
-        self.dtype = self.dtype.newbyteorder(order)
-
-
-@dataclass
-class _NumpyArray:
-    """Stands for numpy.ndarray; empty until `build`."""
-
-    content: np.ndarray[Any, Any] | None = None
-
-    @classmethod
-    def empty(cls, *_: Any) -> _NumpyArray:
-        return cls()
-
-    def build(self, state: Any) -> None:
-        _, shape, dtype, is_fortran, data = state
-        self.content = _numbers(dtype, shape, data, "F" if is_fortran else "C")
-
-    def filled(self) -> np.ndarray[Any, Any]:
-        if self.content is None:
-            raise PdparamsError("has an array without content.")
-        return self.content
-
-
-def _numbers(dtype: Any, shape: Any, data: Any, order: Any = "C") -> np.ndarray[Any, Any]:
-    """An array over the file's bytes, after its size was found to be that of the bytes."""
-    if not isinstance(dtype, _NumpyType) or not isinstance(data, bytes):
-        raise PdparamsError("has an array of Python objects; expected numbers.")
-    fits = all(isinstance(size, int) and size >= 0 for size in shape)
-    if not fits or math.prod(shape) * dtype.dtype.itemsize != len(data):
-        raise PdparamsError(f"has {len(data)} bytes for an array of shape {shape!r:.80}.")
-    return np.frombuffer(data, dtype.dtype).reshape(shape, order=order)
-
-
-def _scalar(dtype: Any, data: Any) -> Any:
-    return _numbers(dtype, (), data)[()]
-
-
-def _encoded(text: str = "", encoding: str = "latin1") -> bytes:
-    # Protocol 2 has no bytes: it writes them as a text and the name of its encoding.
-    if encoding != "latin1":
-        raise PdparamsError(f"has bytes in {encoding!r:.80}; expected latin1.")
-    return text.encode("latin1")
-
-
-def _tuple(items: Any) -> Any:
-    return _as(tuple, items)
-
-
-def _dict() -> dict[Any, Any]:
-    return {}
-
-
-@dataclass(frozen=True)
-class _Named:
-    """Something that a file named; `make` is our function for it."""
-
-    make: Callable[..., Any]
-
-
-_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")  # before and since numpy 2
-_KNOWN = {
-    ("collections", "OrderedDict"): _Named(_dict),
-    ("numpy", "ndarray"): _Named(_NumpyArray.empty),
-    ("numpy", "dtype"): _Named(_NumpyType.named),
-    ("_codecs", "encode"): _Named(_encoded),
-    **{(module, "tuple"): _Named(_tuple) for module in ("builtins", "__builtin__")},
-    **{(module, "bytes"): _Named(_encoded) for module in ("builtins", "__builtin__")},
-    **{(module, "_reconstruct"): _Named(_NumpyArray.empty) for module in _NUMPY},
-    **{(module, "scalar"): _Named(_scalar) for module in _NUMPY},
-}
-
-
-# --- the machine ------------------------------------------------------------------------------
 
 
 class _Machine:
@@ -204,53 +90,53 @@ class _Machine:
         return self._stack.pop()
 
     def _step(self, name: str, argument: Any) -> None:
-        push = self._stack.append
-        items = self._taken(_TAKES[name]) if name in _TAKES else []
-        if name in _ARGUMENT:
-            push(argument)
-        elif name in _CONSTANTS:
-            push(_CONSTANTS[name])
-        elif name == "MARK":
-            self._marks.append(len(self._stack))
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            push(self._memo[argument])
-        elif name == "EMPTY_DICT":
-            push({})
-        elif name in ("EMPTY_LIST", "EMPTY_SET"):
-            push([])  # a set stays a list: no array is read from it, and no item must be hashed
-        elif name.startswith("TUPLE"):
-            push(tuple(items))
-        elif name in ("APPEND", "APPENDS", "ADDITEMS"):
-            _as(list, self._stack[-1]).extend(items)
-        elif name in ("SETITEM", "SETITEMS"):
-            self._set_items(items)
-        elif name == "GLOBAL":
-            push(_known(*argument.split(" ", 1)))
-        elif name == "STACK_GLOBAL":
-            push(_known(*items))
-        elif name == "REDUCE":
-            push(_as(_Named, items[0]).make(*items[1]))
-        elif name == "BUILD":
-            _as((_NumpyType, _NumpyArray), self._stack[-1]).build(items[0])
-        elif name not in _NOTHING_TO_DO:
-            raise PdparamsError(f"has the pickle instruction {name}, which weights do not need.")
+        stack = self._stack
+        marked = name in _TAKES_MARKED
+        count = len(stack) - self._marks.pop() if marked else _TAKES.get(name, 0)
+        items = [stack.pop() for _ in range(count)][::-1]
+        match name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case "MARK":
+                self._marks.append(len(stack))
+            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                self._memo[len(self._memo) if argument is None else argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(items))
+            case "APPEND" | "APPENDS":
+                _as(list, stack[-1]).extend(items)
+            case "SETITEM" | "SETITEMS":
+                _set_items(_as(dict, stack[-1]), items)
+            case "GLOBAL":
+                stack.append(_known(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack.append(_known(*items))
+            case "REDUCE":  # the only functions on the stack are those of _KNOWN
+                stack.append(_as(FunctionType, items[0])(*items[1]))
+            case "BUILD":
+                _as((_NumpyType, _NumpyArray), stack[-1]).build(items[0])
+            case _:
+                stack.append(_plain_value(name, argument))
 
-    def _taken(self, count: int | None) -> list[Any]:
-        """Takes items off the stack; None: those above the last mark."""
-        start = self._marks.pop() if count is None else len(self._stack) - count
-        if start < 0:
-            raise PdparamsError("an instruction lacks its items.")
-        items = self._stack[start:]
-        del self._stack[start:]
-        return items
 
-    def _set_items(self, items: list[Any]) -> None:
-        target = _as(dict, self._stack[-1])
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            # Python crashes when it hashes a tuple in a tuple in a tuple, a million deep.
-            target[_as((str, int, float, bytes), key)] = value
+def _plain_value(name: str, argument: Any) -> Any:
+    if name in _ARGUMENT:
+        return argument
+    if name in _CONSTANTS:
+        return _CONSTANTS[name]
+    raise PdparamsError(f"has the pickle instruction {name}, which weights do not need.")
+
+
+def _set_items(target: dict[Any, Any], items: list[Any]) -> None:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Python crashes when it hashes a tuple in a tuple in a tuple, a million deep.
+        target[_as((str, int, float, bytes), key)] = value
 
 
 def _as(kind: Any, value: Any) -> Any:
@@ -259,7 +145,75 @@ def _as(kind: Any, value: Any) -> Any:
     return value
 
 
-def _known(module: Any, name: Any) -> _Named:
+# What a file may name: stand-ins that only we fill.
+
+
+class _NumpyType:
+    """Stands for a numpy.dtype; `build` may set its byte order and nothing else."""
+
+    def __init__(self, text: str) -> None:
+        if not _NUMERIC.fullmatch(text):
+            raise PdparamsError(f"has an array of type {text!r:.80}; expected a type of numbers.")
+        self.dtype = np.dtype(text)
+
+    def build(self, state: Any) -> None:
+        order = state[1]
+        if state[:1] + state[2:] != _PLAIN_DTYPE or order not in ("<", ">", "|", "="):
+            raise PdparamsError("has a type of numbers with fields, flags or a strange byte order.")
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+@dataclass
+class _NumpyArray:
+    """Stands for a numpy.ndarray; empty until `build`."""
+
+    content: np.ndarray[Any, Any] | None = None
+
+    def build(self, state: Any) -> None:
+        _, shape, dtype, is_fortran, data = state
+        self.content = _numbers(dtype, shape, data, "F" if is_fortran else "C")
+
+
+def _numbers(dtype: Any, shape: Any, data: Any, order: Any = "C") -> np.ndarray[Any, Any]:
+    """An array over the file's bytes, after its size was found to be that of the bytes."""
+    if not isinstance(dtype, _NumpyType) or not isinstance(data, bytes):
+        raise PdparamsError("has an array of Python objects; expected numbers.")
+    fits = all(isinstance(size, int) and size >= 0 for size in shape)
+    if not fits or math.prod(shape) * dtype.dtype.itemsize != len(data):
+        raise PdparamsError(f"has {len(data)} bytes for an array of shape {shape!r:.80}.")
+    return np.frombuffer(data, dtype.dtype).reshape(shape, order=order)
+
+
+def _encoded(text: str = "", encoding: str = "latin1") -> bytes:
+    # Protocol 2 has no bytes: it writes them as a text and the name of its encoding.
+    if encoding != "latin1":
+        raise PdparamsError(f"has bytes in {encoding!r:.80}; expected latin1.")
+    return text.encode("latin1")
+
+
+def _dict() -> dict[str, Any]:
+    return {}
+
+
+def _tuple(items: Any) -> Any:
+    return _as(tuple, items)
+
+
+_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")  # before and since numpy 2
+_KNOWN = {
+    ("collections", "OrderedDict"): _dict,
+    ("builtins", "tuple"): _tuple,
+    ("__builtin__", "tuple"): _tuple,
+    ("__builtin__", "bytes"): _encoded,
+    ("_codecs", "encode"): _encoded,
+    ("numpy", "ndarray"): lambda: None,  # only named, as an argument of _reconstruct
+    ("numpy", "dtype"): lambda text, *_: _NumpyType(text),
+    **{(module, "_reconstruct"): lambda *_: _NumpyArray() for module in _NUMPY},
+    **{(module, "scalar"): lambda kind, data: _numbers(kind, (), data)[()] for module in _NUMPY},
+}
+
+
+def _known(module: Any, name: Any) -> Any:
     found = _KNOWN.get((_as(str, module), _as(str, name)))
     if found is None:
         raise PdparamsError(

@@ -1,12 +1,9 @@
 """The random states of one process: python's, numpy's and paddle's, on every device.
 
-It reads, sets and derives random states and does nothing else. Who may draw from which state, and
-when, is decided by its callers. Generators that a user makes (`np.random.default_rng`) are not
-among them: one that is an attribute of the experiment is saved as such (objects.py).
+Generators that a user makes (`np.random.default_rng`) are not among them: one that is an attribute
+of the experiment is saved as such (objects.py).
 
     seed_all(derive(0, TRAIN, rank))       # one seed for all three libraries
-    states = capture()                     # values that JSON can hold
-    restore(states)
     with isolated(derive(0, VALID, 400)):  # what is drawn inside has no effect outside
         ...
 """
@@ -49,7 +46,7 @@ def derive(seed: int, *path: int) -> int:
 def seed_all(seed: int) -> None:
     """Seeds python, numpy and paddle, on every device."""
     seed_cpu(seed)
-    for generator in _device_generators().values():
+    for generator in _generators().values():
         generator.manual_seed(seed)
 
 
@@ -67,75 +64,47 @@ class RandomStates:
     """The random states of this process as a part of a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What `capture` returns."""
-        return capture()
+        """By library or device, as values that JSON can hold."""
+        states = snapshot()
+        version, words, gauss = states.pop("python")
+        name, key, *rest = states.pop("numpy")
+        return {
+            "python": [version, list(words), gauss],
+            "numpy": [name, key.tolist(), *rest],  # position, whether a normal number waits, and it
+            **{device: _to_json(state) for device, state in states.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restores them; returns reasons why it is not exact."""
-        return [f"the random states of {name} are new" for name in restore(state)]
+        """Restores them; the machine may have other devices, and then it is not exact."""
+        devices = dict(state)
+        version, words, gauss = devices.pop("python")
+        name, key, *rest = devices.pop("numpy")
+        states = {device: _from_json(value) for device, value in devices.items()}
+        states["python"] = (version, tuple(words), gauss)
+        states["numpy"] = (name, np.array(key, np.uint32), *rest)
+        reset(states)
+        one_sided = devices.keys() ^ _generators().keys()
+        return [f"the random states of {device} are new" for device in sorted(one_sided)]
 
 
-def capture() -> dict[str, Any]:
-    """The states of all generators of this process, as values that JSON can hold."""
-    version, words, gauss = random.getstate()
-    numpy_state: Any = np.random.get_state()
-    name, key, *rest = numpy_state
-    states: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "numpy": [name, key.tolist(), *rest],  # position, whether a normal number waits, and it
-        "cpu": _to_json(core.default_cpu_generator().get_state()),
-    }
-    for device, generator in _device_generators().items():
-        states[device] = _to_json(generator.get_state())
-    return states
+def snapshot() -> dict[str, Any]:
+    """The states of all generators by library or device, quickly, for `reset` in this process."""
+    devices = {device: generator.get_state() for device, generator in _generators().items()}
+    return {"python": random.getstate(), "numpy": np.random.get_state(), **devices}
 
 
-def restore(states: dict[str, Any]) -> list[str]:
-    """Sets what `capture` returned.
-
-    Returns:
-        The devices that only one side knows. A run may be continued on a machine with other
-        devices, but what it draws there is not what it would have drawn.
-    """
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, key, *rest = states["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), *rest))
-    generators = {"cpu": core.default_cpu_generator(), **_device_generators()}
-    saved_devices = set(states) - {"python", "numpy"}
-    for device in saved_devices & set(generators):
-        generators[device].set_state(_from_json(states[device]))
-    return sorted(saved_devices ^ set(generators))
-
-
-def snapshot() -> tuple[Any, ...]:
-    """The states of all generators, quickly, for `reset` in this process."""
-    devices = _device_generators().values()
-    return (
-        random.getstate(),
-        np.random.get_state(legacy=False),
-        core.default_cpu_generator().get_state(),
-        [(generator, generator.get_state()) for generator in devices],
-    )
-
-
-def reset(states: tuple[Any, ...]) -> None:
+def reset(states: dict[str, Any]) -> None:
     """Sets what `snapshot` returned."""
-    python_state, numpy_state, cpu_state, device_states = states
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
-    core.default_cpu_generator().set_state(cpu_state)
-    for generator, state in device_states:
-        generator.set_state(state)
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    for device, generator in _generators().items():
+        if device in states:
+            generator.set_state(states[device])
 
 
 @contextlib.contextmanager
 def isolated(seed: int | None = None) -> Iterator[None]:
-    """Restores all random states after the block, however it ends.
-
-    Args:
-        seed: The block draws from it; None: the block goes on from the states of before.
-    """
+    """Restores all random states after the block, which draws from the seed if there is one."""
     states = snapshot()
     try:
         if seed is not None:
@@ -145,12 +114,13 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         reset(states)
 
 
-def _device_generators() -> dict[str, Any]:
-    """The generators of the devices that this process may draw from, by device name."""
-    if not paddle.is_compiled_with_cuda():
-        return {}
-    count = paddle.device.cuda.device_count()
-    return {f"gpu:{index}": core.default_cuda_generator(index) for index in range(count)}
+def _generators() -> dict[str, Any]:
+    """Paddle's generators that this process may draw from, by device."""
+    generators = {"cpu": core.default_cpu_generator()}
+    if paddle.is_compiled_with_cuda():
+        for index in range(paddle.device.cuda.device_count()):
+            generators[f"gpu:{index}"] = core.default_cuda_generator(index)
+    return generators
 
 
 def _to_json(state: Any) -> list[Any]:

@@ -1,11 +1,8 @@
-"""Model files: weights alone, from our checkpoints or other tools, and into such files.
+"""Model files: weights alone, out of checkpoints and other tools' files, and into such files.
 
-Reads a checkpoint directory, a `.safetensors` or a `.pdparams` file, and writes the latter two.
-Nothing in a file that is read is run (pdparams.py). Optimizers and counters are objects.py's.
-
-    found = read_weights("other/checkpoints/step-00000400")   # {"model": {"fc.weight": Array}}
-    report = compare(found["model"], layer)
-    report.fitted, report.missing, report.unexpected, report.reshaped
+found = read_weights(Path("other/checkpoints/step-00000400"))  # {"model": {"fc.weight": Array}}
+reports = load(found, {"model": layer}, into=None, partial=False)
+reports["model"].fitted
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +30,7 @@ class WeightsError(ValueError):
 
 
 def read_weights(path: Path) -> dict[str, Weights]:
-    """Reads the weights in a file or a checkpoint.
-
-    Args:
-        path: A checkpoint or the directory of a run, a `.safetensors` or a `.pdparams`.
+    """Reads the weights in a checkpoint, a run, a `.safetensors` or a `.pdparams`; runs nothing.
 
     Returns:
         The weights of each model by its name; a single file holds one, whose name is "".
@@ -44,8 +38,6 @@ def read_weights(path: Path) -> dict[str, Weights]:
     Raises:
         WeightsError: It cannot be read, or holds more than weights.
     """
-    if not path.exists():
-        raise WeightsError(f"{path}: does not exist.")
     try:
         if path.is_dir():
             path = checkpoint.find(path)
@@ -54,31 +46,28 @@ def read_weights(path: Path) -> dict[str, Weights]:
             return {n.removesuffix(_TENSORS): parse(d) for n, d in files if n.endswith(_TENSORS)}
         if path.suffix == _TENSORS:
             return {"": parse(path.read_bytes())}
-        if path.suffix in (".pdparams", ".pdopt"):
+        if path.suffix == ".pdparams":
             return {"": pdparams.parse(path.read_bytes())}
     except (OSError, TensorFileError, PdparamsError, checkpoint.CheckpointError) as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     raise WeightsError(
-        f"{path}: of an unknown kind; expected a checkpoint directory, .safetensors or .pdparams."
+        f"{path}: does not exist, or is of an unknown kind; expected a checkpoint directory, "
+        ".safetensors or .pdparams."
     )
 
 
 def write_weights(path: Path, layer: Any) -> None:
-    """Writes a layer's weights; the file is complete or does not exist.
-
-    Args:
-        path: Ends in `.safetensors`, or in `.pdparams` for paddle.load.
-        layer: Its state_dict is written.
+    """Writes a layer's weights, as `.safetensors` or as `.pdparams`; whole or not at all.
 
     Raises:
         WeightsError: The path ends in something else, or the system refused.
     """
+    tensors = layer.state_dict()
     if path.suffix == _TENSORS:
-        arrays = {name: Array.of(tensor) for name, tensor in layer.state_dict().items()}
-        parts = list(serialize(arrays))
-    elif path.suffix == ".pdparams":
-        arrays_by_name = {name: tensor.numpy() for name, tensor in layer.state_dict().items()}
-        parts = [pickle.dumps(arrays_by_name, protocol=4)]  # what paddle.save writes
+        parts = list(serialize({name: Array.of(tensor) for name, tensor in tensors.items()}))
+    elif path.suffix == ".pdparams":  # what paddle.save writes
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        parts = [pickle.dumps(arrays, protocol=4)]
     else:
         raise WeightsError(f"{path}: ends in {path.suffix!r}; expected .safetensors or .pdparams.")
     try:
@@ -89,43 +78,17 @@ def write_weights(path: Path, layer: Any) -> None:
 
 @dataclass
 class Report:
-    """Which weights of a model file fit a layer.
+    """Which weights of a model file fit a layer."""
 
-    Attributes:
-        fitted: Names that both have with the same type and shape.
-        missing: In the layer and not in the file.
-        unexpected: In the file and not in the layer.
-        reshaped: Name, what the file has, what the layer has.
-    """
-
-    fitted: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    reshaped: list[tuple[str, str, str]] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether each weight of the file and each of the layer has its counterpart."""
-        return not (self.missing or self.unexpected or self.reshaped)
+    fitted: list[str]  # the names that both have, with the same type and shape
+    misfits: list[str]  # what is wrong with each of the others
 
     def __str__(self) -> str:
-        lines = [f"{len(self.fitted)} fitted"]
-        lines += [f"missing in the file: {name}" for name in self.missing]
-        lines += [f"only in the file: {name}" for name in self.unexpected]
-        lines += [
-            f"other shape: {n}: {there} there, {here} here" for n, there, here in self.reshaped
-        ]
-        return "\n  ".join(lines)
+        return "\n  ".join([f"{len(self.fitted)} fitted", *self.misfits])
 
 
 def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
-    """Writes a layer for inference by paddle.jit.save; each of its files appears complete.
-
-    Args:
-        path: Without a suffix.
-        layer: In eval mode.
-        input_spec: A paddle.static.InputSpec for each input.
-    """
+    """Writes a layer in eval mode by paddle.jit.save; each of its files appears complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".exporting-", dir=path.parent) as directory:
         paddle.jit.save(layer, str(Path(directory) / path.name), input_spec=list(input_spec))
@@ -133,33 +96,23 @@ def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
             file.replace(path.parent / file.name)
 
 
-def compare(weights: Mapping[str, Array], layer: Any) -> Report:
-    """Compares a file's weights with a layer's; changes nothing."""
-    report, tensors = Report(), layer.state_dict()
+def _compare(weights: Mapping[str, Array], layer: Any) -> Report:
+    report, tensors = Report([], []), layer.state_dict()
     for name, tensor in tensors.items():
+        here = describe(tensor)
         if name not in weights:
-            report.missing.append(name)
-        elif str(weights[name]) != describe(tensor):
-            report.reshaped.append((name, str(weights[name]), describe(tensor)))
+            report.misfits.append(f"missing in the file: {name}")
+        elif str(weights[name]) != here:
+            report.misfits.append(f"other shape: {name}: {weights[name]} there, {here} here")
         else:
             report.fitted.append(name)
-    report.unexpected = [name for name in weights if name not in tensors]
+    report.misfits += [f"only in the file: {name}" for name in weights if name not in tensors]
     return report
 
 
-def target_layers(
+def _target_layers(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None
 ) -> list[str]:
-    """The names of the layers that the weights go into.
-
-    Args:
-        found: What `read_weights` returned.
-        layers: The layers of the experiment, by name.
-        into: The name that the user asked for; None: by the names in the file, or the only layer.
-
-    Raises:
-        WeightsError: The user must say which.
-    """
     if into is not None and into not in layers:
         raise WeightsError(f"load_model: into={into!r} given; expected one of {', '.join(layers)}.")
     if into is not None:
@@ -177,27 +130,24 @@ def target_layers(
 def load(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
 ) -> dict[str, Report]:
-    """Sets the weights of layers, after all of them were compared.
+    """Sets the weights of layers, after all of them were compared; returns what fitted.
 
     Args:
         found: What `read_weights` returned.
         layers: The layers of the experiment, by name.
-        into: The name of one of them, or None, as in `target_layers`.
+        into: The name of one of them; None: those of the names in the file, or the only one.
         partial: Whether it is enough that something fits.
 
-    Returns:
-        What fitted, by layer.
-
     Raises:
-        WeightsError: Something does not fit, or with `partial` nothing does; nothing was changed.
+        WeightsError: They do not fit, or the user must say which layer; nothing was changed.
     """
-    names = target_layers(found, layers, into)
-    sources = {name: found[name] if name in found else found.get("", {}) for name in names}
-    reports = {name: compare(sources[name], layers[name]) for name in names}
+    names = _target_layers(found, layers, into)
+    sources = {name: found.get(name) or found.get("", {}) for name in names}
+    reports = {name: _compare(sources[name], layers[name]) for name in names}
     if partial:
         fits = any(report.fitted for report in reports.values())
     else:
-        fits = bool(reports) and all(report.complete for report in reports.values())
+        fits = bool(reports) and not any(report.misfits for report in reports.values())
     if not fits:
         table = "\n".join(f"{name}: {report}" for name, report in reports.items())
         raise WeightsError(

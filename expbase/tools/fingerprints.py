@@ -53,7 +53,7 @@ class Fingerprints(ExperimentBase):
         self._verify_indices, self._verify_batches = [], []
         line: dict[str, Any] = {
             "iteration": self.iteration,
-            "random": zlib.crc32(json.dumps(rng.capture()).encode()),
+            "random": zlib.crc32(json.dumps(rng.RandomStates().state_dict()).encode()),
             "before": self._sums(),
         }
         rates = self.learning_rates()
