@@ -163,7 +163,8 @@ class Checkpoints(TrainingSteps, ModelFiles):
             RuntimeError: Training is under way.
             CheckpointError: There is no such checkpoint.
         """
-        if self.life in (Life.RESTORED, Life.TRAINING):
+        by_hand = self.life is Life.RESTORED and self._loop.step is not Step.OVER
+        if by_hand or self.life is Life.TRAINING:
             raise RuntimeError(
                 "load_checkpoint: called before the end of training, which would go on with other "
                 "weights; expected it after train(): in on_train_end, say."

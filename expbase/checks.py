@@ -14,7 +14,7 @@ from expbase.events import HELPER_EVENTS, Subscribers
 from expbase.state import objects
 
 
-def check(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
+def check_state_and_data(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
     """Raises a ValueError where training would fail, or would lose something."""
     if adapter.batches_per_epoch == 0:
         raise adapter.no_batch()

@@ -99,7 +99,7 @@ class Evaluation(Reporting):
         loop = self._loop
         with self._in_phase("valid", loader):
             self._fire("on_evaluate_begin")
-            results = self._agreed(self.valid())
+            results = self._results_of_rank_zero(self.valid())
             self._fire("on_evaluate_end", results)
             # Within an iteration its update is not done, so its weights are not there yet.
             if loader is None and loop.step is Step.ENDING and loop.validated_at < self.iteration:
@@ -204,8 +204,11 @@ class Evaluation(Reporting):
                 yield
                 return
             self.phase, state.meter = name, Meter()
-            with self._isolated(_PURPOSES[name], layers):
-                yield
+            try:
+                with self._isolated(_PURPOSES[name], layers):
+                    yield
+            finally:
+                self.phase = "train"
         finally:
             state.loader, state.meter = before, meter
 
@@ -220,7 +223,6 @@ class Evaluation(Reporting):
                 yield
         finally:
             objects.set_generator_states(found, drawn_from)
-            self.phase = "train"
             self._evaluation.let_go(kept=vars(self).values())
 
     def _check_sanity(self) -> None:
@@ -236,7 +238,7 @@ class Evaluation(Reporting):
             try:
                 with rolled_back, self._in_phase("sanity"):
                     self._fire("on_sanity_check_begin")
-                    results = self._agreed(self.valid())
+                    results = self._results_of_rank_zero(self.valid())
                     self._fire("on_sanity_check_end", results)
             finally:
                 self.visualizer.close()
@@ -257,7 +259,7 @@ class Evaluation(Reporting):
         if monitor := self.config.training.monitor:
             checks.check_metric("training.monitor", monitor, results)
 
-    def _agreed(self, results: Mapping[str, Any] | None) -> dict[str, float]:
+    def _results_of_rank_zero(self, results: Mapping[str, Any] | None) -> dict[str, float]:
         """What valid() returned on rank 0, and what was logged in it, as numbers; on every rank.
 
         Raises:

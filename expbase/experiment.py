@@ -1,20 +1,22 @@
 """ExperimentBase: the life of a training run. The one file of expbase that you must read.
 
 A subclass writes four methods, `setup_dataloader`, `setup_model`, `train_batch` and `valid`; the
-rest is here and may be overridden. The class does not know your model, your loss or your batch:
-forward, backward, step and schedule are in your `train_batch`, and nothing is moved, wrapped,
-cast or stepped behind your back.
+rest is done here, and every method without a leading underscore may be overridden. The class does
+not know your model, your loss or your batch: forward, backward, step and schedule are in your
+`train_batch`, and nothing is moved, wrapped, cast or stepped behind your back.
 
     setup:  device, processes, output directory, config dump, VisualDL, log, seed, your two
             setup methods, checks
-    run:    the state is restored if there is one; train; close
+    run:    the state is restored if there is one; sanity check, on_train_begin, train,
+            on_train_end; terminal, then each step of setup is undone
     train:  while self.going_on():
                 self.train_batch()
                 self.end_iteration()
 
 The words: an iteration is one call of train_batch, one update. An epoch is one pass over the
 training data. A batch is what the loader yields. A checkpoint holds the state at the end of an
-iteration. The states of a run and of its loop are drawn in life.py.
+iteration. A start is one process's part of a run; a run may need several. The states of a run and
+of its loop are drawn in life.py.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ _BETWEEN, _WITHIN = Step.BETWEEN, Step.WITHIN  # an enum's members are slow to l
 class ExperimentBase(SetupSteps, Checkpoints):
     """One training run, from its config to its last checkpoint.
 
-    Here are its life and its loop. Its other topics: attributes.py (all attributes, what is
-    state), events.py, setup_steps.py, training.py (the parts of an update), evaluation.py,
-    checkpoints.py, model_files.py, reporting.py (log lines, card, record).
+    Here are its life and its loop. What is due when is in schedule.py, the events are in events.py.
+    The other topics: attributes.py (all attributes, what is state), setup_steps.py, training.py
+    (the parts of an update), evaluation.py, checkpoints.py (what a checkpoint holds),
+    model_files.py, reporting.py (what is logged and recorded; the format is in meter.py).
 
     Args:
         config: A Config with a `training` section, in which max_iteration, valid_interval and
@@ -76,21 +79,25 @@ class ExperimentBase(SetupSteps, Checkpoints):
         raise NotImplementedError
 
     def train_batch(self) -> None:
-        """One update: reads a batch, forward, backward, step; logs what is worth it."""
+        """One update: reads a batch, forward, backward, step; logs what you want to see."""
         raise NotImplementedError
 
     def valid(self) -> Mapping[str, Any] | None:
         """One validation, on every rank; in eval mode and without gradients already.
 
         Returns:
-            Numbers by name; rank 0's count. `self.average` makes them the same on all.
+            Numbers by name; those of rank 0 are used. `self.average` makes them the same on all.
         """
         raise NotImplementedError
 
     # --- the loop ------------------------------------------------------------------------
 
     def train(self) -> None:
-        """The loop. Override it to write your own from the same two methods."""
+        """The loop. Override it to write your own: going_on() before and end_iteration() after each
+        update, or nothing is logged, validated or saved, and no signal is heard.
+
+        If it returns early, the run is saved and counts as stopped.
+        """
         while self.going_on():
             self.train_batch()
             self.end_iteration()
@@ -115,22 +122,23 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self._begin_loop()
         if loop.step is Step.OVER:
             return False
-        loop.need(Step.READY, "going_on")
+        loop.need(Step.BETWEEN_EPOCHS, "going_on")
         if self._iterator.ended:
             self.new_epoch()
         return True
 
     def _begin_loop(self) -> None:
+        self._need_setup("going_on")
         loop = self._loop
         if self.life is Life.READY:  # a loop by hand, without run()
             self.resume_or_load()
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
-        loop.epochs_ended = self.epochs_ended
+        loop.epochs_before = self.epochs_ended
         loop.has_listeners = "on_train_batch_end" in self._subscribers.subscribed
         loop.stopped_by = self._stop_requests.agreed(self.iteration)
         is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-        loop.step = Step.OVER if is_over or loop.stopped_by else Step.READY
+        loop.step = Step.OVER if is_over or loop.stopped_by else Step.BETWEEN_EPOCHS
         self._plan()
 
     def end_iteration(self) -> None:
@@ -140,7 +148,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             RuntimeError: There is none: going_on() was not called.
         """
         loop = self._loop
-        if loop.step is not _WITHIN:
+        if loop.step is not _WITHIN:  # need() looks again; without this a call for each iteration
             loop.need(Step.WITHIN, "end_iteration")
         if loop.has_listeners:
             loop.step = Step.ENDING
@@ -152,14 +160,16 @@ class ExperimentBase(SetupSteps, Checkpoints):
             loop.step = _BETWEEN
 
     def _do_what_is_due(self) -> None:
-        """Logs, validates, ends the epoch, stops, saves: in this order, each if it is due.
+        """Logs, validates (by iterations), ends the epoch, validates (by epochs), asks whether to
+        stop, saves: each if it is due.
 
         Saving comes last, so that a checkpoint holds everything that happened in its iteration.
+        The first iteration of a start is always looked at.
         """
         loop, training = self._loop, self.config.training
         self._check_first_update()
-        due = schedule.due_at(training, self.iteration, loop.epochs_ended, self.epochs_ended)
-        loop.epochs_ended = self.epochs_ended
+        due = schedule.due_at(training, self.iteration, loop.epochs_before, self.epochs_ended)
+        loop.epochs_before = self.epochs_ended
         if due.log:
             self._log_line()
         if due.validation:
@@ -175,12 +185,12 @@ class ExperimentBase(SetupSteps, Checkpoints):
             loop.score_counts = asked_for or loop.stopped_by is StopReason.CALL
             self._save_now()
         self._checkpointer.raise_failure()
-        between = Step.READY if self._iterator.ended else Step.BETWEEN
+        between = Step.BETWEEN_EPOCHS if self._iterator.ended else Step.BETWEEN
         loop.step = Step.OVER if due.last or loop.stopped_by else between
         self._plan()
 
     def _check_first_update(self) -> None:
-        """After the first update of a start: what would otherwise come out too late."""
+        """After the first update of a start: what would otherwise be noticed only later."""
         if self._loop.first_update_checked:
             return
         self._loop.first_update_checked = True
@@ -196,11 +206,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
         requests = self._stop_requests
         next_due = schedule.next_due(self.config.training, self.iteration)
         self._loop.next_due = min(next_due, requests.next_iteration)
+        # A signal since agreed() has called wake(), and the line above has overwritten it. Several
+        # ranks stop only where they ask each other.
         if requests.reason and not self.parallel:
             self._loop.wake()
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
-        """Ends training after the iteration under way, with a checkpoint.
+        """Ends training after the iteration under way, with a checkpoint of it.
 
         Args:
             reason: For the log.
@@ -214,7 +226,10 @@ class ExperimentBase(SetupSteps, Checkpoints):
     # --- data ----------------------------------------------------------------------------
 
     def read_batch(self) -> Any:
-        """The next training batch of this rank; goes on into the next epoch by itself."""
+        """The next training batch of this rank; goes on into the next epoch by itself.
+
+        Call it in train_batch only; elsewhere it takes data from training.
+        """
         if self.phase != "train":
             raise RuntimeError(
                 f"read_batch: called in the phase {self.phase!r}, where it would take training "
@@ -238,9 +253,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
     def new_epoch(self) -> None:
         """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
-        if self._iterator.resumed_within_epoch:
+        if self._iterator.resumed_within_epoch or self._loop.step is Step.OVER:
             return
-        self._end_epoch()
+        self._end_epoch()  # for a train() that calls new_epoch() in the middle of one
         self.epoch += 1
         self._iterator.open(self.epoch)
         self._loop.epoch_is_open = True
@@ -264,6 +279,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
             raise TypeError(
                 f"{type(self).__name__}.__init__: did not call super().__init__(config, args)."
             )
+        if self.life is not Life.NEW:
+            raise RuntimeError("setup: called a second time; make a new experiment.")
         try:
             self._setup()
         except BaseException as error:
@@ -308,7 +325,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         names = distributed.gather_objects(found.names())
         checks.check_names(vars(self), ExperimentBase)
         checks.check_ranks(names)
-        checks.check(found, self._iterator.adapter)
+        checks.check_state_and_data(found, self._iterator.adapter)
         self._checkpointer.expect(found.names())
         self._say_what_there_is()
 
@@ -322,8 +339,10 @@ class ExperimentBase(SetupSteps, Checkpoints):
             BaseException: Whatever training raised, after everything was closed.
         """
         self._need_setup("run")
+        if self.life is Life.CLOSED:
+            raise RuntimeError("run: this experiment is closed; make a new one.")
         loop = self._loop
-        with self._stop_requests.installed(self._loop.wake), self.closing():
+        with self._stop_requests.installed(loop.wake), self.closing():
             if self.life is Life.READY:
                 self.resume_or_load()
             self._watch_for_hanging()
@@ -341,10 +360,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
                     self._check_sanity()
                     self._train_with_events()
                 self._say_the_end()
-        if loop.stopped_by:
-            self._stop_requests.clear()
-        if loop.stopped_by.exit_code:
-            sys.exit(loop.stopped_by.exit_code)
+        if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it
+            sys.exit(code)
 
     def _train_with_events(self) -> None:
         self.life = Life.TRAINING
@@ -364,23 +381,27 @@ class ExperimentBase(SetupSteps, Checkpoints):
         """
         loop = self._loop
         if loop.step is Step.WITHIN:
-            loop.need(Step.OVER, "train")
+            raise RuntimeError(
+                f"train: returned within iteration {self.iteration}; expected "
+                "self.end_iteration() after each self.train_batch()."
+            )
         if loop.step is Step.OUTSIDE:
             self.logger.warning(
-                "[%d] train() returned without self.end_iteration(): no signal was heard, no line "
-                "written, no listener called, nothing saved but by hand. Expected `while "
+                "[%d] train() returned without self.going_on(): no signal was heard, no line "
+                "written, nothing validated or saved but by hand. Expected `while "
                 "self.going_on(): self.train_batch(); self.end_iteration()`.",
                 self.iteration,
             )
-        elif loop.step is not Step.OVER and schedule.is_wanted(self.config.training, "save"):
+        elif loop.step is not Step.OVER:
             self.stop("train() returned")
             loop.stopped_by = StopReason.CALL
-            self._save_now()
+            if schedule.is_wanted(self.config.training, "save"):
+                self._save_now()
         loop.step = Step.OVER
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end, by the config or by stop(); not broken off."""
+        """Whether training came to its end, by the config or by stop(); not interrupted."""
         loop = self._loop
         by_config = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
         over = by_config or loop.stopped_by is StopReason.CALL
@@ -389,7 +410,10 @@ class ExperimentBase(SetupSteps, Checkpoints):
     # --- the end -------------------------------------------------------------------------
 
     def terminal(self) -> None:
-        """The last thing of a start, once, also after a failure. Does nothing here."""
+        """The final step of a start, once, also after a failure. Does nothing here.
+
+        A signal is only noted here: keep it short.
+        """
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
@@ -402,13 +426,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.close()
 
     def close(self) -> None:
-        """Ends what setup began: terminal, then each step of setup backwards. Twice is legal."""
+        """Ends what setup began: terminal, then each step of setup backwards. Once."""
         if self.life is Life.CLOSED:
             return
         self.life = Life.CLOSED
         try:
             with self._on_close:
-                self.terminal()
+                self._finish()
         except Exception as error:
             error.__suppress_context__ = True
             self.logger.error("while closing: %r", error, exc_info=error)
@@ -416,8 +440,17 @@ class ExperimentBase(SetupSteps, Checkpoints):
         finally:
             close_log(self.logger)
 
+    def _finish(self) -> None:
+        try:
+            self.terminal()
+        except BaseException as error:  # the record of this start must not say that all is well
+            self._loop.failure = self._loop.failure or error
+            raise
+
     def _fail(self, error: BaseException) -> None:
-        """The one road out of a failure: tells it, fires what must come, closes, hides nothing."""
+        """Every failure goes through here: it is logged, on_exception and on_train_end are fired,
+        the other ranks are told, everything is closed, and nothing hides it.
+        """
         loop, was_training = self._loop, self.life is Life.TRAINING
         loop.step = Step.OVER
         if error is not loop.failure:
@@ -437,6 +470,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
     def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:
             function(*args)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a second Ctrl-C ends this step, and not the closing
             error.__suppress_context__ = True  # the original one was logged before
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)

@@ -3,9 +3,10 @@
     Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
            any of them -- close, or a failure --> CLOSED
 
-    Step:  OUTSIDE -- the first going_on --> READY
-           READY or BETWEEN -- going_on --> WITHIN -- end_iteration --> ENDING, perhaps SAVING
-           ENDING -- in an epoch --> BETWEEN -- at its end --> READY -- last, or a stop --> OVER
+    Step:  OUTSIDE -- the first going_on --> BETWEEN_EPOCHS
+           BETWEEN or BETWEEN_EPOCHS -- going_on --> WITHIN
+           WITHIN -- end_iteration --> ENDING, perhaps SAVING --> BETWEEN or BETWEEN_EPOCHS,
+           or, after the last iteration or a stop --> OVER
 
 A leaf: nothing is decided here.
 """
@@ -37,7 +38,7 @@ class Step(enum.Enum):
     """Where the loop is."""
 
     OUTSIDE = "before the first iteration of this start"
-    READY = "before the first iteration of an epoch or of this start"
+    BETWEEN_EPOCHS = "before the first iteration of an epoch or of this start"
     BETWEEN = "between two iterations of an epoch"
     WITHIN = "within an iteration"
     ENDING = "in end_iteration()"
@@ -52,7 +53,7 @@ class LoopState:
     step: Step = Step.OUTSIDE
     next_due: int = 0  # before this iteration nothing is due, unless an epoch ends; 0: look now
     epoch_is_open: bool = False  # an epoch began whose on_train_epoch_end has not come yet
-    epochs_ended: int = 0  # when the last iteration ended
+    epochs_before: int = 0  # epochs that were used up when the last iteration ended
     has_listeners: bool = False  # somebody subscribed to on_train_batch_end
     validated_at: int = -1  # the iteration of the last validation
     saved_at: int = -1  # the iteration of the last checkpoint

@@ -65,7 +65,8 @@ def _wait_and_end(parent: int, files: str) -> None:
         os._exit(1)  # ends all threads at once
     _wait_for_another_parent(worker)
     for path in glob.glob(files):
-        os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):  # one gone already must not keep the others
+            os.unlink(path)
     os._exit(0)
 
 

@@ -98,3 +98,4 @@ class SetupSteps(Reporting):
             self.config.training.time_limit_seconds,
             parallel=self.parallel,
         )
+        self._on_close.callback(self._stop_requests.remove_stop_file)

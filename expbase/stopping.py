@@ -108,7 +108,7 @@ class StopRequests:
         if self._stop_file is not None and self._stop_file.exists():
             self.add(StopReason.FILE)
 
-    def clear(self) -> None:
+    def remove_stop_file(self) -> None:
         """Removes the file, so that the next start does not stop at once."""
         if self._stop_file is not None:
             self._stop_file.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ def test_the_literal_loop_of_the_seed_counts_epochs_rightly_and_continues_exactl
 def test_a_loop_without_the_template_s_methods_is_told(tmp_path: Path) -> None:
     trained(Literal, tmp_path / "run", **OPTIONS)
     text = (tmp_path / "run/worker_0.log").read_text()
-    assert "WARNING: [25] train() returned without self.end_iteration()" in text
+    assert "WARNING: [25] train() returned without self.going_on()" in text
     assert text.count("WARNING: [10] valid_batches() is read in the phase 'train'") == 1
     assert "Call self.evaluate(), not self.valid()" in text
 
@@ -150,7 +150,7 @@ def test_an_iteration_that_is_not_ended_is_an_error_that_names_the_method(tmp_pa
 
     with pytest.raises(RuntimeError, match=r"going_on: called within an iteration.*end_iteration"):
         trained(Forgetting, tmp_path / "forgetting")
-    with pytest.raises(RuntimeError, match=r"train: called within an iteration.*end_iteration"):
+    with pytest.raises(RuntimeError, match=r"train: returned within iteration 1.*end_iteration"):
         trained(Leaving, tmp_path / "leaving")
 
 
