@@ -25,7 +25,7 @@ import numpy as np
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
-_HEAD = struct.Struct("<Q")  # stands before each record: its length in bytes
+_HEAD = struct.Struct("<Q")  # before each record: its length in bytes
 _LARGEST = 2**31  # bytes: protobuf's limit for a record
 
 
@@ -155,6 +155,8 @@ def whole_records(file: BinaryIO) -> Iterator[bytes]:
     Raises:
         ValueError: The bytes that follow are not a record.
     """
+    # Here, and not at the top: training never reads records.
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from visualdl.proto.record_pb2 import Record
 
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -164,9 +166,11 @@ def whole_records(file: BinaryIO) -> Iterator[bytes]:
         if len(data := file.read(length)) < length:
             return
         try:
-            Record.FromString(data).values[0]
-        except Exception as error:  # protobuf's own; IndexError of a record without a value
-            raise ValueError("VisualDL cannot read this record") from error
+            is_good = Record.FromString(data).values[0].WhichOneof("one_value")
+        except (DecodeError, IndexError):
+            is_good = None
+        if not is_good:
+            raise ValueError("VisualDL cannot read this record")
         yield head + data
 
 

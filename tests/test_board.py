@@ -1,8 +1,7 @@
-"""The board over HTTP, in a browser, and on files that are damaged, cut or being written."""
+"""The board over HTTP, and its copies of files that are torn, cut back or damaged."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,71 +9,117 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from tiny import TESTS
+import requests
 
 from expbase.__main__ import main
-from expbase.tools.board import RecordFile, Runs, addresses, bound, table_columns, table_rows
-from expbase.visualizer import FILE_NAME, Visualizer, record_parser
+from expbase.tools import board
+from expbase.tools.board import Mirror, addresses, free_port
+from expbase.visualizer import FILE_NAME, Visualizer
 
-SECONDS = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _proofs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "proofs"))
+SECONDS = 30.0
 
 
-def written(directory: Path, *, rate: float = 0.1, points: int = 20, **hparams: Any) -> Path:
-    """A run's record file with one of everything."""
+def written(directory: Path, *, rate: float = 0.1, points: int = 20) -> Path:
+    """A run as far as the board is concerned: its record file has one of everything."""
+    directory.mkdir(parents=True)
+    for name in ("config.yaml", "ledger.jsonl"):
+        (directory / name).touch()
     visualizer = Visualizer(directory)
-    visualizer.add_hparams({"optim.lr": rate, "training.seed": 0, **hparams}, ["valid/accuracy"])
-    for step in range(points):
-        visualizer.add_scalar("train/loss", 1 / (1 + rate * step), step)
-        visualizer.add_scalar("valid/accuracy", 0.95 - rate, step)
+    visualizer.add_hparams({"optim.lr": rate}, ["valid/accuracy"])
+    visualizer.add_scalar("valid/accuracy", 0.95 - rate, 1)
     visualizer.add_image("sample", np.full([30, 40], 128, "uint8"), 7)
-    visualizer.add_histogram("weights", np.linspace(-1, 1, 50), 7)
     visualizer.close()
+    add_points(directory, range(points))
     return directory / FILE_NAME
 
 
-def sizes(path: Path) -> list[int]:
+def add_points(directory: Path, steps: range, *, after: int | None = None) -> None:
+    """Goes on with the curve; first cuts the file back to a size, if there is one."""
+    visualizer = Visualizer(directory)
+    if after is not None:
+        visualizer.cut(after)
+    for step in steps:
+        visualizer.add_scalar("train/loss", 1 / (1 + step), step)
+    visualizer.close()
+
+
+def ends(path: Path) -> list[int]:
     """How long the file is after each of its records."""
-    data, ends = path.read_bytes(), [0]
-    while ends[-1] < len(data):
-        ends.append(ends[-1] + 8 + int.from_bytes(data[ends[-1] :][:8], "little"))
-    return ends
+    data, found = path.read_bytes(), [0]
+    while found[-1] < len(data):
+        found.append(found[-1] + 8 + int.from_bytes(data[found[-1] :][:8], "little"))
+    return found
 
 
-class Pages:
-    """What VisualDL's pages would get."""
+# --- over HTTP -------------------------------------------------------------------------------
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def raw(self, path: str, **query: Any) -> bytes:
-        url = f"{self._address}{path}?{urllib.parse.urlencode(query)}"
-        with self._opener.open(url, timeout=SECONDS) as answer:
-            return answer.read()
+class Board:
+    """A board in a process of its own.
+
+    Attributes:
+        temporary: Where it keeps its copies.
+        process: Its process.
+        server: VisualDL's.
+    """
+
+    def __init__(self, runs: Path, temporary: Path) -> None:
+        temporary.mkdir()
+        self.temporary = temporary
+        command = [sys.executable, "-W", "ignore", "-m", "expbase", "board", str(runs)]
+        self.process = subprocess.Popen(
+            [*command, "--port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        assert self.process.stdout
+        said = self.process.stdout.readline()
+        self.address = said.split()[0].removesuffix("/app/scalar")
+        (self.server,) = psutil.Process(self.process.pid).children()
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxy
 
     def get(self, path: str, **query: Any) -> Any:
-        answer = json.loads(self.raw(f"app/api/{path}", **query))
-        assert answer["status"] == 0, answer["msg"]
-        return answer["data"]
+        answer = self._session.get(f"{self.address}/app/api/{path}", params=query, timeout=SECONDS)
+        return answer.json()["data"]
 
-    def curve(self, run: str, tag: str = "train/loss") -> dict[int, float]:
-        points = self.get("scalar/list", run=run, tag=tag)
-        assert len({step for _, step, _ in points}) == len(points)
-        return {step: value for _, step, value in points}
+    def steps(self, run: str) -> list[int] | None:
+        """Of the training loss; None while VisualDL is being started again."""
+        try:
+            points = self.get("scalar/list", run=run, tag="train/loss")
+        except requests.ConnectionError:
+            return None
+        return [step for _, step, _ in points]
+
+    def end(self, number: signal.Signals) -> int:
+        """Sends a signal; returns the exit code."""
+        self.process.send_signal(number)
+        assert self.process.stdout
+        self.process.stdout.close()
+        return self.process.wait(timeout=SECONDS)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    written(tmp_path / "runs/deep/lr=0.1")
+    written(tmp_path / "runs/lr=0.5", rate=0.5)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def shown(runs: Path, tmp_path: Path) -> Iterator[Board]:
+    made = Board(runs, tmp_path / "temporary")
+    yield made
+    made.process.kill()
+    made.process.wait()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -84,252 +129,184 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def ended(process: subprocess.Popen[str]) -> int:
-    """The exit code of a board that said no more: no damage, and nothing of VisualDL's."""
-    out, err = process.communicate(timeout=SECONDS)
-    assert out == ""
-    assert not [word for word in ("visualdl", "Traceback", "GET") if word in err]
-    return process.returncode
+def test_runs_are_shown_and_followed_and_nothing_is_left_behind(runs: Path, shown: Board) -> None:
+    slow, fast = "runs/deep/lr=0.1", "runs/lr=0.5"
+    assert set(shown.get("runs")) == {slow, fast}
+    assert set(shown.get("component_tabs")) >= {"scalar", "image", "hyper_parameters"}
+    table = {row.pop("name"): row for row in shown.get("hparams/list")}
+    assert table[fast]["hparams"] == {"lr": 0.5}
+    assert table[slow]["metrics"]["valid/accuracy"] == pytest.approx(0.85)
+    assert shown.steps(slow) == shown.steps(fast) == [*range(20)]
+
+    # It goes on; a record is half written, and finished.
+    run = runs / "lr=0.5"
+    before = (run / FILE_NAME).stat().st_size
+    add_points(run, range(20, 22))
+    whole = (run / FILE_NAME).read_bytes()
+    os.truncate(run / FILE_NAME, len(whole) - 5)
+    until(lambda: shown.steps(fast) == [*range(21)])
+    (run / FILE_NAME).write_bytes(whole)
+    until(lambda: shown.steps(fast) == [*range(22)])
+    assert psutil.Process(shown.process.pid).children() == [shown.server]  # all that time
+
+    # It is resumed from an earlier checkpoint.
+    add_points(run, range(100, 150), after=before)
+    until(lambda: shown.steps(fast) == [*range(20), *range(100, 150)])
+    assert shown.steps(slow) == [*range(20)]
+
+    assert shown.end(signal.SIGINT) == 0
+    assert not shown.server.is_running()
+    assert list(shown.temporary.iterdir()) == []
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "ledger.jsonl", FILE_NAME]
 
 
-# --- over HTTP -------------------------------------------------------------------------------
+def test_visualdl_ends_with_a_board_that_is_killed(shown: Board) -> None:
+    assert shown.end(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: shown.steps("runs/lr=0.5") is None)
 
 
-def test_all_runs_below_a_directory_are_shown_under_their_own_names(tmp_path: Path) -> None:
-    from board import board
-
-    written(tmp_path / "deep/lr=0.1")
-    written(tmp_path / "lr=0.5", rate=0.5)
-    before = {p: (p.read_bytes() if p.is_file() else b"") for p in tmp_path.rglob("*")}
-    with board(tmp_path, "--port", "0") as shown:
-        pages = Pages(shown.address)
-        assert b"<title>VisualDL" in pages.raw("")
-        assert pages.get("runs") == ["deep/lr=0.1", "lr=0.5"]
-        assert set(pages.get("component_tabs")) == {
-            "scalar", "image", "histogram", "hyper_parameters", "static_graph"
-        }  # fmt: skip
-        tags = pages.get("scalar/tags")
-        assert tags["runs"] == ["deep/lr=0.1", "lr=0.5"]
-        assert tags["tags"] == [["train/loss", "valid/accuracy"]] * 2
-        for run, rate in (("deep/lr=0.1", 0.1), ("lr=0.5", 0.5)):
-            expected = {step: pytest.approx(1 / (1 + rate * step)) for step in range(20)}
-            assert pages.curve(run) == expected
-        assert pages.get("image/list", run="lr=0.5", tag="sample")[0]["step"] == 7
-        image = pages.raw("app/api/image/image", run="lr=0.5", tag="sample", index=0)
-        assert image.startswith(b"\x89PNG")
-        assert len(pages.get("histogram/list", run="lr=0.5", tag="weights")) == 1
-        rows = pages.raw("app/api/scalar/data", run="lr=0.5", tag="train/loss", type="csv")
-        assert len(rows.splitlines()) == 21
-        assert pages.get("hparams/list") == [
-            {"name": n, "hparams": {"optim/lr": r}, "metrics": {"valid/accuracy": pytest.approx(a)}}
-            for n, r, a in (("deep/lr=0.1", 0.1, 0.85), ("lr=0.5", 0.5, 0.45))
-        ]
-        table = pages.raw("app/api/hparams/data", type="csv").decode().splitlines()
-        assert table[:2] == ["Trial ID,optim/lr,valid/accuracy", "deep/lr=0.1,0.1,0.85"]
-        pid = shown.process.pid
-        assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
-        shown.process.send_signal(signal.SIGINT)
-        assert ended(shown.process) == 0
-    port = shown.address.rstrip("/").rpartition(":")[2]
-    count, address, tunnel = shown.said
-    assert count == f"2 runs below {tmp_path}"
-    assert address == f"http://127.0.0.1:{port}/app/scalar (Ctrl-C ends it)"
-    assert f"ssh -N -L {port}:127.0.0.1:{port} " in tunnel
-    assert before == {p: (p.read_bytes() if p.is_file() else b"") for p in tmp_path.rglob("*")}
-    bound("127.0.0.1", int(port)).close()
+# --- copies ----------------------------------------------------------------------------------
 
 
-def test_a_run_is_followed_while_it_is_written_byte_by_byte(tmp_path: Path) -> None:
-    from board import board
+class Copies:
+    """The copies of the runs below a directory."""
 
-    whole = written(tmp_path / "elsewhere/run").read_bytes()
-    (tmp_path / "runs/run").mkdir(parents=True)
-    with (
-        (tmp_path / "runs/run" / FILE_NAME).open("wb", buffering=0) as file,
-        board(tmp_path / "runs", "--port", "0") as shown,
-    ):
-        pages = Pages(shown.address)
-        assert pages.get("runs") == ["run"]  # of zero bytes
-        assert pages.get("hparams/list") == []
-        for at in range(0, len(whole), 37):
-            file.write(whole[at : at + 37])
-            if at % 5 == 0:
-                pages.get("scalar/tags")
-        until(lambda: len(pages.get("image/tags")["runs"]) == 1)
-        assert len(pages.curve("run")) == 20
-        shutil.copytree(tmp_path / "elsewhere/run", tmp_path / "runs/later")
-        until(lambda: pages.get("runs") == ["later", "run"])
-        assert len(pages.curve("later")) == 20
-        shown.process.send_signal(signal.SIGTERM)
-        assert ended(shown.process) == 143
+    def __init__(self, *folders: Path) -> None:
+        self.directory = folders[0].parent / "copies"
+        self.mirror = Mirror(folders, self.directory)
+
+    def now(self) -> dict[str, bytes]:
+        """After an update, or after as many as it takes."""
+        while not self.mirror.update():
+            assert list(self.directory.iterdir()) == []
+        found = sorted(self.directory.rglob(FILE_NAME))
+        return {str(p.parent.relative_to(self.directory)): p.read_bytes() for p in found}
 
 
-# --- files in every state --------------------------------------------------------------------
-
-
-class Seen:
-    """The runs below a directory, looked at again and again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.lines: list[str] = []
-        self._now = 0.0
-        self.runs = Runs(folder, self.lines.append, lambda: self._now)
-
-    def steps(self) -> dict[str, list[int]]:
-        self._now += 10
-        names = self.runs.runs()
-        losses = self.runs.get_reservoir("scalar")
-        return {name: [p.id for p in losses.get_items(name, "train%loss")] for name in names}
-
-
-@pytest.mark.parametrize("bytes_left", [1, 7, 8, 9, 12, 30])
+@pytest.mark.parametrize("left", [1, 7, 8, 9, 30])
 def test_half_a_record_at_the_end_is_left_out_until_it_is_whole(
-    tmp_path: Path, bytes_left: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: int
 ) -> None:
-    path = written(tmp_path / "run")
-    whole, ends = path.read_bytes(), sizes(path)
-    path.write_bytes(whole[: ends[12] + bytes_left])
-    seen = Seen(tmp_path)
-    before = seen.steps()["run"]
-    assert before == list(range(len(before)))
-    assert 0 < len(before) < 20
-    assert seen.steps() == {"run": before}
+    path = written(tmp_path / "runs/a")
+    whole, half = path.read_bytes(), ends(path)[12]
+    path.write_bytes(whole[: half + left])
+    copies = Copies(tmp_path / "runs")
+    assert copies.now() == copies.now() == {"runs/a": whole[:half]}
     path.write_bytes(whole)
-    assert seen.steps() == {"run": list(range(20))}
-    assert seen.lines == []
+    assert copies.now() == {"runs/a": whole}
+    assert capsys.readouterr().out == ""
 
 
-def test_a_file_that_is_cut_back_and_goes_on_is_read_again(tmp_path: Path) -> None:
-    path = written(tmp_path / "run")
-    ends = sizes(path)
-    seen = Seen(tmp_path)
-    assert seen.steps() == {"run": list(range(20))}
-    os.truncate(path, ends[12])
-    cut = seen.steps()["run"]
-    assert 0 < len(cut) < 20
-    visualizer = Visualizer(tmp_path / "run")
-    for step in range(100, 140):  # longer than it was before
-        visualizer.add_scalar("train/loss", 0.5, step)
-    visualizer.close()
-    assert seen.steps() == {"run": [*cut, *range(100, 140)]}
-    visualizer = Visualizer(tmp_path / "run")
-    visualizer.cut(ends[12])
-    for step in range(200, 260):  # longer than it was before, and nobody looked in between
-        visualizer.add_scalar("train/loss", 0.5, step)
-    visualizer.close()
-    assert seen.steps() == {"run": [*cut, *range(200, 260)]}
+def test_a_file_that_was_cut_back_is_copied_anew(tmp_path: Path) -> None:
+    path = written(tmp_path / "runs/a")
+    size = ends(path)[12]
+    copies = Copies(tmp_path / "runs")
+    copies.now()
+    os.truncate(path, size)
+    assert not copies.mirror.update()
+    assert copies.now() == {"runs/a": path.read_bytes()}
+    for first in (100, 200):
+        # Longer than it was before, and nobody looked in between.
+        add_points(path.parent, range(first, first + 40), after=size)
+        assert copies.mirror.update() == (first == 100)
+        assert copies.now() == {"runs/a": path.read_bytes()}
 
 
-def test_a_run_that_is_moved_aside_is_another_run_and_one_that_is_gone_is_gone(
-    tmp_path: Path,
+def test_runs_come_and_go_and_are_moved(tmp_path: Path) -> None:
+    first = written(tmp_path / "runs/a").read_bytes()
+    written(tmp_path / "runs/.hidden")
+    copies = Copies(tmp_path / "runs")
+    assert copies.now() == {"runs/a": first}
+    (tmp_path / "runs/a").rename(tmp_path / "runs/a.old")
+    second = written(tmp_path / "runs/a", points=3).read_bytes()
+    assert not copies.mirror.update()  # another run under this name
+    assert copies.now() == {"runs/a": second, "runs/a.old": first}
+    shutil.rmtree(tmp_path / "runs/a.old")
+    assert not copies.mirror.update()
+    assert copies.now() == {"runs/a": second}
+
+
+def test_names_begin_where_all_folders_are(tmp_path: Path) -> None:
+    for name in ("runs/a", "runs/b/c", "other/d"):
+        written(tmp_path / name)
+    runs, other = tmp_path / "runs", tmp_path / "other"
+    assert [*Copies(runs / "a").now()] == ["runs/a"]
+    assert [*Copies(runs / "a", runs / "b").now()] == ["runs/a", "runs/b/c"]
+    shutil.rmtree(runs / "copies")
+    names = [*Copies(runs, other).now()]
+    assert names == [f"{tmp_path.name}/{name}" for name in ("other/d", "runs/a", "runs/b/c")]
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong"),
+    [(8, b"\xff" * 9), (0, b"\xff" * 8), (0, bytes(40))],
+    ids=["payload", "length", "zeros"],
+)
+def test_damage_is_told_once_and_what_comes_before_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: int, wrong: bytes
 ) -> None:
-    written(tmp_path / "run", points=5)
-    written(tmp_path / ".hidden")
-    written(tmp_path / "run/checkpoints/step-1")
-    seen = Seen(tmp_path)
-    assert seen.steps() == {"run": [0, 1, 2, 3, 4]}
-    (tmp_path / "run").rename(tmp_path / "run.old")
-    written(tmp_path / "run", points=3)
-    assert seen.steps() == {"run": [0, 1, 2], "run.old": [0, 1, 2, 3, 4]}
-    shutil.rmtree(tmp_path / "run.old")
-    assert seen.steps() == {"run": [0, 1, 2]}
-    assert list(Seen(tmp_path / "run").steps()) == ["run"]  # a run by itself has a name, too
+    path = written(tmp_path / "runs/a")
+    other = written(tmp_path / "runs/b").read_bytes()
+    good, size = path.read_bytes(), ends(path)[12]
+    path.write_bytes(good[: size + at] + wrong + good[size + at + len(wrong) :])
+    copies = Copies(tmp_path / "runs")
+    assert copies.now() == copies.now() == {"runs/a": good[:size], "runs/b": other}
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{path}: damaged at byte {size}: ")
+    assert line.endswith(". Shown is what comes before.")
+    add_points(path.parent, range(99, 100), after=size)  # as a resumed run does
+    assert copies.now()["runs/a"] == path.read_bytes()
 
 
-@pytest.mark.parametrize("place", ["payload", "length", "zeros"])
-def test_a_damaged_record_is_said_once_and_what_comes_before_is_shown(
-    tmp_path: Path, place: str
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path / "run")
-    written(tmp_path / "other")
-    data, at = bytearray(path.read_bytes()), sizes(path)[12]
-    damage = {"payload": (8, b"\xff" * 9), "length": (0, b"\xff" * 8), "zeros": (0, bytes(40))}
-    offset, wrong = damage[place]
-    data[at + offset : at + offset + len(wrong)] = wrong
-    path.write_bytes(data)
-    seen = Seen(tmp_path)
-    before = seen.steps()
-    assert 0 < len(before["run"]) < 20
-    assert len(before["other"]) == 20
-    assert seen.steps() == before
-    with path.open("ab") as file:
-        file.write(bytes(100))
-    assert seen.steps() == before
-    (line,) = seen.lines
-    assert line.startswith(f"{path}: damaged at byte {at}: ")
-    assert line.endswith(" Shown is what comes before.")
-    visualizer = Visualizer(tmp_path / "run")
-    visualizer.cut(at)  # as a resumed run does
-    visualizer.add_scalar("train/loss", 0.5, 99)
-    visualizer.close()
-    assert seen.steps()["run"] == [*before["run"], 99]
+    secret = written(tmp_path / "runs/secret")
+    written(tmp_path / "runs/a")
+    copies = Copies(tmp_path / "runs")
+    opened = Path.open
+
+    def refusing(path: Path, *words: Any, **options: Any) -> Any:  # root may read everything
+        if path == secret:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *words, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert [*copies.now()] == [*copies.now()] == ["runs/a"]
+    assert capsys.readouterr().out == f"{secret}: Permission denied. Not shown.\n"
 
 
-def test_a_file_that_cannot_be_read_is_said_and_the_others_are_shown(
+def test_visualdl_is_stopped_while_a_copy_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(tmp_path / "secret")
-    written(tmp_path / "run", points=2)
-    read_on = RecordFile.read_on
+    path = written(tmp_path / "runs/a")
+    mirror = Mirror([tmp_path / "runs"], tmp_path / "copies")
+    server = subprocess.Popen(["sleep", "100"])
+    state = psutil.Process(server.pid).status
+    seen = []
+    whole_records = board.whole_records
 
-    def refused(file: RecordFile) -> None:  # root may read everything
-        if file.name == "secret":
-            raise PermissionError(13, "Permission denied", str(file.path))
-        read_on(file)
+    def records(file: Any) -> Iterator[bytes]:
+        seen.append(state())
+        yield from whole_records(file)
 
-    monkeypatch.setattr(RecordFile, "read_on", refused)
-    seen = Seen(tmp_path)
-    assert seen.steps() == seen.steps() == {"run": [0, 1]}
-    path = tmp_path / "secret" / FILE_NAME
-    assert seen.lines == [f"{path}: Permission denied. Not shown."]
-
-
-# --- the table -------------------------------------------------------------------------------
-
-
-def table(folder: Path) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    files = [RecordFile(p.parent.name, p, record_parser()) for p in sorted(folder.glob("*/*.log"))]
-    for file in files:
-        file.read_on()
-    rows = table_rows(files)
-    json.dumps(rows, allow_nan=False)  # a browser reads no NaN
-    return rows, table_columns(rows)
-
-
-def test_the_table_shows_what_differs_and_mixes_no_types(tmp_path: Path) -> None:
-    written(tmp_path / "a", clip=1.0, layers=3, size=1, name="x")
-    written(tmp_path / "b", clip=float("inf"), layers=4, size="big")
-    rows, columns = table(tmp_path)
-    assert [row["hparams"] for row in rows] == [
-        {"clip": "1.0", "layers": 3, "size": "1", "name_": "x"},
-        {"clip": "inf", "layers": 4, "size": "big", "name_": "–"},
-    ]
-    assert [(column["name"], column["type"]) for column in columns["hparams"]] == [
-        ("clip", "string"), ("layers", "numeric"), ("size", "string"), ("name_", "string")
-    ]  # fmt: skip
-    assert columns["metrics"] == [{"name": "valid/accuracy", "type": "continuous"}]
+    monkeypatch.setattr(board, "whole_records", records)
+    try:
+        for points in (range(20, 21), range(21, 22)):
+            add_points(path.parent, points)
+            assert mirror.update(server)
+            assert state() != "stopped"
+            assert mirror.update(server)  # there is nothing new
+    finally:
+        server.kill()
+        server.wait()
+    assert seen == ["stopped", "stopped"]
+    monkeypatch.undo()
+    add_points(path.parent, range(22, 23))
+    assert mirror.update(server)  # it has ended, which `_check` reports
 
 
-def test_the_table_holds_the_newest_of_everything(tmp_path: Path) -> None:
-    visualizer = Visualizer(tmp_path / "run")
-    visualizer.add_hparams({"lr": 1.0, "seed": 1}, ["valid/a", "valid/later", "valid/broken"])
-    for step in range(1500):  # more than VisualDL keeps
-        visualizer.add_scalar("valid/a", step / 10, step)
-    visualizer.add_scalar("valid/broken", float("nan"), 1)
-    visualizer.add_hparams({"lr": 2.0, "seed": 1}, ["valid/a", "valid/later", "valid/broken"])
-    visualizer.close()
-    rows, columns = table(tmp_path)
-    assert rows == [
-        {
-            "name": "run",
-            "hparams": {"lr": 2.0, "seed": 1},  # of one run everything
-            "metrics": {"valid/a": 149.9, "valid/later": None, "valid/broken": None},
-        }
-    ]
-    assert columns["metrics"] == [{"name": "valid/a", "type": "continuous"}]
-
-
-# --- errors, and what is not done ------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -355,71 +332,35 @@ def test_what_cannot_be_shown_or_bound_is_one_line(
         port = str(taken.getsockname()[1])
         error = refused(capsys, str(run), "--port", port)
         assert f"--port: {port} is in use; expected a free one" in error
-    assert "expected 0 to 65535" in refused(capsys, str(run), "--port", "65536")
+    assert "expected an address of this machine, and a port from 0 to 65535" in refused(
+        capsys, str(run), "--port", "65536"
+    )
     for host in ("203.0.113.1", "a..b"):
         error = refused(capsys, str(run), "--host", host)
         assert f"--host {host} --port 0: cannot be bound: " in error
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
+def test_a_visualdl_that_ends_by_itself_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "run")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho first >&2\necho no such thing >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    error = refused(capsys, str(tmp_path / "run"))
+    assert error.endswith("VisualDL ended with exit code 3: no such thing\n")
+
+
 def test_a_free_port_is_found_when_none_is_asked_for() -> None:
-    with bound("127.0.0.1", None) as one, bound("127.0.0.1", None) as other:
-        assert one.getsockname() != other.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert free_port("127.0.0.1", None) not in (0, taken.getsockname()[1])
 
 
 def test_the_address_is_one_that_a_browser_takes() -> None:
     assert next(addresses("::1", 80)) == "http://[::1]:80/app/scalar (Ctrl-C ends it)"
-    here, others, tunnel = addresses("0.0.0.0", 80)
+    assert "ssh -N -L 80:127.0.0.1:80 " in [*addresses("127.0.0.1", 80)][1]
+    here, others = addresses("0.0.0.0", 80)
     assert here == "http://127.0.0.1:80/app/scalar (Ctrl-C ends it)"
-    assert others.startswith(f"http://{socket.gethostname()}:80/app/scalar for everybody")
-    assert "-L 80:127.0.0.1:80" in tunnel
-
-
-def test_visualdl_is_not_imported_before_it_is_needed() -> None:
-    code = (
-        "import sys\nfrom expbase.__main__ import main\n"
-        "try:\n    main(['board', '--help'])\nexcept SystemExit:\n    pass\n"
-        "assert 'visualdl' not in sys.modules\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert "0 ended by Ctrl-C, 143 ended by SIGTERM" in " ".join(result.stdout.split())
-
-
-# --- in a browser ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    if shutil.which("chromium") is None:
-        pytest.skip("no chromium on the PATH to look at the board with")
-    from board import Browser
-
-    made = Browser()
-    yield made
-    made.close()
-
-
-def test_a_browser_shows_curves_images_and_the_table(tmp_path: Path, browser: Any) -> None:
-    from board import board
-
-    many = {f"section.a_rather_long_name_{i}": i for i in range(30)}
-    written(tmp_path / "slow", **many)
-    written(tmp_path / "fast", rate=0.5, **{name: value + 1 for name, value in many.items()})
-    with board(tmp_path, "--port", "0") as shown:
-        browser.open(f"{shown.address}app/scalar")
-        browser.until_words("train", "slow", "fast")
-        browser.until_curves(1)
-        browser.open(f"{shown.address}app/sample/image")
-        browser.until_words("slow", "fast", "Step: 7")
-        browser.until("[...document.images].filter(i => i.naturalWidth === 40).length", 2)
-        browser.open(f"{shown.address}app/hyper-parameter")
-        browser.until_words("Trial ID", "optim/lr", "slow", "fast", "0.5", "0.85", "0.45")
-        # Where VisualDL's own page hangs for good when there are many columns.
-        browser.click("Parallel Coordinates View")
-        browser.until("document.querySelectorAll('svg path.line').length", 2)
-        asked = browser.requests()
-        assert f"{shown.address}app/api/hparams/list" in asked
-        own = (shown.address, "data:", "blob:", "about:blank")
-        assert [url for url in asked if not url.startswith(own)] == []
+    assert others == f"from another machine: http://{socket.gethostname()}:80/app/scalar"

@@ -15,6 +15,7 @@ from expbase import (
     ExperimentBase,
     cli,
     default_argument_parser,
+    distributed,
     launch,
     main,
 )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from terminal import terminal
 from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
 from expbase.tools import ls
+from expbase.tools.runs import find
 
 
 class Broken(Tiny):
@@ -35,7 +35,7 @@ def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def add_end(run: Path, text: str) -> None:
-    """Has the ledger end with this record instead of its own end."""
+    """Replaces the last record of the ledger."""
     lines = (run / "ledger.jsonl").read_text().splitlines()[:-1]
     (run / "ledger.jsonl").write_text("\n".join([*lines, text]))
 
@@ -158,17 +158,25 @@ def test_the_config_is_that_of_the_last_start(
     assert runs["longer"]["differs"] == {"training.max_iteration": 4}
 
 
-def test_a_narrow_terminal_has_what_differs_below_and_a_wide_one_beside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_narrow_terminal_has_what_differs_below_and_a_wide_one_beside(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: int,
+) -> None:
     for seed in (1, 2):
         trained(Tiny, tmp_path / f"a-run-with-a-name-{seed}", max_iteration=2, seed=seed)
-    command = [sys.executable, "-W", "ignore", "-m", "expbase", "ls", str(tmp_path)]
-    for columns in (80, 120):
-        with terminal(command, columns) as shown:
-            head, first, *_ = shown.wait().splitlines()
-        assert head.split()[:4] == ["run", "state", "iteration", "best"]
-        assert first.startswith("a-run-with-a-name-1  finished  2/2")
-        assert ("training.seed=1" in first) == (columns == 120)
-        assert ("\n    training.seed=1\n" in shown.text) == (columns == 80)
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["ls", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    head, first, *_ = shown.splitlines()
+    assert head.split()[:4] == ["run", "state", "iteration", "best"]
+    assert first.startswith("a-run-with-a-name-1  finished  2/2")
+    assert ("training.seed=1" in first) == (columns == 120)
+    assert ("\n    training.seed=1\n" in shown) == (columns == 80)
 
 
 def test_a_run_whose_config_is_lost_does_not_make_all_values_differ(
@@ -190,6 +198,15 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert result.stdout.startswith("run ")
     assert result.stderr == ""
+
+
+def test_runs_are_found_by_their_files_but_not_in_a_run_or_a_hidden_folder(tmp_path: Path) -> None:
+    for name in ("b", "a/deep", "a/deep/below", ".hidden/c", "no"):
+        (tmp_path / name).mkdir(parents=True)
+        for file in ("config.yaml", "ledger.jsonl")[: 1 if name == "no" else 2]:
+            (tmp_path / name / file).touch()
+    assert find(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
+    assert find(tmp_path / "a/deep/below") == [tmp_path / "a/deep/below"]
 
 
 def test_ages_are_short() -> None:

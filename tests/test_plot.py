@@ -30,19 +30,19 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
 
 
 def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
-    curve = [(1, 1.0), (2, 3.0), (3, 2.0)]
-    assert plot.smoothed(curve, 0.0) == curve
-    assert plot.smoothed(curve, 0.5) == [(1, 1.0), (2, 3.5 / 1.5), (3, 3.75 / 1.75)]
-    figure = plot.draw(
-        {"run": {"train/loss": curve, "valid/a": curve}}, ["train/loss", "valid/a"], 0.5
-    )
-    training, validation = figure.axes
-    assert [len(field.lines) for field in (training, validation)] == [2, 1]
-    assert validation.lines[0].get_ydata().tolist() == [1.0, 3.0, 2.0]
+    curve = {1: 1.0, 2: 3.0, 4: 2.0}
+    run = {"train/loss": curve, "valid/a": curve}
+    training, validation = plot.draw({"run": run}, ["train/loss", "valid/a"], 0.5).axes
+    logged, smooth = training.lines
+    assert logged.get_xydata().tolist() == [[1, 1.0], [2, 3.0], [4, 2.0]]
+    assert smooth.get_xydata().tolist() == [[1, 1.0], [2, 3.5 / 1.5], [4, 3.75 / 1.75]]
+    assert [line.get_ydata().tolist() for line in validation.lines] == [[1.0, 3.0, 2.0]]
+    (training,) = plot.draw({"run": run}, ["train/loss"], 0.0).axes
+    assert len(training.lines) == 1
 
 
 def test_metrics_are_chosen_by_the_ends_of_their_names() -> None:
-    found = [{"train/loss": [(1, 1.0)], "valid/loss": [(1, 1.0)], "speed/data_wait": [(1, 1.0)]}]
+    found = [{"train/loss": {1: 1.0}, "valid/loss": {1: 1.0}, "speed/data_wait": {1: 1.0}}]
     assert plot.chosen(found, []) == ["train/loss", "valid/loss"]
     assert plot.chosen(found, ["loss"]) == ["train/loss", "valid/loss"]
     assert plot.chosen(found, ["speed/data_wait"]) == ["speed/data_wait"]
@@ -55,28 +55,61 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
         '{"iteration": 1, "train/a": 1.0}\n{"iteration": 2, "train/a": "nan"}\n'
         '{"iteration": 3, "train/a": 2.0}\n{"iteration": 4, "trai'
     )
-    assert plot.curves(tmp_path) == {"train/a": [(1, 1.0), (3, 2.0)]}
+    assert plot.curves(tmp_path) == {"train/a": {1: 1.0, 3: 2.0}}
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["no"], "no/metrics.jsonl: does not exist; expected the output directory of a run"),
-        (["empty"], "empty/metrics.jsonl: holds no metrics yet"),
-        (["run", "--smooth", "1"], "--smooth: 1.0 given; expected 0 or more, and below 1"),
-        (["run", "--output", "no/such/a.png"], "No such file or directory"),
+        ("no", "no/metrics.jsonl: does not exist; expected the output directory of a run"),
+        ("empty", "empty/metrics.jsonl: holds no metrics yet"),
+        ("run --smooth 1", "--smooth: 1.0 given; expected 0 or more, and below 1"),
+        ("run --output no/such/a.png", "--output: no/such/a.png: No such file or directory."),
+        ("run --output curves", "--output: 'curves' given; expected a name in .png, .svg, .pdf"),
+        ("run --metrics los", "--metrics: 'los' given; expected some of train/a, speed/b"),
+        ("speeds", "only speeds and rates were logged; expected --metrics to name some."),
     ],
 )
 def test_a_mistake_is_a_clear_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
+    words: str,
     text: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, content in (("empty", ""), ("run", '{"iteration": 1, "train/a": 1.0}\n')):
-        Path(name).mkdir()
-        Path(name, "metrics.jsonl").write_text(content)
-    assert main(["plot", *words]) == 1
-    assert text in capsys.readouterr().err
+    log("empty", "")
+    log("run", '{"iteration": 1, "train/a": 1.0, "speed/b": 1.0}\n')
+    log("speeds", '{"iteration": 1, "speed/b": 1.0}\n')
+    assert main(["plot", *words.split()]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"python -m expbase plot: error: {text}")
+    assert err.count("\n") == 1
+
+
+def log(name: str, text: str) -> None:
+    Path(name).mkdir()
+    Path(name, "metrics.jsonl").write_text(text)
+
+
+def test_a_run_without_the_wanted_metric_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log("a", '{"iteration": 1, "train/loss": 1.0}\n')
+    log("b", '{"iteration": 1, "train/a": 1.0}\n')
+    assert main(["plot", "a", "b", "--metrics", "loss"]) == 0
+    assert capsys.readouterr() == ("curves.png\n", "b: has none of these metrics; not drawn.\n")
+
+
+def test_all_runs_of_a_picture_are_named_whatever_their_names_and_metrics() -> None:
+    runs = {
+        "$a_$": {"train/a": {1: 1.0, 2: 2.0}},
+        "_b$": {"train/b": {1: 1.0}},
+        "none": {"train/c": {1: 1.0}},
+    }
+    figure = plot.draw(runs, ["train/a", "train/b"], 0.0)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["$a_$", "_b$"]
+    figure.canvas.draw()  # a $ is a $

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import pickle
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import TESTS, metrics, run_script, same_bits
+from tiny import Tiny, metrics, same_bits, trained
 
 from expbase import ConfigError
 from expbase.__main__ import main
 from expbase.extras import runner, stages
+from expbase.state.weights import WeightsError
 
 TRAIN = """
 import paddle
@@ -120,15 +123,11 @@ runner:
     assert (workspace / "runs/first/worker_0.log").read_text().count("FINISHED already") == 1
 
 
-def test_a_run_from_yaml_is_the_run_of_the_script(workspace: Path) -> None:
-    (workspace / "train.py").write_text(
-        TRAIN + "\nif __name__ == '__main__':\n    from expbase import main\n    main(Experiment)\n"
-    )
-    result = run_script(workspace / "train.py", "--output", str(workspace / "by_script"))
-    assert result.returncode == 0, result.stderr
-    assert main(["run", str(workspace / "c.yaml"), "--output", str(workspace / "by_yaml")]) == 0
+def test_a_run_from_yaml_is_the_run_of_the_class(workspace: Path) -> None:
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    trained(Tiny, workspace / "by_class", max_iteration=4, valid_interval=2)
     step = "checkpoints/step-00000004"
-    same_bits(workspace / "by_script" / step, workspace / "by_yaml" / "first" / step)
+    same_bits(workspace / "by_class" / step, workspace / "runs/first" / step)
 
 
 def test_placeholders_are_filled_in_strings_lists_and_mappings(workspace: Path) -> None:
@@ -142,36 +141,66 @@ def test_placeholders_are_filled_in_strings_lists_and_mappings(workspace: Path) 
     assert run.args.output == f"{workspace}/out/first"
 
 
-def test_options_change_every_run_and_the_output_may_be_given(workspace: Path) -> None:
-    (run,) = runner.read(workspace / "c.yaml", options=["training.seed=7"], output="elsewhere")
-    assert run.config.training.seed == 7
+def test_the_output_may_be_given(workspace: Path) -> None:
+    (run,) = runner.read(workspace / "c.yaml", output="elsewhere")
     assert run.args.output == str(Path("elsewhere/first").absolute())
 
 
-def test_it_works_under_the_launcher_and_with_nprocs(workspace: Path) -> None:
-    text = (
-        YAML
-        + stage_lines("startup", "instance")
-        + ("- {name: look, class: infer, init_model_path: runs/first}\n")
+def test_the_options_of_the_tool_are_those_of_every_run(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[runner.Run] = []
+    monkeypatch.setattr(runner, "execute", found.extend)
+    (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train}\n")
+    words = ["--device", "gpu", "--fresh", "--force", "training.seed=7"]
+    assert main(["run", str(workspace / "c.yaml"), *words]) == 0
+    assert [run.args.device for run in found] == ["cpu", "gpu"]  # the runner's own comes first
+    assert all(run.args.fresh and run.args.force for run in found)
+    assert [run.config.training.seed for run in found] == [7, 7]
+
+
+def test_an_infer_runner_takes_the_test_data_and_of_a_file_what_fits(workspace: Path) -> None:
+    trained(Tiny, workspace / "run", max_iteration=1, valid_interval=0).save_model(
+        workspace / "some.safetensors"
     )
-    (workspace / "c.yaml").write_text(text)
-    script = workspace / "go.py"
-    script.write_text(
-        "import sys\nfrom expbase.__main__ import main\n"
-        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    (workspace / "train.py").write_text(
+        TRAIN + "\n    def setup_dataloader(self):\n        super().setup_dataloader()\n"
+        "        self.test_loader = [(paddle.zeros([7, 4]), paddle.zeros([7], 'int64'))]\n\n"
+        "    def valid(self):\n"
+        "        return {'size': sum(len(y) for _, y in self.valid_batches())}\n\n"
+        "    def setup_model(self):\n        super().setup_model()\n"
+        "        self.model.add_sublayer('more', paddle.nn.Linear(2, 2))\n"
     )
-    result = run_script(script, "run", "c.yaml", launch=2)
-    assert result.returncode == 0, result.stdout + result.stderr
-    result = run_script(script, "run", "c.yaml", "--nprocs", "2", "--output", "by_nprocs")
-    assert result.returncode == 0, result.stderr
-    found = [
-        [json.loads(x) for x in (workspace / f / "look/results.jsonl").read_text().splitlines()]
-        for f in ("runs", "by_nprocs")
-    ]
-    assert found[0] == found[1]
-    assert len(found[0]) == 1
-    step = "first/checkpoints/step-00000004"
-    same_bits(workspace / "runs" / step, workspace / "by_nprocs" / step)
+    text = "\nexperiment: train.py:Experiment\nrunner:\n- {name: look, class: infer, device: cpu, "
+    text += "init_model_path: some.safetensors, init_partial: "
+    runner.execute(describe(workspace, text + "true}"))
+    (line,) = (workspace / "runs/look/results.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "runner": "look", "checkpoint": f"{workspace}/some.safetensors", "iteration": 0, "size": 7,
+    }  # fmt: skip
+    with pytest.raises(WeightsError, match="more"):
+        runner.execute(describe(workspace, text + "false}"))
+
+
+def test_nprocs_starts_the_file_in_so_many_processes(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def spawn(*words: Any) -> int:
+        started.append(pickle.loads(pickle.dumps(words)))
+        return 7
+
+    monkeypatch.setattr(runner, "spawn", spawn)
+    words = ["run", str(workspace / "c.yaml"), "--nprocs", "2", "--device", "cpu"]
+    assert main(words) == 7  # the exit code of the processes
+    [(function, (args,), nprocs, device)] = started
+    assert (nprocs, device) == (2, "cpu")
+    function(args)
+    assert (workspace / "runs/first/checkpoints/step-00000004").exists()
+    (workspace / "c.yaml").write_text(YAML + "mode: frist")
+    assert main(words) == 1
+    assert len(started) == 1  # a mistake is said once, before there are processes
 
 
 def test_a_run_that_was_stopped_ends_the_others(workspace: Path) -> None:
@@ -238,7 +267,7 @@ def test_an_init_of_the_seeds_shape_is_not_called_and_that_is_said(workspace: Pa
     (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
     assert main(["run", str(workspace / "c.yaml")]) == 0
     log = (workspace / "runs/first/worker_0.log").read_text()
-    assert log.count("startup: Startup.__init__ is not called") == 1
+    assert log.count("Startup.__init__ is not called") == 1
 
 
 def test_the_walk_of_tdm_fill_from_a_file_save_and_warm_start_later(workspace: Path) -> None:
@@ -280,13 +309,29 @@ runner:
     assert abs(filled[1] - 0.5).max() < 0.1
 
 
-def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(tmp_path: Path) -> None:
-    sizes = []
+def test_a_file_that_another_one_imports_is_executed_once(workspace: Path) -> None:
+    (workspace / "shape.py").write_text("print('executed')\nSIZE = 40\n")
+    (workspace / "my_startup.py").write_text(
+        "from train import Experiment\n\nclass Startup:\n    def startup(self):\n"
+        "        from shape import SIZE  # while it runs\n"
+        "        assert isinstance(self, Experiment)\n"
+    )
+    (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["run", str(workspace / "c.yaml")]) == 0
+    assert printed.getvalue() == "executed\n"
+
+
+def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, elsewhere = [], ModuleType("shape")
     for size in (12, 20):
         folder = make_workspace(tmp_path / str(size), size)
+        monkeypatch.setitem(sys.modules, "shape", elsewhere)
         sizes.append(runner.read(folder / "c.yaml")[0].experiment.size)  # type: ignore[attr-defined]
     assert sizes == [12, 20]
-    assert "shape" not in sys.modules
+    assert sys.modules["shape"] is elsewhere
 
 
 # --- mistakes --------------------------------------------------------------------------------
@@ -297,7 +342,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("runner: []", "experiment: None given; expected"),
+        ("runner: []", "experiment: not given; expected"),
         ("experiment: train.py:Experiment", "runner: expected a list of `- name: …` sections"),
         (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
         (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
@@ -320,15 +365,25 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ),
         (YAML + "config: {data: {path: '{home}/a'}}", "config.data.path: {home} in '{home}/a' is"),
         (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
-        (YAML + "  epochs: many", "runner[0] (first): training.max_epoch: 'many' given"),
+        (YAML + "  epochs: many", "runner[0] (first): epochs: 'many' given"),
         (YAML + "  checkpoints: all", "runner[0] (first).checkpoints: given to a train runner"),
         (YAML + "  epochs: 0", "runner[0] (first): training.max_iteration: 0 given"),
         (YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}", "they are the same"),
+        (
+            YAML + "  epochs: 1\n  config: {training: 2}",
+            "config: training: 2 given; expected",
+        ),
+        (YAML + "  data:", "runner[0] (first): data: None given; expected a text"),
         (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
         (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
-        (YAML + "  init_model_path: {output}", "{'output': None} given; expected a path. One t"),
-        (YAML + "  init_model_path: {output}/a", 'begins with a { stands in quotes: "{workspace}'),
-        (YAML + "mode:", "mode: nothing given; expected some of first"),
+        (
+            YAML + "  init_model_path: {output}",
+            "{'output': None} given; a value that begins with a {",
+        ),
+        (
+            YAML + "  init_model_path: {output}/a",
+            "Perhaps a value that begins with a {",
+        ),
         (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' is there twice"),
         (YAML.replace("name: first", "name: a/b"), "name: 'a/b' given; expected a name for a"),
         (
@@ -363,8 +418,11 @@ def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("    def close(self): ...\n", "Startup.close would hide the experiment's method"),
-        ("    def helper(self): ...\n", "Instance.helper and Startup.helper (startup_class_path)"),
+        ("    def close(self): ...\n", "Startup.close would hide what the experiment has"),
+        (
+            "    def helper(self): ...\n",
+            "Instance.helper and Startup.helper (startup_class_path)",
+        ),
     ],
 )
 def test_a_stage_that_hides_something_is_refused(workspace: Path, body: str, message: str) -> None:
@@ -392,18 +450,13 @@ def test_a_context_is_the_experiment_by_name(tmp_path: Path) -> None:
     assert "status" not in context
 
 
-def test_the_tool_says_a_mistake_in_a_line_and_answers_1(workspace: Path) -> None:
-    def tool(*words: str) -> Callable[..., Any]:
-        command = [sys.executable, "-W", "ignore", "-m", "expbase", "run", *words]
-        return lambda: subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=workspace, timeout=60,
-            env={"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
-
-    result = tool("no.yaml")()
-    assert result.returncode == 1
-    assert result.stderr.startswith("python -m expbase run: error: no.yaml: cannot be read")
-    assert "Traceback" not in result.stderr
+def test_the_tool_says_a_mistake_in_a_line_and_answers_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "no.yaml"])
+    assert str(ended.value).startswith("python -m expbase run: error: no.yaml: cannot be read")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 DOCS = (Path(__file__).parents[1] / "docs" / "runner.md").read_text(encoding="utf-8")
@@ -418,5 +471,5 @@ def test_the_example_of_the_docs_runs(workspace: Path, capsys: pytest.CaptureFix
 
 
 def test_the_docs_name_every_key_of_a_runner() -> None:
-    for key in runner._KEYS:
+    for key in runner.RUNNER_KEYS:
         assert key in DOCS or key in ("data", "init_partial", "checkpoint_path"), key

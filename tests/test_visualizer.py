@@ -15,7 +15,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from expbase.visualizer import FILE_NAME, Visualizer, record_parser
+from expbase.visualizer import FILE_NAME, Visualizer, column_names, whole_records
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:
@@ -194,40 +194,55 @@ def test_texts_sounds_histograms_and_figures_are_read_back(
         visualizer.add_audio("tone", np.zeros([2, 2]), 1)
 
 
-def test_hparams_of_any_type_make_a_row(visualizer: Visualizer, tmp_path: Path) -> None:
-    hparams = {"lr": np.float32(0.5), "fast": True, "layers": [1, 2], "name": "a", "size": 3}
-    visualizer.add_hparams(hparams, ["valid/accuracy"])
-    visualizer.close()
-    assert (tmp_path / FILE_NAME).stat().st_size > 0
-    data = (tmp_path / FILE_NAME).read_bytes()
-    assert b"True" in data
-    assert b"[1, 2]" in data
-
-
 def test_hparams_go_in_as_visualdls_table_can_show_them(
     visualizer: Visualizer, tmp_path: Path
 ) -> None:
-    hparams = {"optim.lr": 0.1, "name": "a", "clip": float("inf"), "seed": 2**63, "betas[0]": 1}
+    hparams = {
+        "optim.lr": np.float32(0.5), "decay.lr": 0.1, "name": "a", "clip": float("inf"),
+        "training.seed": 2**63, "fast": True, "layers": [1, 2], "size": 3,
+    }  # fmt: skip
     visualizer.add_hparams(hparams, ["valid/top_5%"])
     visualizer.close()
-    parse = record_parser()
-    data = (tmp_path / FILE_NAME).read_bytes()
-    data = data[8 + int.from_bytes(data[:8], "little") :]  # without VisualDL's first record
-    kind, tag, value = parse(data[8:])
-    assert (kind, tag) == ("hyper_parameters", "hparam")
-    infos = {info.name: getattr(info, info.WhichOneof("type")) for info in value.hparam.hparamInfos}
-    assert infos == {
-        "optim/lr": 0.1, "name_": "a", "clip": "inf", "seed": str(2**63), "betas/0": 1
+    row = records(tmp_path, "hyper_parameters", "hparam")[0].hparam
+    assert {info.name: getattr(info, info.WhichOneof("type")) for info in row.hparamInfos} == {
+        "optim/lr": 0.5, "decay/lr": pytest.approx(0.1), "name_": "a", "clip": "inf",
+        "seed": str(2**63), "fast": "True", "layers": "[1, 2]", "size": 3,
     }  # fmt: skip
-    assert [metric.name for metric in value.hparam.metricInfos] == ["valid/top_5_"]
-    with pytest.raises(ValueError, match="VisualDL cannot read this record"):
-        parse(data[9:])
+    assert [metric.name for metric in row.metricInfos] == ["valid/top_5_"]
 
 
-@pytest.mark.parametrize("name", ["add_graph", "add_pr_curve", "add_roc_curve"])
-def test_what_is_broken_says_what_to_use_instead(visualizer: Visualizer, name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"{name}: broken in VisualDL.*expected"):
-        getattr(visualizer, name)("tag", [1], [0.5], 1)
+def test_a_column_is_called_by_the_end_of_its_key_if_no_other_key_has_it(
+    visualizer: Visualizer, tmp_path: Path
+) -> None:
+    keys = ["gen.lr", "disc.lr", "training.seed", "seed.of.all[0]", "name", "size"]
+    assert list(column_names(keys).values()) == [
+        "gen/lr", "disc/lr", "seed", "0", "name_", "size",
+    ]  # fmt: skip
+    # gen.lr is called the same in a run that changes disc.lr, too.
+    visualizer.add_hparams({"gen.lr": 1.0}, [], keys=keys)
+    visualizer.close()
+    (info,) = records(tmp_path, "hyper_parameters", "hparam")[0].hparam.hparamInfos
+    assert info.name == "gen/lr"
+
+
+def test_whole_records_are_those_that_were_written_up_to_a_torn_one(
+    visualizer: Visualizer, tmp_path: Path
+) -> None:
+    visualizer.add_text("words", "a" * 300, 1)
+    visualizer.close()
+    data = (tmp_path / FILE_NAME).read_bytes()
+    assert b"".join(whole_records(io.BytesIO(data))) == data
+    first, second = whole_records(io.BytesIO(data))  # the first one is VisualDL's own
+    assert list(whole_records(io.BytesIO(data[:-1]))) == [first]
+    assert list(whole_records(io.BytesIO(first + second[:5]))) == [first]
+    for wrong in (
+        bytes(8),
+        b"\xff" * 8,
+        second[:8] + b"\xff" * 400,
+        b"\x02" + bytes(7) + b"\x0a\x00",
+    ):
+        with pytest.raises(ValueError, match="record"):
+            list(whole_records(io.BytesIO(wrong)))
 
 
 def test_where_nothing_is_written_everything_is_taken() -> None:
@@ -235,4 +250,5 @@ def test_where_nothing_is_written_everything_is_taken() -> None:
     nowhere.add_text("a", "b", 1)
     nowhere.add_image("a", np.zeros([2, 2]), 1)
     nowhere.add_hparams({"a": 1}, [])
+    assert nowhere.writer is None
     nowhere.close()

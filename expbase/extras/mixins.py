@@ -1,9 +1,9 @@
-"""Behaviour to mix into an experiment: early stopping, an average of the weights, clipping.
+"""Behaviour to mix into an experiment: early stopping, averaged weights, gradient clipping.
 
-Each is a class of its own, to be named before ExperimentBase, in any order. It adds a section to
+Each mixin is a class to name before ExperimentBase, in any order. It adds a section to
 `default_config`, keeps its state in the checkpoint, and acts through listeners and through methods
-that call `super()`; an experiment that overrides one of these calls `super()`, too:
-`default_config`, `check_setup`, `evaluate`, `predict`, `export`.
+that call `super()`. An experiment that overrides one of these methods calls `super()`, too:
+`default_config`, `check_setup`, `evaluate`, `evaluating`, `predict`, `export`.
 
     class Experiment(EarlyStopping, GradientClipping, ExperimentBase): ...
 """
@@ -22,14 +22,19 @@ from expbase import checks
 from expbase.config import Config, ConfigError
 from expbase.events import on
 from expbase.experiment import ExperimentBase
+from expbase.life import Life
 from expbase.state import objects
 
 
 class EarlyStopping(ExperimentBase):
     """Ends training when a metric of valid() has not become better for a while.
 
-    All ranks stop at the same iteration, and it stays so: a run that was stopped early does not
-    train on when it is started again. `early_stopping.patience: 0` switches it off.
+    All ranks stop at the same iteration. A run that was stopped early stays stopped: started
+    again, it does not train on. `early_stopping.patience: 0` switches it off.
+
+    Attributes:
+        early_stopping: The `best` value, the validations without a better one since (`failures`),
+            and the `iteration` of the last validation that counted.
     """
 
     @classmethod
@@ -46,51 +51,62 @@ class EarlyStopping(ExperimentBase):
         return config
 
     def check_setup(self) -> None:
-        own, training = self.config.early_stopping, self.config.training
-        metric, mode = own.metric or training.monitor, own.mode or training.monitor_mode
-        if own.patience and (not metric or mode not in ("max", "min")):
+        options, training = self.config.early_stopping, self.config.training
+        metric, mode = options.metric or training.monitor, options.mode or training.monitor_mode
+        if options.patience and (not metric or mode not in ("max", "min")):
             raise ConfigError(
                 f"early_stopping: metric {metric!r} and mode {mode!r} given; expected the name of "
                 "a metric of valid(), here or as training.monitor, and max or min."
             )
-        self._watched, self._sign = metric.removeprefix("valid/"), 1 if mode == "max" else -1
-        # The best value, the validations since, and the iteration of the last one.
+        self.watched_metric, self.watched_mode = metric.removeprefix("valid/"), mode
         self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
         self.register_stateful("early_stopping")
         super().check_setup()
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         results = super().evaluate(loader)
-        new = self.iteration > self.early_stopping["iteration"]
-        if self.config.early_stopping.patience and loader is None and new and self._running:
-            checks.check_metric("early_stopping.metric", self._watched, results)
-            self._judge(results[self._watched])
+        # Other data does not count, and neither does an iteration that was judged before:
+        # valid() may be called by hand, or again after a resume.
+        is_new = loader is None and self.iteration > self.early_stopping["iteration"]
+        if self.config.early_stopping.patience and is_new and self.life is Life.TRAINING:
+            checks.check_metric("early_stopping.metric", self.watched_metric, results)
+            self.early_stopping |= {"iteration": self.iteration}
+            if self.is_better(results[self.watched_metric]):
+                self.early_stopping |= {"best": results[self.watched_metric], "failures": 0}
+            else:
+                self.early_stopping["failures"] += 1
             self.stop_when_exhausted()
         return results
 
-    def _judge(self, value: float) -> None:
-        state, least = self.early_stopping, self.config.early_stopping.min_delta
-        better = state["best"] is None or (value - state["best"]) * self._sign > least
-        if better and not math.isnan(value):
-            state |= {"best": value, "failures": 0, "iteration": self.iteration}
-        else:
-            state |= {"failures": state["failures"] + 1, "iteration": self.iteration}
+    def is_better(self, value: float) -> bool:
+        """Whether a value is better than the best one by more than min_delta; nan never is."""
+        best, min_delta = self.early_stopping["best"], self.config.early_stopping.min_delta
+        if best is None:
+            return not math.isnan(value)
+        gain = value - best if self.watched_mode == "max" else best - value
+        return bool(gain > min_delta)
 
-    @on("on_train_begin")  # it may have been before this start
+    @on("on_train_begin")  # patience may have run out before this start
     def stop_when_exhausted(self) -> None:
-        """Stops if the metric did not become better for too long."""
+        """Stops if the metric has not become better for too long."""
         best, failures = self.early_stopping["best"], self.early_stopping["failures"]
         if 0 < self.config.early_stopping.patience <= failures:
             reached = "never a number" if best is None else f"{best:.6g} at best"
             self.stop(
-                f"early stopping: {self._watched} was {reached}, and not better in the last "
+                f"early stopping: {self.watched_metric} was {reached}, and not better in the last "
                 f"{failures} validations (early_stopping.patience=0 and --force train on)",
                 on_all_ranks=True,
             )
 
 
-class _Averages:
-    """Averages of a layer's trained weights; a stateful object, so the checkpoint holds them."""
+class WeightAverages:
+    """Moving averages of a layer's trained weights.
+
+    It has `state_dict` and `load_state_dict`, so the checkpoint holds the averages.
+
+    Attributes:
+        updates: How often the averages were updated.
+    """
 
     def __init__(self, layer: Any) -> None:
         self._weights = {n: p for n, p in layer.named_parameters() if not p.stop_gradient}
@@ -98,13 +114,19 @@ class _Averages:
         self.begin()
 
     def begin(self) -> None:
-        """Starts from the weights of now; in float32 at least, or small changes are lost."""
+        """Starts from the present weights."""
+        # At least float32: in float16 the small change of one update would be rounded away.
         self._averages = {
-            name: weight.detach().astype(_wide(weight.dtype)).clone()
+            name: weight.detach().astype(_at_least_float32(weight.dtype)).clone()
             for name, weight in self._weights.items()
         }
 
     def update(self, decay: float) -> None:
+        """Moves the averages towards the present weights.
+
+        Args:
+            decay: The share of the old average that stays, 0 to 1.
+        """
         self.updates += 1
         with paddle.no_grad():
             for name, average in self._averages.items():
@@ -114,49 +136,62 @@ class _Averages:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Has the layer hold the averages; it gets its weights back, bit for bit."""
-        if not self.updates:  # the weights may have been loaded since
+        """Puts the averages into the layer; its weights are restored afterwards, bit for bit."""
+        if not self.updates:  # weights that were loaded since are newer than the averages
             yield
             return
         weights = {name: weight.detach().clone() for name, weight in self._weights.items()}
         try:
-            self._set(self._averages)
+            self._set_weights(self._averages)
             yield
         finally:
-            self._set(weights)
+            self._set_weights(weights)
 
-    def _set(self, values: Mapping[str, Any]) -> None:
+    def _set_weights(self, values: Mapping[str, Any]) -> None:
         for name, weight in self._weights.items():
             weight.set_value(values[name].astype(weight.dtype))
 
     def state_dict(self) -> dict[str, Any]:
+        """The averages, for the checkpoint."""
         return {"updates": self.updates, "averages": self._averages}
 
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Restores the averages.
+
+        Returns:
+            The reasons why continuing is not exact: none.
+
+        Raises:
+            ValueError: They are averages of other weights.
+        """
         if state["averages"].keys() != self._averages.keys():
             raise ValueError(
                 f"averages: of {sorted(state['averages'])} in the checkpoint; expected those of "
                 f"{sorted(self._averages)}."
             )
         self.updates, self._averages = state["updates"], dict(state["averages"])
+        return []
 
 
-def _wide(dtype: Any) -> Any:
+def _at_least_float32(dtype: Any) -> Any:
     return "float32" if dtype in (paddle.float16, paddle.bfloat16) else dtype
 
 
 class ExponentialMovingAverage(ExperimentBase):
     """Averages the trained weights of self.model, and evaluates, predicts and exports with them.
 
-    After each update average = decay * average + (1 - decay) * weight. Training itself goes on with
-    the weights as they are; they come back, bit for bit, after each evaluation. Running statistics
-    (batch norm) are the model's own.
+    After each update average = decay * average + (1 - decay) * weight. Training itself goes on
+    with the weights as they are; they are restored, bit for bit, after each evaluation. Running
+    statistics (batch norm) are not averaged: they are the model's own.
+
+    Attributes:
+        weight_averages: The averages.
     """
 
     @classmethod
     def default_config(cls) -> Config:
         config = super().default_config()
-        config.ema = Config({"decay": 0.999})  # the part of the old average that stays, 0 to 1
+        config.ema = Config({"decay": 0.999})  # the share of the old average that stays, 0 to 1
         return config
 
     def check_setup(self) -> None:
@@ -166,18 +201,18 @@ class ExponentialMovingAverage(ExperimentBase):
             raise ValueError(
                 "ExponentialMovingAverage: expected the layer to average as self.model."
             )
-        self.weight_averages = _Averages(self.unwrap(self.model))
+        self.weight_averages = WeightAverages(self.unwrap(self.model))
         super().check_setup()
 
     @on("on_train_begin")
     def begin_averages(self) -> None:
-        """Starts from the weights that training starts from."""
+        """Starts from the weights that training starts from: they may have been loaded."""
         if not self.weight_averages.updates:
             self.weight_averages.begin()
 
     @on("on_train_batch_end")
     def update_averages(self) -> None:
-        """Takes the new weights into the average."""
+        """Takes the new weights into the averages."""
         self.weight_averages.update(self.config.ema.decay)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
@@ -221,18 +256,23 @@ class GradientClipping(ExperimentBase):
 
     @on("on_before_optimizers_step")
     def clip_gradients_of_step(self) -> None:
-        """Clips what is about to step."""
+        """Clips the gradients of the optimizers that are about to step."""
         self.clip_gradients(*self.stepping)
 
     def clip_gradients(self, *optimizers: Any) -> None:
-        """Clips the gradients of the optimizers' parameters, and logs their norm."""
-        self._stepper.used.add("step_optimizers")  # by hand: nobody misses its events
+        """Clips the gradients of the optimizers' parameters, and logs their norm.
+
+        Raises:
+            ValueError: A gradient is sparse.
+        """
+        # Without this the template would warn that a step by hand never calls our listener.
+        self.note_helper("step_optimizers")
         parameters = {id(p): p for o in optimizers for p in objects.parameters_of(o)}
         gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
             raise ValueError(
-                "clip_gradients: an Embedding with sparse=True gave its gradient; expected dense "
-                "ones."
+                "clip_gradients: the gradient of an Embedding with sparse=True; expected dense "
+                "gradients."
             )
         if not gradients:
             return
@@ -241,9 +281,9 @@ class GradientClipping(ExperimentBase):
             squares = [paddle.square(gradient.astype("float32")).sum() for gradient in gradients]
             norm = paddle.add_n(squares).sqrt()
             if max_norm := self.config.clipping.max_norm:
-                factor = max_norm / norm.clip(min=max_norm)  # at most 1; asks no device
+                factor = max_norm / norm.clip(min=max_norm)  # at most 1; no wait for the device
                 for gradient in gradients:
                     gradient.multiply_(factor.astype(gradient.dtype))
-        # With a scaler an overflow is normal: its step is left out.
-        if self._stepper.scaler() is None or bool(paddle.isfinite(norm)):
+        # With a scaler an overflow is normal, and its step is left out: not worth an error.
+        if self.grad_scaler is None or bool(paddle.isfinite(norm)):
             self.log(grad_norm=norm)

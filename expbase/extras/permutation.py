@@ -25,7 +25,7 @@ _ROUNDS = 12  # 8 suffice for large sizes; small ones have few bits to mix
 _BLOCK = 1024  # indices that are computed at a time
 
 
-class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types for us
+class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
     """All indices of a data set in a shuffled order, in constant memory.
 
     expbase calls `set_epoch` and `seek`; by hand they must be called before iterating.
@@ -50,11 +50,11 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types 
         return self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of a pass."""
+        """Chooses the order of an epoch."""
         self._epoch = epoch
 
     def seek(self, position: int) -> None:
-        """Has the next iteration begin at a position of the order."""
+        """Makes the next iteration begin at a position of the order."""
         self._start = position
 
     def __iter__(self) -> Iterator[int]:

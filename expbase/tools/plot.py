@@ -1,8 +1,8 @@
 """Curves of runs as a picture, from metrics.jsonl: several runs in one picture, no browser.
 
-Each metric has a field of its own; runs have colours. Validations are drawn as they are. Of what is
-logged in training the thin line is as it was logged, the thick one its average over the points
-before, whose weights fall by --smooth from point to point.
+Each metric has axes of its own; runs have colours. Validations are drawn as they are. For what is
+logged in training the thin line is what was logged, the thick one its average over the points so
+far, whose weights fall by the factor --smooth from point to point.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from expbase.cli import Paragraphs
 from expbase.meter import METRICS, json_lines
 from expbase.run_dir import CONFIG
-from expbase.tools.ls import printable
+from expbase.tools.runs import printable
 
-Curve = list[tuple[int, float]]
+Curve = dict[int, float]  # value by iteration
 _LARGEST = 1e300
 _ENDINGS = (".png", ".svg", ".pdf")
 
 
 def curves(run: Path) -> dict[str, Curve]:
-    """The points of each metric of a run; what is not a finite number is left out of its curve.
+    """The curves of a run by the names of the metrics; only finite numbers are points.
 
     Args:
         run: The output directory.
@@ -45,11 +45,11 @@ def curves(run: Path) -> dict[str, Curve]:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}.") from error
     found: dict[str, Curve] = {}
-    for line in json_lines(data):  # without the torn one of a run that is writing
+    for line in json_lines(data):  # without the torn line of a run that is writing
         iteration: Any = line.get("iteration")
         for name, value in line.items() if _is_number(iteration) else ():
             if "/" in name and _is_number(value):
-                found.setdefault(name, []).append((iteration, value))
+                found.setdefault(name, {})[iteration] = value
     if not found:
         raise ValueError(
             f"{path}: holds no metrics{' that can be read' if data.strip() else ' yet'}; expected "
@@ -62,18 +62,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) < _LARGEST  # neither infinite nor nan
 
 
-def smoothed(curve: Curve, weight: float) -> Curve:
-    """The average over the points so far, those before weighing less by the factor each.
-
-    Source: Adam's bias correction (Kingma and Ba, 2015), for its start.
-    """
-    points, total, norm = [], 0.0, 0.0
-    for iteration, value in curve:
-        total, norm = weight * total + value, weight * norm + 1
-        points.append((iteration, total / norm))
-    return points
-
-
 def chosen(found: Sequence[Mapping[str, Curve]], wanted: Sequence[str]) -> list[str]:
     """The full names of the metrics to draw: those that end in a wanted name, else the usual.
 
@@ -82,7 +70,7 @@ def chosen(found: Sequence[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
     """
     names = list(dict.fromkeys(name for run in found for name in run))
     if not wanted:
-        return [n for n in names if not n.startswith("speed/") and not n.startswith("train/lr")]
+        return [n for n in names if not n.startswith(("speed/", "train/lr"))]
     picked = []
     for word in wanted:
         fitting = [name for name in names if name == word or name.endswith(f"/{word}")]
@@ -92,36 +80,39 @@ def chosen(found: Sequence[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
     return list(dict.fromkeys(picked))
 
 
-def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], weight: float) -> Any:
-    """A figure with a field for each metric."""
-    from matplotlib.figure import Figure
+def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: float) -> Any:
+    """A matplotlib figure of metrics of runs.
 
-    columns = min(len(names), 2)
+    Args:
+        runs: Their curves, by the names of the runs.
+        names: The metrics, in the order of their axes.
+        smooth: From 0, not at all, to below 1.
+    """
+    # Here, and not at the top: these two take a second, and no other tool needs them.
+    from matplotlib.figure import Figure
+    from pandas import Series
+
+    columns = min(len(names), 3)
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(6 * columns, 3.2 * rows), layout="constrained")
-    fields = figure.subplots(rows, columns, squeeze=False).flat
-    lines: dict[str, Any] = {}  # one of each run, for the legend
-    for field, name in zip(fields, names, strict=False):
-        for index, (run, found) in enumerate(runs.items()):
-            curve, colour = found.get(name, []), f"C{index % 10}"
-            if name.startswith("train/") and weight and len(curve) > 2:
-                field.plot(*zip(*curve, strict=True), color=colour, alpha=0.25, linewidth=0.8)
-                curve = smoothed(curve, weight)
-            if curve:
+    drawn: dict[str, Any] = {}  # a line of each run, for the legend
+    for number, name in enumerate(names, 1):
+        axes = figure.add_subplot(rows, columns, number)
+        for index, run in enumerate(runs):
+            curve, colour = Series(runs[run].get(name, {}), dtype=float), f"C{index % 10}"
+            if name.startswith("train/") and smooth and len(curve) > 2:
+                axes.plot(curve, color=colour, alpha=0.25, linewidth=0.8)
+                curve = curve.ewm(alpha=1 - smooth).mean()
+            if len(curve):
                 marker = "o" if len(curve) == 1 else None
-                (lines[run],) = field.plot(*zip(*curve, strict=True), color=colour, marker=marker)
-        field.set_title(name, loc="left", fontsize=10, parse_math=False)
-        field.set_xlabel("iteration")
-        field.grid(alpha=0.3)
-    for field in list(fields)[len(names) :]:
-        field.remove()
+                (drawn[run],) = axes.plot(curve, color=colour, marker=marker)
+        axes.set_title(name, loc="left", fontsize=10, parse_math=False)
+        axes.set_xlabel("iteration")
+        axes.grid(alpha=0.3)
     if len(runs) > 1:
-        columns = min(len(lines), 4)
-        # Both are given: a label that begins with _ would not be shown.
-        legend = figure.legend(
-            [*lines.values()], [*lines], loc="outside upper center", ncols=columns
-        )
-        for text in legend.get_texts():
+        # Lines and names are passed: of itself matplotlib leaves out a name that begins with _.
+        place: Any = {"loc": "outside upper center", "ncols": min(len(drawn), 4)}
+        for text in figure.legend([*drawn.values()], [*drawn], **place).get_texts():
             text.set_parse_math(False)  # a name may hold a $
     return figure
 
@@ -149,7 +140,7 @@ def add_parser(tools: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; gives its exit code."""
+    """Runs the tool; returns its exit code."""
     if not 0 <= args.smooth < 1:
         raise ValueError(f"--smooth: {args.smooth} given; expected 0 or more, and below 1.")
     if args.output.suffix.lower() not in _ENDINGS:
@@ -165,7 +156,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"{run}: has none of these metrics; not drawn.", file=sys.stderr)
     figure = draw(found, names, args.smooth)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that its font does not have, say
+        warnings.simplefilter("ignore")  # about letters that its font does not have, say
         try:
             figure.savefig(args.output, dpi=120)
         except OSError as error:

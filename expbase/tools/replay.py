@@ -30,8 +30,8 @@ from expbase.record import crash
 from expbase.record.run_record import LEDGER, last_start, read
 from expbase.run_dir import CONFIG, LOCK, RunDirectory
 from expbase.state import checkpoint
-from expbase.tools.ls import printable
 from expbase.tools.process import CODES, ended_by_signals, kill
+from expbase.tools.runs import printable
 
 
 def add_parser(tools: Any) -> None:

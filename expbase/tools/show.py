@@ -27,8 +27,7 @@ from expbase.record.git import SOURCES
 from expbase.record.run_record import LEDGER, Session, sessions
 from expbase.run_dir import CONFIG
 from expbase.state import checkpoint
-from expbase.tools import ls
-from expbase.tools.ls import printable
+from expbase.tools.runs import Run, find, printable, read_run
 
 _WIDTH = 80
 _LABEL = 12  # columns of a row's name
@@ -50,7 +49,7 @@ class RunReport:
     """
 
     path: Path
-    run: ls.Run
+    run: Run
     config: dict[str, Any]
     checkpoints: list[str]
     sessions: list[Session]
@@ -70,9 +69,9 @@ def read_report(path: Path) -> RunReport:
         what = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"{path}: {what}; expected the output directory of a run.")
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
-        below = "; there are runs below it: python -m expbase ls" if ls.find(path) else ""
+        below = "; there are runs below it: python -m expbase ls" if find(path) else ""
         raise ValueError(f"{path}: holds no run; expected the output directory of one{below}.")
-    run, config = ls.look(path, str(path), time.time())
+    run, config = read_run(path, str(path), time.time())
     lines, checkpoints = [], []
     with contextlib.suppress(OSError):  # run.note says so
         lines = [line for line in (path / LEDGER).read_bytes().splitlines() if line.strip()]

@@ -1,0 +1,219 @@
+"""Training several heads of one model: a task per head, one of them drawn for each update.
+
+class Experiment(MultiHead):
+def setup_model(self):
+...
+self.setup_tasks({"tags": Task("tags", mix_ratio=3), "kinds": Task("kinds")})
+
+def train_batch(self):
+name = self.draw_task()
+outputs = self.model(self.read_task(name), self.tasks[name].head)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from expbase.config import Config
+from expbase.data.iterator import TrainIterator
+from expbase.data.loaders import Shard, adapt_loader
+from expbase.events import on
+from expbase.experiment import ExperimentBase
+from expbase.extras.components.layers import Composed, Reader
+from expbase.state import rng
+from expbase.state.arrays import to_numpy
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a head is trained.
+
+    Attributes:
+        head: Its name in the model.
+        loader: Where its batches come from; None: self.train_loader.
+        mix_ratio: How often it is drawn, in relation to the others.
+        auxiliary: Whether training may end before this task has had its epochs.
+    """
+
+    head: str
+    loader: Any = None
+    mix_ratio: float = 1.0
+    auxiliary: bool = False
+
+
+class EndlessBatches(TrainIterator):
+    """The batches of a loader, epoch after epoch; the checkpoint holds the place.
+
+    Args:
+        loader: Of one task.
+        name: For messages.
+        shard: The part of this rank.
+    """
+
+    def __init__(self, loader: Any, name: str, shard: Shard) -> None:
+        super().__init__()
+        self.attach(adapt_loader(loader, name, shard))
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that were read to their end."""
+        return self.epoch - (not self.batches.ended)
+
+    def read(self) -> Any:
+        """The next batch of this rank."""
+        if self.batches.ended:
+            self.open(self.epoch + 1)
+        return super().read()
+
+
+class MultiHead(ExperimentBase):
+    """A mixin: with each update train_batch trains the head that `draw_task` names.
+
+    setup_model makes self.model, a Composed (in data_parallel with find_unused_parameters=True),
+    and calls `setup_tasks`. With `heads.epochs` training ends when every task that is not
+    auxiliary has had so many epochs of its data; else as the training section says.
+
+    Attributes:
+        tasks: By name.
+        task_steps: How often each task was drawn.
+    """
+
+    @classmethod
+    def default_config(cls) -> Config:
+        config = super().default_config()
+        config.heads = Config({"epochs": 0})  # for each task; 0: as `training` says
+        return config
+
+    def setup_tasks(self, tasks: Mapping[str, Task]) -> None:
+        """Names the tasks; call it in setup_model.
+
+        Raises:
+            TypeError: One of them is not a Task.
+            ValueError: There is none, one has no head, or a ratio is not above 0.
+        """
+        _check_tasks(tasks, self.unwrap(self.model))
+        seed = self.config.training.seed
+        self.tasks = dict(tasks)
+        self.task_steps = dict.fromkeys(tasks, 0)
+        self.train_loader_epochs = 0  # of self.train_loader, read to their end
+        self.register_stateful("task_steps", "train_loader_epochs")
+        # The same on every rank, and no other draw moves it: all ranks train the same head.
+        self.mix_random = np.random.default_rng(rng.derive(seed, rng.SETUP, 2))
+        self.task_batches = {
+            name: EndlessBatches(
+                task.loader,
+                f"the loader of task {name}",
+                Shard(rng.derive(seed, rng.STREAM, number), self.rank, self.world_size),
+            )
+            for number, (name, task) in enumerate(tasks.items())
+            if task.loader is not None
+        }
+
+    def check_setup(self) -> None:
+        if not getattr(self, "tasks", None):
+            raise ValueError("setup_model: expected it to call self.setup_tasks({name: Task(…)}).")
+        super().check_setup()
+
+    def draw_task(self) -> str:
+        """The task of this update, drawn by mix_ratio: the same on every rank."""
+        ratios = np.array([task.mix_ratio for task in self.tasks.values()])
+        name = list(self.tasks)[self.mix_random.choice(len(ratios), p=ratios / ratios.sum())]
+        self.task_steps[name] += 1
+        return name
+
+    def read_task(self, name: str) -> Any:
+        """The next training batch of a task."""
+        return self.task_batches[name].read() if name in self.task_batches else self.read_batch()
+
+    def epochs_of(self, name: str) -> int:
+        """Epochs of its data that a task has had; those of self.train_loader are shared."""
+        batches = self.task_batches.get(name)
+        return self.train_loader_epochs if batches is None else batches.epochs_done
+
+    @on("on_train_epoch_end")
+    def count_epoch(self) -> None:
+        """Counts the epochs of self.train_loader."""
+        self.train_loader_epochs += 1
+        self.stop_when_tasks_are_done()
+
+    @on("on_train_begin")  # it may have been so before this start
+    @on("on_train_batch_end")
+    def stop_when_tasks_are_done(self) -> None:
+        """Stops when every task that is not auxiliary has had its epochs."""
+        epochs = self.config.heads.epochs
+        needed = [name for name, task in self.tasks.items() if not task.auxiliary]
+        if epochs and all(self.epochs_of(name) >= epochs for name in needed):
+            self.stop(f"every head that is not auxiliary has had {epochs} epochs of its data")
+
+    def predict_batch(self, batch: Any) -> Any:
+        outputs = self.model(batch, self.predicted_head, "predict")
+        arrays = {name: to_numpy(value) for name, value in outputs.items()}
+        results = self.unwrap(self.model).heads[self.predicted_head].batch_postprocess(arrays)
+        if results is None:
+            raise ValueError(
+                f"head {self.predicted_head}: batch_postprocess returned no result per sample; "
+                "predict_head needs one for each."
+            )
+        return results
+
+    def predict_head(
+        self, head: str, loader: Any, output_dir: str | Path | None = None
+    ) -> list[Any]:
+        """Predicts with one head, and has it postprocess all results, on rank 0.
+
+        Args:
+            head: Its name.
+            loader: Over a reader of the phase "predict", or a Subset of one.
+            output_dir: Where `<head>.predict.jsonl` is written; None prints.
+
+        Returns:
+            One result per sample, in the order of the data, on every rank.
+
+        Raises:
+            TypeError: The loader has no Reader.
+            ValueError: There is no such head, or it returns no result per sample.
+        """
+        layer = self.unwrap(self.model).find_head(head)
+        reader = getattr(loader, "dataset", None)
+        while isinstance(reader, paddle.io.Subset):
+            reader = reader.dataset
+        if not isinstance(reader, Reader):
+            raise TypeError(
+                f"predict_head: {loader!r} given; expected a paddle.io.DataLoader over a Reader."
+            )
+        layer.reset()
+        self.predicted_head = head
+        results = self.predict(loader)
+        layer.results = results  # of all ranks
+        if self.rank == 0:
+            with layer.in_phase("predict"):
+                layer.epoch_postprocess(layer.epoch_inputs(reader), output_dir)
+        return results
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            for batches in getattr(self, "task_batches", {}).values():
+                batches.close()
+
+
+def _check_tasks(tasks: Mapping[str, Task], model: Composed) -> None:
+    for name, task in tasks.items():
+        if not isinstance(task, Task):
+            raise TypeError(f"task {name}: {task!r} given; expected a Task.")
+        if task.head not in model.heads:
+            raise ValueError(
+                f"task {name}: its head {task.head!r} is not in the model, which has "
+                f"{', '.join(model.heads)}."
+            )
+        if not task.mix_ratio > 0:
+            raise ValueError(f"task {name}: mix_ratio {task.mix_ratio!r}; expected above 0.")
+    if all(task.auxiliary for task in tasks.values()):
+        raise ValueError("setup_tasks: expected a task that is not auxiliary.")
