@@ -124,15 +124,15 @@ def test_only_a_few_small_source_files_that_are_not_of_a_run_are_saved(
     (repository / "nested/inner.py").touch()
     code = described(repository)
     assert names_in(patch_of(repository, code)) == ["runs/kept.yaml"]
-    assert code["left_out"] == {"count": 3, "first": ["large.py", "nested/", "secrets.json"]}
+    assert code["note"] == "untracked and not saved: 3 (large.py, nested/, secrets.json)"
     for number in range(9):
         (repository / f"{number}.yaml").touch()
     (repository / "net.py").touch()
     monkeypatch.setattr(record, "_FILES", 2)
     code = described(repository)
     assert names_in(patch_of(repository, code)) == ["net.py", "0.yaml"]
-    assert code["left_out"]["count"] == 12
-    assert len(code["left_out"]["first"]) == 5
+    assert code["note"].startswith("untracked and not saved: 12 (large.py, 1.yaml, ")
+    assert code["note"].endswith("4.yaml, …)")
 
 
 def test_changes_that_are_too_large_are_not_saved(

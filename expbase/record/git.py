@@ -55,8 +55,8 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
         output_dir: The run's, which takes the changes.
 
     Returns:
-        `commit`, `branch`, `dirty`, the name under which the changes are saved (`state`), the
-        untracked files that are not saved (`left_out`), and a `note` of what is not known.
+        `commit`, `branch`, `dirty`, the name under which the changes are saved (`state`), and a
+        `note` of what is not known or not saved.
     """
     if top is None:
         return {"note": "not in a git repository"}
@@ -79,7 +79,8 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
         return facts | {"dirty": True, "state": None, "note": note}
     facts |= {"dirty": state is not None, "state": state}
     if left_out := [name for name in untracked if name not in sources]:
-        facts["left_out"] = {"count": len(left_out), "first": left_out[:5]}
+        names = ", ".join(left_out[:5]) + (", …" if left_out[5:] else "")
+        facts["note"] = f"untracked and not saved: {len(left_out)} ({names})"
     return facts
 
 
