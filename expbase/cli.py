@@ -193,7 +193,7 @@ def _run(
 
 @contextlib.contextmanager
 def report_user_errors(prog: str) -> Iterator[None]:
-    """Makes a user's mistake end the process with one line, which begins with the program's name."""
+    """Makes a user's mistake end the process with one line that begins with the program's name."""
     try:
         yield
     except (ConfigError, CheckpointError, WeightsError) as error:
