@@ -245,9 +245,7 @@ def test_a_run_that_is_running_is_shown(tmp_path: Path) -> None:
     report = show.read_report(run_with(tmp_path / "run", START))
     report.run.state = "running"  # what its lock tells every other process
     lines = list(show.describe(report))
-    assert any(
-        re.match("session 1 of 1: .*, from iteration 0, is running", x) for x in lines
-    )
+    assert any(re.match("session 1 of 1: .*, from iteration 0, is running", x) for x in lines)
 
 
 def test_damaged_lines_are_left_out_and_the_rest_is_shown(tmp_path: Path, capsys: Capture) -> None:

@@ -31,7 +31,7 @@ from expbase.tools.process import ended_by_signals, kill
 _LEAST = 10  # iterations
 _POLL_SECONDS = 0.0005
 _TAIL_BYTES = 1 << 14  # of metrics.jsonl: what tells where the run is
-_KINDS = ("at a random moment", "inside a save", "inside a validation")
+_KINDS = ("inside a save", "inside a validation", "at a random moment")
 # Fields of a note, with the cause that a first difference there points at.
 _CAUSES = {
     "before": "state that is not restored: {names} differ before the update",
@@ -187,7 +187,7 @@ class Side:
             try:
                 if self._wait_for(kind, moment):
                     # Anywhere within an iteration, not only just after a line was written.
-                    time.sleep(source.uniform(0, 0.02) if kind == _KINDS[0] else 0.0)
+                    time.sleep(source.uniform(0, 0.02) if kind == _KINDS[-1] else 0.0)
                     counts[kind] += self.process.poll() is None
             finally:
                 kill(self.process)
