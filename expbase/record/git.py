@@ -65,7 +65,7 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
     except _NoAnswer as error:
         return {"note": str(error)}
     commit, branch = os.fsdecode(answer).split()
-    facts = {"commit": commit, "branch": None if branch == "HEAD" else branch}
+    facts: dict[str, Any] = {"commit": commit, "branch": None if branch == "HEAD" else branch}
     try:
         untracked = _untracked(top)
         sources = [name for name in untracked if _is_source(top / name)][:_FILES]

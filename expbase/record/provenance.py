@@ -74,7 +74,7 @@ def _command() -> list[str] | None:
     return words if LAUNCHER in words else sys.orig_argv[1:]
 
 
-def _words_of(pid: int) -> list[str]:
+def _words_of(pid: int | None) -> list[str]:
     """The words after the interpreter of another process; none if the system does not tell."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")[1:-1]

@@ -70,13 +70,8 @@ def main(args: argparse.Namespace) -> int:
         spec |= {"run": str(run), "copy": str(copy), "pdb": args.pdb, "result": str(result)}
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
         _repeat(spec, program, directory, facts["ranks"])
-        ends = {rank: Path(f"{result}_{rank}") for rank in of_ranks}
-        ended = {
-            # As replay_worker.leave writes it. Not every text of an error can be encoded.
-            rank: path.read_bytes().decode("utf-8", "surrogatepass").replace(str(copy), str(run))
-            for rank, path in ends.items()
-            if path.exists()
-        }
+        ends = [Path(f"{result}_{rank}") for rank in of_ranks]
+        ended = [_read(path).replace(str(copy), str(run)) for path in ends]
     return _judge(of_ranks, ended)
 
 
@@ -172,13 +167,19 @@ def _repeat(spec: Mapping[str, Any], program: Sequence[str], directory: Path, ra
         kill(process)
 
 
-def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) -> int:
+def _read(path: Path) -> str:
+    """What `replay_worker.leave` wrote. Not every text of an error can be encoded."""
+    if not path.exists():
+        return "the process ended by itself"
+    return path.read_bytes().decode("utf-8", "surrogatepass")
+
+
+def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Sequence[str]) -> int:
     """Says how each rank ended that had failed; 0 if one of them did in the same way."""
     code = 1
-    for rank, facts in of_ranks.items():
+    for (rank, facts), end in zip(of_ranks.items(), ended, strict=True):
         where = f"rank {rank}, " if facts["ranks"] > 1 else ""
         iteration, error = facts["iteration"], facts["error"]
-        end = ended.get(rank, "the process ended by itself")
         # With --pdb a value that is not finite fails where it is logged, with its beginning alone.
         is_nonfinite = end.startswith("NonFiniteError") and error.startswith(end.removesuffix("."))
         if end == error or is_nonfinite:

@@ -224,7 +224,7 @@ class Side:
         """The type, shape and checksum of each tensor of the last checkpoint, by file and name."""
         contents = checkpoint.read(checkpoint.find(self.directory))
         return {
-            f"{file}: {name}": f"{array}, sha256 {hashlib.sha256(array.data).hexdigest()}"
+            f"{file}: {name}": f"{array}, sha256 {hashlib.sha256(array.data.tobytes()).hexdigest()}"
             for file, data in contents.items()
             if file != STATE_FILE
             for name, array in parse(data).items()
