@@ -140,11 +140,11 @@ def _check_inspection(args: argparse.Namespace) -> None:
 def load_config(
     experiment: type[ExperimentBase], args: argparse.Namespace, of_run: Path | None = None
 ) -> Config:
-    """The defaults of the class, changed by the file and the options of the command line.
+    """The defaults of the class, changed by the files and the options of the command line.
 
     Args:
         experiment: The class.
-        args: Parsed.
+        args: As `default_argument_parser` parses them.
         of_run: The config file of a run, which changes the defaults first, if it is there.
 
     Raises:
@@ -162,11 +162,7 @@ def load_config(
 
 
 def fill_in(output: str, config: Mapping[str, Any]) -> str:
-    """The output path with config values in place of their `{full.key}`s.
-
-    Raises:
-        ConfigError: There is no such key.
-    """
+    """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
     values = flatten(config)
 
     def value(match: re.Match[str]) -> str:
@@ -206,14 +202,14 @@ def _inspect(exp: ExperimentBase, args: argparse.Namespace) -> None:
     """Evaluates or exports a checkpoint, and prints what was found as one line of JSON."""
     exp.load_checkpoint(args.export if args.evaluate is None else args.evaluate)
     found: dict[str, Any] = {"iteration": exp.iteration, "epoch": exp.epoch}
-    if args.evaluate is not None:
-        loader = "valid_loader" if exp.test_loader is None else "test_loader"
-        results = exp.evaluate(exp.test_loader)
-        found = {n: json_value(value) for n, value in results.items()} | found | {"loader": loader}
-    else:
+    if args.evaluate is None:
         path = Path(args.output) / "export" / name_of(exp.iteration) / "model"
         exp.export(path)
-        found |= {"exported": str(path)}
+        found["exported"] = str(path)
+    else:
+        found["loader"] = "valid_loader" if exp.test_loader is None else "test_loader"
+        results = exp.evaluate(exp.test_loader)
+        found = {name: json_value(value) for name, value in results.items()} | found
     if exp.rank == 0:
         print(json.dumps(found))
 

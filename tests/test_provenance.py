@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -160,10 +161,16 @@ def test_under_paddles_launcher_they_are_the_launchers(repository: Path, tmp_pat
     assert (facts["git"]["dirty"], facts["git"]["state"]) == (False, None)
 
 
-def test_with_nprocs_they_are_those_of_the_process_that_was_started(repository: Path) -> None:
-    words = ["deep/train.py", "--nprocs", "2", "--output", "a"]
-    facts = noted(repository, *words)
-    assert (facts["command"], facts["directory"]) == (["-W", "ignore", *words], ".")
+def test_with_nprocs_they_are_those_of_the_process_that_was_started(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["-c", "echo up; read x", "train.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["sh", *words], **pipes) as parent:  # type: ignore[call-overload]
+        assert parent.stdout.readline() == b"up\n"
+        monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+        assert gathered(tmp_path / "run")["command"] == words
+        parent.communicate()
 
 
 # --- the machine -------------------------------------------------------------------------------

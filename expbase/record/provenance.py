@@ -77,7 +77,7 @@ def _command() -> list[str] | None:
 def _words_of(pid: int | None) -> list[str]:
     """The words after the interpreter of another process; none if the system does not tell."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")[1:-1]
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[1:-1]
     return []
 
 
@@ -90,14 +90,9 @@ def _work_tree(experiment: type) -> Path | None:
 
 
 def _portable(words: list[str] | None, top: Path) -> tuple[list[str] | None, str | None]:
-    """The words as one would type them in a clone, and where in it.
-
-    A path into the work tree becomes relative to where the command was given, or to the top if
-    that was outside of it.
-    """
+    """The words as one would type them in a clone, and where in it; None: in its top."""
     here = Path.cwd().resolve()
     is_inside = here.is_relative_to(top)
-    base = here if is_inside else top
 
     def portable(word: str) -> str:
         option, equals, text = word.rpartition("=")  # /data, or --data=/data
@@ -105,7 +100,7 @@ def _portable(words: list[str] | None, top: Path) -> tuple[list[str] | None, str
         is_path = os.path.isabs(text) or (not is_inside and path == _script())
         if not is_path or not path.is_relative_to(top):
             return word
-        return f"{option}{equals}{os.path.relpath(path, base)}"
+        return f"{option}{equals}{os.path.relpath(path, here if is_inside else top)}"
 
     directory = os.path.relpath(here, top) if is_inside else None
     return words and [*map(portable, words)], directory

@@ -51,15 +51,9 @@ class Fingerprints(ExperimentBase):
         states = zlib.crc32(json.dumps(rng.capture()).encode())
         iteration, before, rates = self.iteration, self._sums(), self.learning_rates()
         super().train_batch()
-        line = {
-            "iteration": iteration,
-            "before": before,
-            "indices": self._verify_indices,
-            "batches": self._verify_batches,
-            "random": states,
-            "rates": [rates, self.learning_rates()],
-            "after": self._sums(),
-        }
+        line = {"iteration": iteration, "before": before, "random": states, "after": self._sums()}
+        line |= {"indices": self._verify_indices, "batches": self._verify_batches}
+        line |= {"rates": [rates, self.learning_rates()]}
         with notes_path(self.output_dir, self.rank).open("a") as file:
             # On a line of its own: a kill may have torn the one before.
             file.write(f"\n{json.dumps(line, default=repr)}\n")

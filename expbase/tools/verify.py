@@ -123,7 +123,6 @@ class Side:
     def __init__(self, args: argparse.Namespace, name: str) -> None:
         self.directory = Path(args.output).absolute() / name
         self._args = args
-        self._name = name
         self._stderr = Path(f"{self.directory}.stderr")
         # Small enough for many saves and some validations, which do not always go with a save.
         self._save_interval = max(args.iterations // 8, 1)
@@ -162,7 +161,7 @@ class Side:
             kill(self.process)
         if code:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"the run {self._name!r} ended with code {code}:\n{tail}")
+            raise RuntimeError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
             raise RuntimeError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
@@ -284,10 +283,9 @@ def _difference_in_notes(straight: Side, killed: Side) -> str:
         for note in killed.notes(rank):
             reference = expected.get(note["iteration"], {})
             for order, (name, cause) in enumerate(_CAUSES.items()):
-                if note.get(name) != reference.get(name):
+                if note[name] != reference.get(name):
                     text = cause.format(names=_differing(note[name], reference.get(name)))
                     found.append((note["iteration"], order, text))
-                    break
     if not found:
         return ""
     iteration, _, text = min(found)
