@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed
-from expbase.config import Config, ConfigError, complete, get_default_training_config
+from expbase import checks, distributed
+from expbase.config import Config, complete, get_default_training_config
 from expbase.data.iterator import TrainIterator
 from expbase.events import Events, Subscribers
 from expbase.life import Life, LoopState
@@ -69,14 +69,7 @@ class Attributes(Events):
     """
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        if early := [*vars(self)]:
-            raise TypeError(
-                f"{type(self).__name__}.__init__: self.{early[0]} was set before "
-                "super().__init__(config, args), so its state could not be told from the "
-                "template's. Call super().__init__ first."
-            )
-        if getattr(args, "output", None) in (None, ""):
-            raise ConfigError("args.output: not given; expected the directory of the run.")
+        checks.check_arguments(type(self), vars(self), args)
         # What mixins add is there, however the config was made.
         self.config = complete({**type(self).default_config(), **config})
         self.args = args

@@ -88,6 +88,36 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return positional and parameter.default is parameter.empty
 
 
+def check_arguments(experiment: type, attributes: Iterable[str], args: Any) -> None:
+    """Checks what an experiment is made with.
+
+    Raises:
+        TypeError: An attribute was set before the template's, which could not be told from it.
+        ConfigError: There is no output directory.
+    """
+    for name in attributes:
+        raise TypeError(
+            f"{experiment.__name__}.__init__: self.{name} was set before super().__init__(config, "
+            "args), so its state would not be saved. Call super().__init__ first."
+        )
+    if getattr(args, "output", None) in (None, ""):
+        raise ConfigError("args.output: not given; expected the directory of the run.")
+
+
+def check_private_names(experiment: type, names: Iterable[str]) -> None:
+    """Checks that a class defines none of the template's private attributes.
+
+    Raises:
+        TypeError: It does.
+    """
+    for name in sorted(names):
+        if name.startswith("_") and hasattr(experiment, name):
+            raise TypeError(
+                f"{experiment.__name__}.{name}: {name} is an attribute of the template's own. "
+                "Choose another name."
+            )
+
+
 def check_names(attributes: Iterable[str], base: type) -> None:
     """Checks that no attribute hides a method of the base class.
 

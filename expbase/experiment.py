@@ -37,6 +37,9 @@ from expbase.setup_steps import SetupSteps
 from expbase.state import rng
 from expbase.stopping import StopReason
 
+_YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
+_BETWEEN, _WITHIN = Step.BETWEEN, Step.WITHIN  # an enum's members are slow to look up
+
 
 class ExperimentBase(SetupSteps, Checkpoints):
     """One training run, from its config to its last checkpoint.
@@ -60,6 +63,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         checks.check_class(type(self), ExperimentBase, _YOURS)
         super().__init__(config, args)
         self._names.template = set(vars(self)) - {"model", "optimizer"}
+        checks.check_private_names(type(self), self._names.template)
 
     # --- yours ---------------------------------------------------------------------------
 
@@ -98,29 +102,36 @@ class ExperimentBase(SetupSteps, Checkpoints):
             RuntimeError: The iteration before was not ended.
         """
         loop = self._loop
-        if loop.step is not Step.BETWEEN and not self._begin_loop():
+        if loop.step is not _BETWEEN and not self._begin_loop_or_epoch():
             return False
-        if self._iterator.batches.ended:
-            self.new_epoch()
         self.iteration += 1
-        loop.step = Step.WITHIN
+        loop.step = _WITHIN
         return True
 
-    def _begin_loop(self) -> bool:
-        """The first going_on() of a start; false if nothing is to be done, or nothing any more."""
+    def _begin_loop_or_epoch(self) -> bool:
+        """What going_on() does before the first iteration and between epochs; false: it is over."""
         loop = self._loop
-        if loop.step is not Step.OUTSIDE:
-            loop.need(Step.OVER, "going_on")
+        if loop.step is Step.OUTSIDE:
+            self._begin_loop()
+        if loop.step is Step.OVER:
             return False
+        loop.need(Step.READY, "going_on")
+        if self._iterator.ended:
+            self.new_epoch()
+        return True
+
+    def _begin_loop(self) -> None:
+        loop = self._loop
         if self.life is Life.READY:  # a loop by hand, without run()
             self.resume_or_load()
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
         loop.epochs_ended = self.epochs_ended
+        loop.has_listeners = "on_train_batch_end" in self._subscribers.subscribed
         loop.stopped_by = self._stop_requests.agreed(self.iteration)
-        loop.step = Step.OVER if loop.stopped_by else Step.BETWEEN
+        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        loop.step = Step.OVER if is_over or loop.stopped_by else Step.READY
         self._plan()
-        return loop.step is Step.BETWEEN
 
     def end_iteration(self) -> None:
         """Ends the iteration under way: on_train_batch_end, then whatever is due.
@@ -129,14 +140,16 @@ class ExperimentBase(SetupSteps, Checkpoints):
             RuntimeError: There is none: going_on() was not called.
         """
         loop = self._loop
-        loop.need(Step.WITHIN, "end_iteration")
-        loop.step = Step.ENDING
-        if "on_train_batch_end" in self._subscribers.subscribed:
+        if loop.step is not _WITHIN:
+            loop.need(Step.WITHIN, "end_iteration")
+        if loop.has_listeners:
+            loop.step = Step.ENDING
             self._fire("on_train_batch_end")
         if self.iteration >= loop.next_due or self._iterator.batches.ended:
+            loop.step = Step.ENDING
             self._do_what_is_due()
         else:
-            loop.step = Step.BETWEEN
+            loop.step = _BETWEEN
 
     def _do_what_is_due(self) -> None:
         """Logs, validates, ends the epoch, stops, saves: in this order, each if it is due.
@@ -162,7 +175,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
             loop.score_counts = asked_for or loop.stopped_by is StopReason.CALL
             self._save_now()
         self._checkpointer.raise_failure()
-        loop.step = Step.OVER if due.last or loop.stopped_by else Step.BETWEEN
+        between = Step.READY if self._iterator.ended else Step.BETWEEN
+        loop.step = Step.OVER if due.last or loop.stopped_by else between
         self._plan()
 
     def _check_first_update(self) -> None:
@@ -350,7 +364,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         """
         loop = self._loop
         if loop.step is Step.WITHIN:
-            loop.need(Step.BETWEEN, "train")
+            loop.need(Step.OVER, "train")
         if loop.step is Step.OUTSIDE:
             self.logger.warning(
                 "[%d] train() returned without self.end_iteration(): no signal was heard, no line "
@@ -358,7 +372,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
                 "self.going_on(): self.train_batch(); self.end_iteration()`.",
                 self.iteration,
             )
-        elif loop.step is Step.BETWEEN and schedule.is_wanted(self.config.training, "save"):
+        elif loop.step is not Step.OVER and schedule.is_wanted(self.config.training, "save"):
             self.stop("train() returned")
             loop.stopped_by = StopReason.CALL
             self._save_now()
@@ -426,6 +440,3 @@ class ExperimentBase(SetupSteps, Checkpoints):
         except (Exception, SystemExit) as error:
             error.__suppress_context__ = True  # the original one was logged before
             self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)
-
-
-_YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")

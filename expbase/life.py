@@ -1,11 +1,13 @@
-"""Where a run is in its life, and where its loop is: the two state machines, drawn. A leaf.
+"""Where a run is in its life, and where its loop is: the two state machines, drawn.
 
-Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
-any of them -- close, or a failure --> CLOSED
+    Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
+           any of them -- close, or a failure --> CLOSED
 
-Step:  OUTSIDE -- the first going_on --> BETWEEN
-BETWEEN -- going_on --> WITHIN -- end_iteration --> ENDING -- perhaps SAVING --> BETWEEN
-ENDING -- the last iteration, or a stop --> OVER
+    Step:  OUTSIDE -- the first going_on --> READY
+           READY or BETWEEN -- going_on --> WITHIN -- end_iteration --> ENDING, perhaps SAVING
+           ENDING -- in an epoch --> BETWEEN -- at its end --> READY -- last, or a stop --> OVER
+
+A leaf: nothing is decided here.
 """
 
 from __future__ import annotations
@@ -35,14 +37,15 @@ class Step(enum.Enum):
     """Where the loop is."""
 
     OUTSIDE = "before the first iteration of this start"
-    BETWEEN = "between two iterations"
+    READY = "before the first iteration of an epoch or of this start"
+    BETWEEN = "between two iterations of an epoch"
     WITHIN = "within an iteration"
     ENDING = "in end_iteration()"
     SAVING = "while a checkpoint is written"
     OVER = "after the last iteration"
 
 
-@dataclass
+@dataclass(slots=True)
 class LoopState:
     """What the loop remembers from one iteration to the next."""
 
@@ -50,6 +53,7 @@ class LoopState:
     next_due: int = 0  # before this iteration nothing is due, unless an epoch ends; 0: look now
     epoch_is_open: bool = False  # an epoch began whose on_train_epoch_end has not come yet
     epochs_ended: int = 0  # when the last iteration ended
+    has_listeners: bool = False  # somebody subscribed to on_train_batch_end
     validated_at: int = -1  # the iteration of the last validation
     saved_at: int = -1  # the iteration of the last checkpoint
     results: dict[str, float] = field(default_factory=dict)  # of the last validation

@@ -60,16 +60,19 @@ class MetricLog:
         for tag, value in metrics.items():
             self._visualizer.add_scalar(_on_board(tag), value, iteration)
 
-    def compare(self, hparams: Mapping[str, Any], names: Sequence[str]) -> None:
+    def compare(
+        self, changes: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
+    ) -> None:
         """Adds the run to VisualDL's table of runs, once in the life of the run.
 
         Args:
-            hparams: What of the config is not by default.
+            changes: What of the config is not by default.
+            keys: All keys of the config.
             names: The metrics to compare, by full name.
         """
         if names and not self._has_hparams:
             self._has_hparams = True
-            self._visualizer.add_hparams(hparams, names)
+            self._visualizer.add_hparams(changes, names, keys=keys)
 
     # A resumed run goes on in the same files
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from expbase import checks, console, logs, schedule
 from expbase.attributes import Attributes
-from expbase.config import ConfigError, differences
+from expbase.config import ConfigError, differences, flatten
 from expbase.meter import Meter, short
 from expbase.metrics import NonFiniteError
 from expbase.record import card, crash, provenance
@@ -71,7 +71,8 @@ class Reporting(Attributes):
 
     def _compare(self, names: Sequence[str]) -> None:
         """Adds the run to the board's table of runs, with what is not by default in its config."""
-        self._metric_log.compare(self._config_changes(), names)
+        keys = [*flatten(self.config)]
+        self._metric_log.compare(self._config_changes(), keys, names)
 
     def _config_changes(self) -> dict[str, Any]:
         changes = differences(type(self).default_config(), self.config)

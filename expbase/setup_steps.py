@@ -83,7 +83,6 @@ class SetupSteps(Reporting):
         """Prepares VisualDL; its file is opened at the first record."""
         writes = self.rank == 0 and not self.read_only
         self.visualizer = Visualizer(self.output_dir if writes else None)
-        self._on_close.callback(self.visualizer.close)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
@@ -92,7 +91,7 @@ class SetupSteps(Reporting):
         writes = self.rank == 0 and not self.read_only
         file = MetricsFile(self.output_dir / METRICS if writes else None)
         self._metric_log = MetricLog(self.logger, file, self.visualizer)
-        self._on_close.callback(file.close)
+        self._on_close.callback(self._metric_log.close)
         self._run_record = RunRecord(self.output_dir / LEDGER if writes else None)
         self._stop_requests = StopRequests(
             self.output_dir / "STOP" if writes else None,

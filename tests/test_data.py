@@ -144,15 +144,22 @@ def dict_of(samples: list[Any]) -> dict[str, Any]:
     return {"index": np.array([s[0] for s in samples]), "pair": (noise, "text"), "number": 1.5}
 
 
-def test_batches_are_what_paddles_own_loader_gives() -> None:
+def test_batches_are_of_the_types_that_paddles_own_loader_returns() -> None:
     ours = next(iter(adapted(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)).open(1)))
-    theirs = next(iter(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)))
+    # All of them: else its thread would go on drawing random numbers in the tests that follow.
+    theirs, *_ = DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)
     assert type(ours) is type(theirs) is dict
     for key in theirs:
         assert type(ours[key]) is type(theirs[key]), key
     assert ours["index"].dtype == theirs["index"].dtype
     assert [type(value) for value in ours["pair"]] == [type(value) for value in theirs["pair"]]
     assert ours["index"].place._equals(theirs["index"].place)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_hold_the_samples_that_paddles_own_loader_takes(drop_last: bool) -> None:
+    both = DataLoader(Noisy(), batch_size=3, drop_last=drop_last)
+    assert [batch[0].tolist() for batch in both] == [batch[0] for batch in drawn(adapted(both))]
 
 
 def test_what_was_trained_on_is_not_loaded_again() -> None:

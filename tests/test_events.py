@@ -449,5 +449,5 @@ def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     exec(code, scope)  # the documentation's own
     trained(type("Documented", (scope["Experiment"], Stepped), {}), tmp_path, valid_interval=1)
     log = (tmp_path / "worker_0.log").read_text()
-    assert "pass 1 is over" in log
+    assert "epoch 1 is over" in log
     assert log.count("{'accuracy'") == 3

@@ -179,7 +179,7 @@ def test_a_loop_that_returns_early_is_saved_where_it_left(tmp_path: Path) -> Non
 
 def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole")
-    for steps in (2, 9):  # the second time it is continued
+    for steps in (2, 9, 1):  # the second time it is continued, the third time it is at its end
         exp = make(Tiny, tmp_path / "own")
         exp.setup()
         with exp.closing():
@@ -191,6 +191,16 @@ def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
     assert [line["iteration"] for line in metrics(tmp_path / "own")] == [
         line["iteration"] for line in metrics(tmp_path / "whole")
     ]
+
+
+def test_a_class_that_takes_a_private_name_of_the_template_is_an_error(tmp_path: Path) -> None:
+    class Taking(Tiny):
+        def _update(self) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"Taking\._update: _update is an attribute of the template"
+    ):
+        make(Taking, tmp_path / "run")
 
 
 def test_an_attribute_that_is_set_before_super_init_is_an_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from paddle.io import BatchSampler, DataLoader, Dataset
 
 from expbase.data.loaders import Shard, adapt_loader
 from expbase.extras.permutation import PermutationSampler, permuted
+from expbase.state.rng import derive
 
 
 def order(size: int, key: int = 0) -> list[int]:
@@ -31,9 +32,9 @@ def test_positions_beyond_any_list_stay_inside_and_apart() -> None:
             assert len(set(numbers.tolist())) == 2000
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3, 4])
 def test_all_orders_of_a_tiny_size_come_about_equally_often(size: int) -> None:
-    trials = 5000
+    trials = 3000
     counts = Counter(tuple(order(size, key)) for key in range(trials))
     orders = list(itertools.permutations(range(size)))
     expected = trials / len(orders)
@@ -41,9 +42,9 @@ def test_all_orders_of_a_tiny_size_come_about_equally_often(size: int) -> None:
     assert chi_square < 3 * len(orders) + 10  # far above any likely value, far below a bias
 
 
-@pytest.mark.parametrize("size", [5, 16, 17, 100, 1000])
+@pytest.mark.parametrize("size", [5, 17, 1000])
 def test_every_position_gets_every_index_about_equally_often(size: int) -> None:
-    keys = range(600)
+    keys = range(300)
     bins = min(size, 10)
     orders = np.array([order(size, key) for key in keys])
     for position in (0, size // 2, size - 1):
@@ -84,14 +85,10 @@ def test_it_drives_a_loader_of_more_samples_than_a_list_can_hold() -> None:
     adapter = adapt_loader(loader, "self.train_loader", Shard(0))
     assert adapter.batches_per_epoch == 5 * 10**8
     direct = next(adapter.open(1, position=10**8))
-    expected = permuted(np.arange(4 * 10**8, 4 * 10**8 + 4, dtype=np.uint64), 2 * 10**9, _key(1))
+    expected = permuted(
+        np.arange(4 * 10**8, 4 * 10**8 + 4, dtype=np.uint64), 2 * 10**9, derive(0, 1)
+    )
     assert direct.tolist() == expected.tolist()
-
-
-def _key(epoch: int) -> int:
-    from expbase.state.rng import derive
-
-    return derive(0, epoch)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**63])

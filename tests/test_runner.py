@@ -6,8 +6,8 @@ import json
 import pickle
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tiny import Tiny, metrics, same_bits, trained
 
 from expbase import ConfigError
 from expbase.__main__ import main
-from expbase.extras import runner, stages
+from expbase.extras import runner
 from expbase.state.weights import WeightsError
 
 TRAIN = """
@@ -58,6 +58,16 @@ runner:
   class: single_train
   device: cpu
 """
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test imports from its folder leaves with it: the next one has files of these names."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(tmp_path) in (getattr(module, "__file__", None) or ""):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -322,16 +332,10 @@ def test_a_file_that_another_one_imports_is_executed_once(workspace: Path) -> No
     assert printed.getvalue() == "executed\n"
 
 
-def test_files_of_one_name_in_two_workspaces_give_each_its_own_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes, elsewhere = [], ModuleType("shape")
-    for size in (12, 20):
-        folder = make_workspace(tmp_path / str(size), size)
-        monkeypatch.setitem(sys.modules, "shape", elsewhere)
-        sizes.append(runner.read(folder / "c.yaml")[0].experiment.size)  # type: ignore[attr-defined]
-    assert sizes == [12, 20]
-    assert sys.modules["shape"] is elsewhere
+def test_a_file_with_the_name_of_a_module_is_refused(workspace: Path) -> None:
+    (workspace / "json.py").write_text("class Experiment: ...\n")
+    with pytest.raises(ConfigError, match=r"json\.py has the name of a module .*json/__init__\.py"):
+        describe(workspace, YAML.replace("train.py", "json.py"))
 
 
 # --- mistakes --------------------------------------------------------------------------------
@@ -342,7 +346,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("runner: []", "experiment: not given; expected"),
+        ("runner: []", "experiment: '' names no class; expected file.py:Class"),
         ("experiment: train.py:Experiment", "runner: expected a list of `- name: …` sections"),
         (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
         (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
@@ -356,7 +360,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         (YAML.replace(":Experiment", ""), "names no class; expected"),
         (
             YAML + "  startup_class_path: no.py",
-            "runner[0] (first).startup_class_path: {w}/no.py does not",
+            "runner[0] (first).startup_class_path: no.py does not exist ({w}/no.py)",
         ),
         (YAML + "  startup_class_path: my_terminal.py", "has no class 'Startup'; it has Terminal"),
         (
@@ -366,7 +370,6 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         (YAML + "config: {data: {path: '{home}/a'}}", "config.data.path: {home} in '{home}/a' is"),
         (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
         (YAML + "  epochs: many", "runner[0] (first): epochs: 'many' given"),
-        (YAML + "  checkpoints: all", "runner[0] (first).checkpoints: given to a train runner"),
         (YAML + "  epochs: 0", "runner[0] (first): training.max_iteration: 0 given"),
         (YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}", "they are the same"),
         (
@@ -376,19 +379,16 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         (YAML + "  data:", "runner[0] (first): data: None given; expected a text"),
         (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
         (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
-        (
-            YAML + "  init_model_path: {output}",
-            "{'output': None} given; a value that begins with a {",
-        ),
+        (YAML + "  init_model_path: {output}", "{'output': None} given; expected a text"),
         (
             YAML + "  init_model_path: {output}/a",
-            "Perhaps a value that begins with a {",
+            "A value that begins with a { must be in quotes",
         ),
-        (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' is there twice"),
+        (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' given; expected"),
         (YAML.replace("name: first", "name: a/b"), "name: 'a/b' given; expected a name for a"),
         (
             YAML.replace("{workspace}/train.py", "no.such"),
-            "experiment: there is no module 'no.such'",
+            "experiment: no.such cannot be imported",
         ),
         (
             YAML.replace("{workspace}/train.py:Experiment", "json:JSONDecoder"),
@@ -431,23 +431,6 @@ def test_a_stage_that_hides_something_is_refused(workspace: Path, body: str, mes
     with pytest.raises(ConfigError) as caught:
         describe(workspace, YAML + stage_lines("startup", "instance"))
     assert message in str(caught.value)
-
-
-def test_a_context_is_the_experiment_by_name(tmp_path: Path) -> None:
-    class Exp:
-        model = 1
-
-        def __init__(self) -> None:
-            self.config = {"a": 1}
-            self._hidden = 2
-
-    context = stages.Context(Exp())  # type: ignore[arg-type]
-    context["status"] = "train_pass"
-    assert dict(context) == {"config": {"a": 1}, "status": "train_pass"}
-    with pytest.raises(KeyError, match=r"context\['_hidden'\]: not set; there are config, status"):
-        context["_hidden"]
-    del context["status"]
-    assert "status" not in context
 
 
 def test_the_tool_says_a_mistake_in_a_line_and_answers_1(

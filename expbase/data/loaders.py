@@ -301,14 +301,15 @@ class IterableLoader(LoaderAdapter):
         batch = next(ahead, _NOTHING)
         if batch is _NOTHING and first == 0:
             raise self.no_batch()
+        remembers = self._stateful is not None
         while batch is not _NOTHING:
             # The loader's state is taken now, after this batch and before the next one is read
             # ahead: a run that is resumed from a later state would never see that batch.
-            state = self._place(source)
+            state = self._place(source) if remembers else self._state
             following = next(ahead, _NOTHING)
             ended = following is _NOTHING
             # After the last batch the state is the one behind the end, where the next epoch starts.
-            self._state = self._place(source) if ended else state
+            self._state = self._place(source) if ended and remembers else state
             yield batch, None, ended
             batch = following
 

@@ -1,11 +1,10 @@
 """Behaviour to mix into an experiment: early stopping, averaged weights, gradient clipping.
 
-Each mixin is a class to name before ExperimentBase, in any order. It adds a section to
-`default_config`, keeps its state in the checkpoint, and acts through listeners and through methods
-that call `super()`. An experiment that overrides one of these methods calls `super()`, too:
-`default_config`, `check_setup`, `evaluate`, `evaluating`, `predict`, `export`.
-
     class Experiment(EarlyStopping, GradientClipping, ExperimentBase): ...
+
+Each mixin is a class to name before ExperimentBase, in any order. An experiment that overrides one
+of these methods calls `super()`, too: `default_config`, `check_setup`, `evaluate`, `evaluating`,
+`predict`, `export`.
 """
 
 from __future__ import annotations
@@ -25,29 +24,25 @@ from expbase.experiment import ExperimentBase
 from expbase.life import Life
 from expbase.state import objects
 
+_HALVES = (paddle.float16, paddle.bfloat16)
+
 
 class EarlyStopping(ExperimentBase):
     """Ends training when a metric of valid() has not become better for a while.
 
     All ranks stop at the same iteration. A run that was stopped early stays stopped: started
     again, it does not train on. `early_stopping.patience: 0` switches it off.
-
-    Attributes:
-        early_stopping: The `best` value, the validations without a better one since (`failures`),
-            and the `iteration` of the last validation that counted.
     """
 
     @classmethod
     def default_config(cls) -> Config:
         config = super().default_config()
-        config.early_stopping = Config(
-            {
-                "patience": 3,  # validations in a row without a better value; 0: never stop
-                "min_delta": 0.0,  # by which a value must be better to count
-                "metric": "",  # of valid(); "": training.monitor
-                "mode": "",  # "max" or "min"; "": training.monitor_mode
-            }
-        )
+        config.early_stopping = {
+            "patience": 3,  # validations in a row without a better value; 0: never stop
+            "min_delta": 0.0,  # by which a value must be better to count
+            "metric": "",  # of valid(); "": training.monitor
+            "mode": "",  # "max" or "min"; "": training.monitor_mode
+        }
         return config
 
     def check_setup(self) -> None:
@@ -59,6 +54,7 @@ class EarlyStopping(ExperimentBase):
                 "a metric of valid(), here or as training.monitor, and max or min."
             )
         self.watched_metric, self.watched_mode = metric.removeprefix("valid/"), mode
+        # The best value, the validations without a better one since, and the last that counted.
         self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
         self.register_stateful("early_stopping")
         super().check_setup()
@@ -70,7 +66,7 @@ class EarlyStopping(ExperimentBase):
         is_new = loader is None and self.iteration > self.early_stopping["iteration"]
         if self.config.early_stopping.patience and is_new and self.life is Life.TRAINING:
             checks.check_metric("early_stopping.metric", self.watched_metric, results)
-            self.early_stopping |= {"iteration": self.iteration}
+            self.early_stopping["iteration"] = self.iteration
             if self.is_better(results[self.watched_metric]):
                 self.early_stopping |= {"best": results[self.watched_metric], "failures": 0}
             else:
@@ -100,33 +96,25 @@ class EarlyStopping(ExperimentBase):
 
 
 class WeightAverages:
-    """Moving averages of a layer's trained weights.
-
-    It has `state_dict` and `load_state_dict`, so the checkpoint holds the averages.
-
-    Attributes:
-        updates: How often the averages were updated.
-    """
+    """Moving averages of a layer's trained weights; the checkpoint holds them."""
 
     def __init__(self, layer: Any) -> None:
         self._weights = {n: p for n, p in layer.named_parameters() if not p.stop_gradient}
-        self.updates = 0
+        self.updates = 0  # how often the averages were updated
         self.begin()
 
     def begin(self) -> None:
         """Starts from the present weights."""
+        # A copy: astype to the same type would share the weight's memory.
+        averages = {name: weight.detach().clone() for name, weight in self._weights.items()}
         # At least float32: in float16 the small change of one update would be rounded away.
         self._averages = {
-            name: weight.detach().astype(_at_least_float32(weight.dtype)).clone()
-            for name, weight in self._weights.items()
+            name: average.astype("float32") if average.dtype in _HALVES else average
+            for name, average in averages.items()
         }
 
     def update(self, decay: float) -> None:
-        """Moves the averages towards the present weights.
-
-        Args:
-            decay: The share of the old average that stays, 0 to 1.
-        """
+        """Moves the averages towards the present weights; `decay` is the share that stays."""
         self.updates += 1
         with paddle.no_grad():
             for name, average in self._averages.items():
@@ -156,25 +144,9 @@ class WeightAverages:
         return {"updates": self.updates, "averages": self._averages}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores the averages.
-
-        Returns:
-            The reasons why continuing is not exact: none.
-
-        Raises:
-            ValueError: They are averages of other weights.
-        """
-        if state["averages"].keys() != self._averages.keys():
-            raise ValueError(
-                f"averages: of {sorted(state['averages'])} in the checkpoint; expected those of "
-                f"{sorted(self._averages)}."
-            )
+        """Restores what `state_dict` returned; always exact."""
         self.updates, self._averages = state["updates"], dict(state["averages"])
         return []
-
-
-def _at_least_float32(dtype: Any) -> Any:
-    return "float32" if dtype in (paddle.float16, paddle.bfloat16) else dtype
 
 
 class ExponentialMovingAverage(ExperimentBase):
@@ -183,9 +155,6 @@ class ExponentialMovingAverage(ExperimentBase):
     After each update average = decay * average + (1 - decay) * weight. Training itself goes on
     with the weights as they are; they are restored, bit for bit, after each evaluation. Running
     statistics (batch norm) are not averaged: they are the model's own.
-
-    Attributes:
-        weight_averages: The averages.
     """
 
     @classmethod
@@ -198,9 +167,7 @@ class ExponentialMovingAverage(ExperimentBase):
         if not 0 <= self.config.ema.decay < 1:
             raise ConfigError(f"ema.decay: {self.config.ema.decay!r} given; expected 0 to 1.")
         if self.model is None:
-            raise ValueError(
-                "ExponentialMovingAverage: expected the layer to average as self.model."
-            )
+            raise ValueError("ema: expected the layer to average as self.model.")
         self.weight_averages = WeightAverages(self.unwrap(self.model))
         super().check_setup()
 
@@ -255,24 +222,20 @@ class GradientClipping(ExperimentBase):
         super().check_setup()
 
     @on("on_before_optimizers_step")
-    def clip_gradients_of_step(self) -> None:
-        """Clips the gradients of the optimizers that are about to step."""
-        self.clip_gradients(*self.stepping)
-
     def clip_gradients(self, *optimizers: Any) -> None:
-        """Clips the gradients of the optimizers' parameters, and logs their norm.
+        """Clips the gradients of optimizers, by default of those that step, and logs their norm.
 
         Raises:
             ValueError: A gradient is sparse.
         """
         # Without this the template would warn that a step by hand never calls our listener.
         self.note_helper("step_optimizers")
-        parameters = {id(p): p for o in optimizers for p in objects.parameters_of(o)}
-        gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
+        stepping = optimizers or self.stepping
+        parameters = [p for optimizer in stepping for p in objects.parameters_of(optimizer)]
+        gradients = [p.grad_ for p in parameters if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
             raise ValueError(
-                "clip_gradients: the gradient of an Embedding with sparse=True; expected dense "
-                "gradients."
+                "clip_gradients: an Embedding with sparse=True; expected dense gradients."
             )
         if not gradients:
             return

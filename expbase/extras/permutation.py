@@ -1,14 +1,12 @@
 """A shuffled order of numbers that no list can hold: computed index by index, from any position.
 
-The order is a keyed permutation of range(size): a Feistel network over the smallest even number
-of bits that holds the size, walked in cycles until the number falls inside. Memory is constant,
-and so is the time to start anywhere.
-
-Source: Luby and Rackoff, How to construct pseudorandom permutations (1988); cycle walking: Black
-and Rogaway, Ciphers with arbitrary finite domains (2002). Rounds and mixing were chosen here.
-
     sampler = PermutationSampler(2 * 10**9, seed=0)
     loader = DataLoader(data, batch_sampler=BatchSampler(sampler=sampler, batch_size=256))
+
+A keyed permutation of range(size): a Feistel network over the smallest even number of bits that
+holds the size, walked in cycles until the number falls inside. Source: Luby and Rackoff, How to
+construct pseudorandom permutations (1988); cycle walking: Black and Rogaway, Ciphers with
+arbitrary finite domains (2002). Rounds and mixing were chosen here.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from paddle.io import Sampler
 
 from expbase.state.rng import derive
 
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 _ROUNDS = 12  # 8 suffice for large sizes; small ones have few bits to mix
 _BLOCK = 1024  # indices that are computed at a time
 
@@ -64,22 +63,11 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
             yield from permuted(positions, self.size, derive(self._seed, self._epoch)).tolist()
 
 
-def permuted(
-    positions: np.ndarray[Any, np.dtype[np.uint64]], size: int, key: int
-) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Where each position of range(size) goes under the key's permutation.
-
-    Args:
-        positions: [N], each below size.
-        size: Of the range, 1 to 2^62.
-        key: Chooses the permutation.
-
-    Returns:
-        [N], each below size; different positions give different numbers.
-    """
+def permuted(positions: Numbers, size: int, key: int) -> Numbers:
+    """Where positions [N] of range(size) go under the key's permutation; size is 1 to 2^62."""
     half_bits = max((size - 1).bit_length() + 1, 2) // 2
     keys = [np.uint64(derive(key, number)) for number in range(_ROUNDS)]
-    numbers: np.ndarray[Any, np.dtype[np.uint64]] = _encrypted(positions, half_bits, keys)
+    numbers = _encrypted(positions, half_bits, keys)
     outside = np.flatnonzero(numbers >= size)
     while outside.size:  # at most 3 of 4 numbers are outside, so few rounds of this
         numbers[outside] = _encrypted(numbers[outside], half_bits, keys)
@@ -87,7 +75,7 @@ def permuted(
     return numbers
 
 
-def _encrypted(numbers: Any, half_bits: int, keys: list[Any]) -> Any:
+def _encrypted(numbers: Numbers, half_bits: int, keys: list[np.uint64]) -> Numbers:
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = numbers >> bits, numbers & mask
     for key in keys:
@@ -95,7 +83,7 @@ def _encrypted(numbers: Any, half_bits: int, keys: list[Any]) -> Any:
     return (left << bits) | right
 
 
-def _mixed(numbers: Any) -> Any:
+def _mixed(numbers: Numbers) -> Numbers:
     # The finalizer of SplitMix64, as in rng.derive; the high bits depend on all bits.
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,17 +1,9 @@
 """Runs described in YAML, one after the other.
 
     experiment: "{workspace}/train.py:Clicks"  # or package.module:Class
-    mode: [pretrain, test]  # one name, or several in this order
-    config:  # changes the experiment's defaults, for all
-      optim: {lr: 0.01}
     runner:
-      - name: pretrain
-        class: train
-        epochs: 2
-        startup_class_path: "{workspace}/fill.py"
-      - name: test
-        class: infer
-        init_model_path: "{output}/pretrain"
+      - {name: pretrain, class: train, epochs: 2, startup_class_path: "{workspace}/fill.py"}
+      - {name: test, class: infer, init_model_path: "{output}/pretrain"}
 
 `{workspace}` is the folder of the YAML file, unless `workspace:` names another; `{output}` is
 where the runners' folders are. Paths are relative to the YAML file. Every class is loaded and
@@ -23,10 +15,8 @@ every config is checked before the first runner starts.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +26,10 @@ from expbase import distributed
 from expbase.cli import Paragraphs, count, report_user_errors, spawn, with_tools
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill
 from expbase.experiment import ExperimentBase
-from expbase.extras.stages import STAGES, imports_from, load_class, with_stages
+from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.meter import json_value
 from expbase.state import checkpoint
-from expbase.state.checkpoint import CheckpointError
 
-RESULTS = "results.jsonl"
-_TRAINS = {"train": True, "single_train": True, "infer": False, "single_infer": False}
 _FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",
     "workspace": ".",
@@ -62,7 +49,6 @@ _SHORT = {
 }
 _PATHS = ("data", "init_model_path", "checkpoint_path")
 _STAGE_KEYS = {f"{stage}_class_path": stage for stage in STAGES}
-_QUOTES = 'a value that begins with a { must be in quotes: "{workspace}/train.py:Class".'
 # The keys of a runner: default and meaning.
 RUNNER_KEYS: dict[str, tuple[Any, str]] = {
     "name": ("", "of its folder"),
@@ -78,21 +64,12 @@ RUNNER_KEYS: dict[str, tuple[Any, str]] = {
 
 @dataclass
 class Run:
-    """One runner, ready to start.
+    """One runner, ready to start."""
 
-    Attributes:
-        runner: Its section of the file; its keys are RUNNER_KEYS.
-        experiment: The class, its stages in front.
-        config: Checked.
-        args: What the experiment is constructed with.
-        import_dirs: Folders to import from.
-    """
-
-    runner: Config
-    experiment: type[ExperimentBase]
-    config: Config
-    args: argparse.Namespace
-    import_dirs: list[Path]
+    runner: Config  # its section of the file; its keys are RUNNER_KEYS
+    experiment: type[ExperimentBase]  # its stages in front
+    config: Config  # checked
+    args: argparse.Namespace  # what the experiment is constructed with
 
 
 # --- reading the file ------------------------------------------------------------------------
@@ -128,9 +105,7 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         staged = with_stages(experiment, stages, place)
         config = _config_of(runner, given, base, options, place)
         args = _args_of(runner, folder, Path(plan.output))
-        # The folder of the experiment's file, too: provenance asks where its module is.
-        import_dirs = [(folder / plan.experiment).resolve().parent, Path(plan.workspace)]
-        runs.append(Run(runner, staged, config, args, import_dirs))
+        runs.append(Run(runner, staged, config, args))
     return runs
 
 
@@ -140,17 +115,12 @@ def _load(path: Path, output: str) -> Config:
     try:
         plan.merge_from_file(path)
     except ConfigError as error:
-        hint = f" Perhaps {_QUOTES}" if "not YAML" in str(error) and "{" in str(error) else ""
-        raise ConfigError(f"{error}{hint}") from None
-    if not plan.experiment:
-        raise ConfigError(
-            f"{path}: experiment: not given; expected "
-            '"{workspace}/train.py:Class" or package.module:Class.'
-        )
+        hint = "A value that begins with a { must be in quotes."
+        raise ConfigError(f"{error} {hint}" if "not YAML" in str(error) else str(error)) from None
     folder = path.resolve().parent
     values = {"workspace": str((folder / plan.workspace).resolve())}
     own_output = folder / _filled(plan.output, values, f"{path}: output")
-    values["output"] = str(Path(output).resolve() if output else own_output.resolve())
+    values["output"] = str(Path(output or own_output).resolve())
     filled = {key: _filled(plan[key], values, f"{path}: {key}") for key in plan}
     return Config({**filled, **values})
 
@@ -160,9 +130,6 @@ def _filled(value: Any, values: Mapping[str, str], place: str) -> Any:
     if isinstance(value, list):
         return [_filled(item, values, f"{place}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
-        # YAML reads {output} without quotes as a mapping with the key `output` and no value.
-        if value in [{name: None} for name in values]:
-            raise ConfigError(f"{place}: {value!r} given; {_QUOTES}")
         return {key: _filled(item, values, f"{place}.{key}") for key, item in value.items()}
     if not isinstance(value, str):
         return value
@@ -187,12 +154,12 @@ def _chosen(plan: Config, place: Path) -> list[tuple[int, dict[str, Any]]]:
         raise ConfigError(f"{place}: runner: expected a list of `- name: …` sections.")
     names = [runner.get("name") for runner in runners]
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]*[\w-][\w.-]*", name):
+        is_name = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name)
+        if not is_name or name in names[:index]:
             raise ConfigError(
-                f"{place}: runner[{index}].name: {name!r} given; expected a name for a folder."
+                f"{place}: runner[{index}].name: {name!r} given; expected a name for a folder, "
+                "another one for each runner."
             )
-        if names.index(name) != index:
-            raise ConfigError(f"{place}: runner[{index}].name: {name!r} is there twice.")
     mode = plan.mode or names
     wanted = mode if isinstance(mode, list) else [mode]
     for name in wanted:
@@ -206,24 +173,18 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
     runner = Config({key: default for key, (default, _) in RUNNER_KEYS.items()})
     runner.update({key: base.training[ours] for key, ours in _SHORT.items()})
     runner.merge_from_other_cfg(given, place)
-    kind, checkpoints = runner["class"], runner.checkpoints
-    if kind not in _TRAINS:
-        raise ConfigError(
-            f"{place}.class: {kind!r} given; expected train or infer. (Several processes: "
-            "--nprocs. The parameter server is not in today's PaddlePaddle.)"
-        )
-    if "checkpoints" in given and _TRAINS[kind]:
-        raise ConfigError(
-            f"{place}.checkpoints: given to a train runner; expected an infer runner."
-        )
+    kind, checkpoints = runner["class"].removeprefix("single_"), runner.checkpoints
+    if kind not in ("train", "infer"):
+        raise ConfigError(f"{place}.class: {runner['class']!r} given; expected train or infer.")
+    runner["class"] = kind
     if not re.fullmatch("all|best|last|[0-9]+", checkpoints):
         raise ConfigError(
             f"{place}.checkpoints: {checkpoints!r} given; expected all, best, last or an iteration."
         )
-    if not _TRAINS[kind] and not runner.init_model_path:
+    if kind == "infer" and not runner.init_model_path:
         raise ConfigError(
-            f"{place}.init_model_path: not given; expected the output of a run, a checkpoint or a "
-            "file with weights: an infer runner evaluates them."
+            f"{place}.init_model_path: not given; expected what an infer runner evaluates: the "
+            "output of a run, a checkpoint or a file with weights."
         )
     return runner
 
@@ -258,8 +219,6 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
         init_partial=runner.init_partial,
         device=runner.device or None,
         output=str(output / runner.name),
-        fresh=False,
-        force=False,
     )
 
 
@@ -267,33 +226,21 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
 
 
 def execute(runs: Sequence[Run]) -> None:
-    """Makes the runs, one after the other; ends early if one was told to stop.
-
-    Raises:
-        SystemExit: One was stopped by a signal or a time limit.
-    """
+    """Makes the runs, one after the other; ends early if one was told to stop."""
     for number, run in enumerate(runs, 1):
-        if distributed.rank() == 0:
-            text = f"runner {run.runner.name} ({number} of {len(runs)})"
-            print(text, file=sys.stderr, flush=True)
-        with contextlib.ExitStack() as imports:
-            for folder in run.import_dirs:
-                imports.enter_context(imports_from(folder))
-            experiment = with_tools(run.experiment)(run.config, run.args)
-            experiment.setup()
-            if not _TRAINS[run.runner["class"]]:
-                _infer(run, experiment)
-                continue
-            experiment.run()
-            if not experiment.finished:
-                return
+        experiment = with_tools(run.experiment)(run.config, run.args)
+        experiment.logger.info("runner %s (%d of %d)", run.runner.name, number, len(runs))
+        experiment.setup()
+        if run.runner["class"] == "infer":
+            _infer(run, experiment)
+            continue
+        experiment.run()
+        if not experiment.finished:
+            return
 
 
 def _infer(run: Run, experiment: ExperimentBase) -> None:
-    """Evaluates one or all checkpoints of a run; prints and writes the results as JSON lines.
-
-    A line has `runner`, `checkpoint`, `iteration` and the metrics.
-    """
+    """Evaluates one or all checkpoints of a run; prints and writes a JSON line for each."""
     source, which = Path(run.args.init_model_path), run.runner.checkpoints
     results = []
     with experiment.closing():
@@ -305,12 +252,12 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
             else:
                 experiment.load_model(source, partial=run.args.init_partial)
             metrics = experiment.evaluate(experiment.test_loader)
-            found = {"runner": run.runner.name, "checkpoint": name or str(source)}
-            found |= {"iteration": experiment.iteration}
-            results.append({key: json_value(value) for key, value in metrics.items()} | found)
+            found = {key: json_value(value) for key, value in metrics.items()}
+            found |= {"runner": run.runner.name, "checkpoint": name or str(source)}
+            results.append(found | {"iteration": experiment.iteration})
         if experiment.rank == 0:
             text = "".join(json.dumps(result) + "\n" for result in results)
-            checkpoint.write_single_file(experiment.output_dir / RESULTS, [text.encode()])
+            checkpoint.write_single_file(experiment.output_dir / "results.jsonl", [text.encode()])
             print(text, end="", flush=True)
 
 
@@ -321,11 +268,7 @@ def _checkpoints_in(source: Path, which: str) -> list[str]:
     if which != "all" or (source / checkpoint.MANIFEST).exists():  # or one checkpoint alone
         return [which]
     found = [checkpoint.iteration_of(p) for p in checkpoint.listed(source / checkpoint.FOLDER)]
-    if not found:
-        raise CheckpointError(
-            f"{source}: no checkpoint there; expected the output of a train runner."
-        )
-    return [str(iteration) for iteration in found]
+    return [str(iteration) for iteration in found] or ["last"]  # there is none: loading says so
 
 
 # --- the tool --------------------------------------------------------------------------------
@@ -351,13 +294,7 @@ def add_parser(tools: Any) -> None:
     add("--device", metavar="NAME", help="for all runners that name none")
     add("--fresh", action="store_true", help="move what is in the runners' folders aside first")
     add("--force", action="store_true", help="go on although a config differs from its run's")
-    add(
-        "--opts",
-        nargs="+",
-        default=[],
-        metavar="KEY VALUE",
-        help="config values for every runner: optim.lr 0.1 (or KEY=VALUE)",
-    )
+    add("--opts", nargs="+", default=[], metavar="KEY VALUE", help="config values for all runners")
     add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values, too")
     parser.set_defaults(run=run, user_errors=(ConfigError,))
 
@@ -365,7 +302,7 @@ def add_parser(tools: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the tool and returns its exit code."""
     if args.nprocs > 1 and distributed.world_size() == 1:
-        _read(args)  # so that an error in the file is said once, and not by each process
+        _read(args)  # a mistake in the file is reported before there are processes
         return spawn(_run_file, (args,), args.nprocs, args.device)
     _run_file(args)
     return 0

@@ -1,23 +1,18 @@
-"""Classes by their paths, and stage classes put in front of an experiment class (seed 002).
+"""Classes by their paths, and stage classes in front of an experiment class (seed 002).
 
-A stage is a class in a file that replaces one step of a run. Its method gets the name that the
-step has here: instance is prepare, build_network is setup_model, startup is startup, run is train,
-terminal is terminal. Helper methods of the class are there, too, and `super()` reaches the
-experiment's own step.
-
-    experiment = load_class("train.py:Experiment", "experiment", folder)
     startup = load_class("fill.py", "startup_class_path", folder, default="Startup")
     experiment = with_stages(experiment, {"startup": startup}, "runner[0]")
+
+A stage is a class that replaces one step of a run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,9 +30,6 @@ STAGES = {
 }
 
 
-_loaded: dict[Path, dict[str, ModuleType]] = {}  # modules by folder, by name
-
-
 def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
     """The class that a text names.
 
@@ -50,82 +42,51 @@ def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
     Raises:
         ConfigError: There is no such file, module or class, or it cannot be imported.
     """
-    where, _, name = text.rpartition(":")
-    if not where or "/" in name or name.endswith(".py"):
-        where, name = text, default
+    where, _, name = text.partition(":")
+    name = name or default
     if not name:
-        raise ConfigError(f"{place}: {text!r} names no class; expected {text}:ClassName.")
-    if where.endswith(".py") or "/" in where:
-        file = (folder / where).resolve()
-        if not file.is_file():
-            raise ConfigError(f"{place}: {file} does not exist.")
-        with imports_from(file.parent):
-            module = _import(file.stem, place)
-    else:
-        module = _import(where, place)
+        raise ConfigError(
+            f"{place}: {text!r} names no class; expected file.py:Class or package.module:Class."
+        )
+    place = f"{place}: {where}"
+    is_file = where.endswith(".py")
+    module = _import_file((folder / where).resolve(), place) if is_file else _import(where, place)
     found = getattr(module, name, None)
     if not inspect.isclass(found):
         classes = {n: v for n, v in vars(module).items() if inspect.isclass(v)}
         own = [n for n, v in classes.items() if v.__module__ == module.__name__]
-        raise ConfigError(
-            f"{place}: {where} has no class {name!r}; it has {', '.join(own) or 'none'}."
-        )
+        raise ConfigError(f"{place} has no class {name!r}; it has {', '.join(own) or 'none'}.")
     return found
 
 
-@contextlib.contextmanager
-def imports_from(folder: Path) -> Iterator[None]:
-    """Makes a block import from a folder first, as a script in that folder would.
-
-    Modules of the folder leave `sys.modules` after the block, and return in the next block for
-    it: so files of one name in two folders do not take each other's place, and each file is
-    executed once.
-    """
-    names = {path.stem for path in folder.glob("*.py")}
-    names |= {path.parent.name for path in folder.glob("*/__init__.py")}
-    # Those that were imported before, from the folder itself (the working folder, say), stay.
-    hidden = {
-        name: module
-        for name, module in sys.modules.items()
-        if name.partition(".")[0] in names and not _lies_in(module, folder)
-    }
-    for name in hidden:
-        del sys.modules[name]
-    before = set(sys.modules)
-    loaded = _loaded.setdefault(folder, {})
-    sys.modules.update(loaded)
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            if name.partition(".")[0] in names:
-                loaded[name] = sys.modules.pop(name)
-        sys.modules.update(hidden)
-
-
-def _lies_in(module: Any, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and folder in Path(file).resolve().parents
+def _import_file(file: Path, place: str) -> ModuleType:
+    if not file.is_file():
+        raise ConfigError(f"{place} does not exist ({file}).")
+    # It stays there: the file may import from its folder while it runs, as a script does.
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    module = _import(file.stem, place)
+    imported = getattr(module, "__file__", None)
+    if imported is None or Path(imported).resolve() != file:
+        raise ConfigError(
+            f"{place} has the name of a module that is imported already "
+            f"({imported or 'of Python'}). Rename the file."
+        )
+    return module
 
 
 def _import(module: str, place: str) -> ModuleType:
+    importlib.invalidate_caches()
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise ConfigError(f"{place}: there is no module {module!r}.") from error
-        raise ConfigError(f"{place}: {module} cannot be imported: {error}.") from error
     except Exception as error:
         # The user's own frames alone: those of this file and of importlib explain nothing.
-        frames = traceback.TracebackException.from_exception(error)
-        frames.stack = traceback.StackSummary.from_list(
-            [f for f in frames.stack if "importlib" not in f.filename and f.filename != __file__]
+        shown = traceback.TracebackException.from_exception(error)
+        shown.stack = traceback.StackSummary.from_list(
+            [f for f in shown.stack if "importlib" not in f.filename and f.filename != __file__]
         )
-        text = "".join(frames.format()).rstrip()
-        raise ConfigError(f"{place}: {module} cannot be imported:\n{text}") from error
+        text = "".join(shown.format()).rstrip()
+        raise ConfigError(f"{place} cannot be imported:\n{text}") from error
 
 
 # --- putting stages in front -----------------------------------------------------------------
@@ -134,9 +95,11 @@ def _import(module: str, place: str) -> ModuleType:
 def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], place: str) -> Any:
     """A subclass of the experiment whose steps are those of the stage classes.
 
+    Helper methods of these classes are there, too, and `super()` reaches the experiment's own step.
+
     Args:
         experiment: The class.
-        stages: Stage classes by the name of the stage.
+        stages: The classes, by the name of the stage in STAGES.
         place: The YAML key of the runner, for messages.
 
     Raises:
@@ -153,7 +116,7 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
         label = f"stage {stage}: {cls.__name__}.{method}"
         if "__init__" in vars(cls):
             label += f" ({cls.__name__}.__init__ is not called; the experiment's own is)"
-        methods[replaced] = _step(getattr(cls, method), replaced, label)
+        methods[replaced] = _step(getattr(cls, method), label)
     bases = (*dict.fromkeys(stages.values()), experiment)
     return type(experiment.__name__, bases, methods)
 
@@ -181,42 +144,15 @@ def _check(stage: str, cls: type, stages: Mapping[str, type], place: str) -> Non
 
 
 def _names_of(cls: type) -> set[str]:
-    classes = [base for base in cls.__mro__ if base is not object]
-    return {name for base in classes for name in vars(base) if not name.startswith("__")}
+    return {name for name in dir(cls) if not name.startswith("__")}
 
 
-def _step(method: Any, name: str, label: str) -> Any:
+def _step(method: Any, label: str) -> Any:
     """The method of a stage as a method of the experiment; the log says when it runs."""
     takes_context = len(inspect.signature(method).parameters) > 1
 
     def step(self: ExperimentBase) -> None:
         self.logger.info("%s", label)
-        method(self, Context(self)) if takes_context else method(self)
+        method(self, vars(self)) if takes_context else method(self)
 
-    step.__name__ = name
-    step.__doc__ = method.__doc__
     return step
-
-
-class Context(MutableMapping[str, Any]):
-    """The experiment as the mapping that a stage of the seed gets: its attributes by name."""
-
-    def __init__(self, experiment: ExperimentBase) -> None:
-        self._exp = experiment
-
-    def __getitem__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(self._exp, name):
-            raise KeyError(f"context[{name!r}]: not set; there are {', '.join(self)}.")
-        return getattr(self._exp, name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._exp, name, value)
-
-    def __delitem__(self, name: str) -> None:
-        delattr(self._exp, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in vars(self._exp) if not name.startswith("_"))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)

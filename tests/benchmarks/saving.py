@@ -64,8 +64,6 @@ class Subjects:
         args = argparse.Namespace(output=str(directory / "run"), device="cpu")
         self.exp = Large(config, args)
         self.exp.setup()
-        self.exp.resume_or_load()
-        self.exp.new_epoch()
         self.step()
         tensors, _ = objects.find(vars(self.exp)).state_dict()
         self.files = {name: [a.data for a in arrays.values()] for name, arrays in tensors.items()}
@@ -76,10 +74,9 @@ class Subjects:
 
     def step(self) -> None:
         """One update, so that there is something new to save."""
-        if self.exp._cursor.batches.ended:
-            self.exp.new_epoch()
-        self.exp.iteration += 1
+        self.exp.going_on()
         self.exp.train_batch()
+        self.exp.end_iteration()
 
     def copy(self) -> None:
         """The bytes into memory that was used before."""

@@ -1,9 +1,10 @@
 """Reader, backbone, head, and the model composed of them.
 
-model = Composed(Encoder(), {"tags": Tags(), "kinds": Kinds()})
-reader.register_with(model)
-loss = model(batch, "tags")["loss"]
-experiment.export(path, *model.for_export("tags"))
+    model = Composed(Encoder(), {"tags": Tags(), "kinds": Kinds()})
+    reader.register_with(model)
+    loss = model(batch, "tags")["loss"]
+
+`experiment.export(path, *model.for_export("tags"))` writes one head for inference.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from paddle.static import InputSpec
 from expbase.state.arrays import describe
 
 Specs = Sequence[InputSpec]
+_FIRST_BATCH = "the first batch (is its reader registered, in this phase?)"
 
 
 def _check_phase(phase: str) -> str:
@@ -33,10 +35,8 @@ def _check_phase(phase: str) -> str:
 class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
     """A data set whose samples are mappings; it yields only the outputs that were registered.
 
-    A subclass declares `outputs_attr`, of whole batches, and writes `sample` and `__len__`.
-
-    Args:
-        phase: "train" or "predict".
+    A subclass declares `outputs_attr`, of whole batches, and writes `sample` and `__len__`. Its
+    phase is "train" or "predict".
     """
 
     outputs_attr: Specs = ()
@@ -63,11 +63,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
             ) from None
 
     def require_attr(self, name: str) -> None:
-        """Registers one output by its name.
-
-        Raises:
-            ValueError: The reader has no such output.
-        """
+        """Registers one output by its name; a ValueError says that the reader has none."""
         names = [spec.name for spec in self.outputs_attr]
         if name not in names:
             raise ValueError(
@@ -76,7 +72,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered.add(name)
 
     def register_with(self, model: Composed) -> None:
-        """Registers everything that a model takes in this reader's phase, and checks that it fits.
+        """Registers everything that a model takes in this reader's phase.
 
         Raises:
             ValueError: An output is missing, or has another type or shape.
@@ -118,25 +114,18 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     A subclass declares what it takes and returns, which may depend on `self.phase`, and writes
     forward(inputs) -> mapping, where inputs has a mapping for each component that
     inputs_attrs names: `inputs["reader"]["label"]`. In training it returns a `loss`.
-
-    Attributes:
-        inputs_attrs: By component: "reader", "backbone".
-        outputs_attr: Of each batch.
-        epoch_inputs_attrs: Names of the reader's epoch outputs for epoch_postprocess.
-        phase: "train" or "predict"; the model sets it.
-        head_name: In the model.
-        results: Since the last reset; batch_postprocess adds to them.
     """
 
-    inputs_attrs: Mapping[str, Specs] = {}
+    inputs_attrs: Mapping[str, Specs] = {}  # by component: "reader", "backbone"
     outputs_attr: Specs = ()
+    # Names of the reader's epoch outputs, for epoch_postprocess: {"reader": ["size"]}
     epoch_inputs_attrs: Mapping[str, Sequence[str]] = {}
 
     def __init__(self) -> None:
         super().__init__()
-        self.phase = "train"
-        self.head_name = type(self).__name__.lower()
-        self.results: list[Any] = []
+        self.phase = "train"  # or "predict"; the model sets it
+        self.head_name = type(self).__name__.lower()  # the model sets it, too
+        self.results: list[Any] = []  # since the last reset
 
     @contextlib.contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
@@ -157,17 +146,16 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             A mapping per sample; None if the outputs have different lengths: then they are kept
             together as one result.
         """
-        lengths = {_length(value) for value in rt_outputs.values()}
-        if len(lengths) == 1 and None not in lengths:
-            rows = zip(*rt_outputs.values(), strict=True)
-            results = [dict(zip(rt_outputs, row, strict=True)) for row in rows]
-            self.results.extend(results)
-            return results
-        warnings.warn(
-            f"head {self.head_name}: outputs of different lengths, kept as one result", stacklevel=2
-        )
-        self.results.append(dict(rt_outputs))
-        return None
+        try:
+            rows = list(zip(*rt_outputs.values(), strict=True))
+        except (TypeError, ValueError):  # one is a number, or has another length
+            text = f"head {self.head_name}: outputs of different lengths, kept as one result"
+            warnings.warn(text, stacklevel=2)
+            self.results.append(dict(rt_outputs))
+            return None
+        results = [dict(zip(rt_outputs, row, strict=True)) for row in rows]
+        self.results.extend(results)
+        return results
 
     def reset(self) -> None:
         """Forgets the results."""
@@ -176,22 +164,6 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     def get_results(self) -> list[Any]:
         """A copy of the results since the last reset."""
         return copy.deepcopy(self.results)
-
-    def epoch_inputs(self, reader: Reader) -> dict[str, dict[str, Any]]:
-        """What epoch_inputs_attrs asks for, by component.
-
-        Raises:
-            ValueError: The reader does not return it.
-        """
-        names = self.epoch_inputs_attrs.get("reader", ())
-        outputs = reader.get_epoch_outputs() if names else {}
-        for name in names:
-            if name not in outputs:
-                raise ValueError(
-                    f"head {self.head_name}: takes {name!r} after the last batch; reader "
-                    f"{type(reader).__name__} returns {_names(outputs)}."
-                )
-        return {"reader": {name: outputs[name] for name in names}} if names else {}
 
     def epoch_postprocess(
         self, post_inputs: Mapping[str, Any] | None = None, output_dir: str | Path | None = None
@@ -202,7 +174,8 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             post_inputs: What epoch_inputs_attrs asks for, by component.
             output_dir: Where `<head>.<phase>.jsonl` is written; None prints.
         """
-        lines = "".join(json.dumps(result, default=_to_json) + "\n" for result in self.results)
+        texts = [json.dumps(one, default=lambda array: array.tolist()) for one in self.results]
+        lines = "".join(f"{text}\n" for text in texts)
         if output_dir is None:
             print(lines, end="")
             return
@@ -211,26 +184,8 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         path.write_text(lines, encoding="utf-8")
 
 
-def _length(value: Any) -> int | None:
-    try:
-        return len(value)
-    except TypeError:  # of a number
-        return None
-
-
-def _to_json(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"JSON has no {type(value).__name__}; expected numbers and arrays.")
-
-
 class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
-    """A backbone and the heads on it; a head may have several names.
-
-    Args:
-        backbone: Shared by all heads.
-        heads: By name.
-    """
+    """A backbone and the heads on it, by name; a head may have several names."""
 
     def __init__(self, backbone: Backbone, heads: Mapping[str, Head]) -> None:
         super().__init__()
@@ -251,15 +206,16 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         Raises:
             ValueError: In the first batch, something is not as it was declared.
         """
-        layer, backbone = self.find_head(head), self.backbone
+        layer, place = self.find_head(head), f"backbone {type(self.backbone).__name__}"
         is_first = (head, phase) not in self._checked
         with layer.in_phase(phase):
             if is_first:
-                _check_batch(f"backbone {type(backbone).__name__}", backbone.inputs_attr, batch)
-                _check_batch(f"head {head}", layer.inputs_attrs.get("reader", ()), batch)
-            features = backbone(_select(batch, backbone.inputs_attr))
+                _check_fit(place, self.backbone.inputs_attr, _FIRST_BATCH, batch)
+                labels = layer.inputs_attrs.get("reader", ())
+                _check_fit(f"head {head}", labels, _FIRST_BATCH, batch)
+            features = self.backbone(_select(batch, self.backbone.inputs_attr))
             if is_first:
-                _check_outputs(f"backbone {type(backbone).__name__}", backbone, features)
+                _check_outputs(place, self.backbone, features)
             outputs = layer(_inputs_of(layer, batch, features))
             if is_first:
                 _check_outputs(f"head {head}", layer, outputs)
@@ -267,11 +223,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return dict(outputs)
 
     def find_head(self, name: str) -> Head:
-        """The head of a name.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """The head of a name; a ValueError says that there is none."""
         if name not in self.heads:
             raise ValueError(f"head {name!r}: not in the model, which has {_names(self.heads)}.")
         head: Head = self.heads[name]
@@ -291,15 +243,11 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         Raises:
             ValueError: An output is missing or does not fit, or a training head has no loss.
         """
-        reader_place = f"reader {type(reader).__name__}"
-        backbone_place = f"backbone {type(self.backbone).__name__}"
-        from_reader = _by_name(reader_place, reader.outputs_attr)
-        from_backbone = _by_name(backbone_place, self.backbone.outputs_attr)
-        _check_fit(backbone_place, self.backbone.inputs_attr, reader_place, from_reader)
-        sources = {
-            "reader": (reader_place, from_reader),
-            "backbone": (backbone_place, from_backbone),
-        }
+        sources = {}
+        for part, component in ("reader", reader), ("backbone", self.backbone):
+            place = f"{part} {type(component).__name__}"
+            sources[part] = place, _by_name(place, component.outputs_attr)
+        _check_fit(sources["backbone"][0], self.backbone.inputs_attr, *sources["reader"])
         for name, head in self.heads.items():
             with head.in_phase(reader.phase):
                 _check_head(f"head {name} ({type(head).__name__})", head, sources)
@@ -359,11 +307,6 @@ def _by_name(place: str, specs: Any) -> dict[str, InputSpec]:
 
 
 def _check_head(place: str, head: Head, sources: Mapping[str, Any]) -> None:
-    if not isinstance(head.inputs_attrs, Mapping):
-        raise ValueError(
-            f"{place}: inputs_attrs is {head.inputs_attrs!r}; expected a list for each "
-            "component: {'reader': [...], 'backbone': [...]}."
-        )
     for component, specs in head.inputs_attrs.items():
         if component not in sources:
             raise ValueError(f"{place}: takes from {component!r}; expected reader or backbone.")
@@ -373,28 +316,19 @@ def _check_head(place: str, head: Head, sources: Mapping[str, Any]) -> None:
         raise ValueError(f"{place}: returns {_names(outputs)}; expected a 'loss' in training.")
 
 
-def _check_batch(place: str, specs: Specs, batch: Mapping[str, Any]) -> None:
-    hint = " Was the reader registered, in this phase? reader.register_with(model)"
-    _check_fit(place, specs, "the first batch", batch, hint)
-
-
 def _check_outputs(place: str, layer: Backbone | Head, outputs: Any) -> None:
     if not isinstance(outputs, Mapping):
-        raise ValueError(
-            f"{place}: forward returned a {type(outputs).__name__}; expected a mapping by the "
-            "names of outputs_attr."
-        )
+        kind = type(outputs).__name__
+        raise ValueError(f"{place}: forward returned a {kind}; expected a mapping.")
     _check_fit(place, layer.outputs_attr, "what forward returned", outputs)
 
 
-def _check_fit(
-    place: str, specs: Any, source: str, found: Mapping[str, Any], hint: str = ""
-) -> None:
+def _check_fit(place: str, specs: Any, source: str, found: Mapping[str, Any]) -> None:
     """Checks a declaration against what a source has: tensors, or declarations of its own."""
     for name, spec in _by_name(place, specs).items():
         if name not in found:
             raise ValueError(
-                f"{place}: declares {name!r}, {describe(spec)}; {source} has {_names(found)}.{hint}"
+                f"{place}: declares {name!r}, {describe(spec)}; {source} has {_names(found)}."
             )
         if difference := _difference(spec, found[name]):
             raise ValueError(

@@ -1,13 +1,9 @@
 """Training several heads of one model: a task per head, one of them drawn for each update.
 
-class Experiment(MultiHead):
-def setup_model(self):
-...
-self.setup_tasks({"tags": Task("tags", mix_ratio=3), "kinds": Task("kinds")})
+    name = self.draw_task()
+    outputs = self.model(self.read_task(name), self.tasks[name].head)
 
-def train_batch(self):
-name = self.draw_task()
-outputs = self.model(self.read_task(name), self.tasks[name].head)
+Those two lines begin a train_batch of MultiHead.
 """
 
 from __future__ import annotations
@@ -32,29 +28,16 @@ from expbase.state.arrays import to_numpy
 
 @dataclass(frozen=True)
 class Task:
-    """How a head is trained.
+    """How a head is trained."""
 
-    Attributes:
-        head: Its name in the model.
-        loader: Where its batches come from; None: self.train_loader.
-        mix_ratio: How often it is drawn, in relation to the others.
-        auxiliary: Whether training may end before this task has had its epochs.
-    """
-
-    head: str
-    loader: Any = None
-    mix_ratio: float = 1.0
-    auxiliary: bool = False
+    head: str  # its name in the model
+    loader: Any = None  # where its batches come from; None: self.train_loader
+    mix_ratio: float = 1.0  # how often it is drawn, in relation to the others
+    auxiliary: bool = False  # whether training may end before this task has had its epochs
 
 
 class EndlessBatches(TrainIterator):
-    """The batches of a loader, epoch after epoch; the checkpoint holds the place.
-
-    Args:
-        loader: Of one task.
-        name: For messages.
-        shard: The part of this rank.
-    """
+    """The batches of a loader, epoch after epoch; the checkpoint holds the place."""
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         super().__init__()
@@ -94,15 +77,13 @@ class MultiHead(ExperimentBase):
         """Names the tasks; call it in setup_model.
 
         Raises:
-            TypeError: One of them is not a Task.
             ValueError: There is none, one has no head, or a ratio is not above 0.
         """
         _check_tasks(tasks, self.unwrap(self.model))
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
-        self.train_loader_epochs = 0  # of self.train_loader, read to their end
-        self.register_stateful("task_steps", "train_loader_epochs")
+        self.register_stateful("task_steps")
         # The same on every rank, and no other draw moves it: all ranks train the same head.
         self.mix_random = np.random.default_rng(rng.derive(seed, rng.SETUP, 2))
         self.task_batches = {
@@ -134,13 +115,7 @@ class MultiHead(ExperimentBase):
     def epochs_of(self, name: str) -> int:
         """Epochs of its data that a task has had; those of self.train_loader are shared."""
         batches = self.task_batches.get(name)
-        return self.train_loader_epochs if batches is None else batches.epochs_done
-
-    @on("on_train_epoch_end")
-    def count_epoch(self) -> None:
-        """Counts the epochs of self.train_loader."""
-        self.train_loader_epochs += 1
-        self.stop_when_tasks_are_done()
+        return self.epochs_ended if batches is None else batches.epochs_done
 
     @on("on_train_begin")  # it may have been so before this start
     @on("on_train_batch_end")
@@ -154,13 +129,7 @@ class MultiHead(ExperimentBase):
     def predict_batch(self, batch: Any) -> Any:
         outputs = self.model(batch, self.predicted_head, "predict")
         arrays = {name: to_numpy(value) for name, value in outputs.items()}
-        results = self.unwrap(self.model).heads[self.predicted_head].batch_postprocess(arrays)
-        if results is None:
-            raise ValueError(
-                f"head {self.predicted_head}: batch_postprocess returned no result per sample; "
-                "predict_head needs one for each."
-            )
-        return results
+        return self.unwrap(self.model).heads[self.predicted_head].batch_postprocess(arrays)
 
     def predict_head(
         self, head: str, loader: Any, output_dir: str | Path | None = None
@@ -192,8 +161,11 @@ class MultiHead(ExperimentBase):
         results = self.predict(loader)
         layer.results = results  # of all ranks
         if self.rank == 0:
+            names = layer.epoch_inputs_attrs.get("reader", ())
+            outputs = reader.get_epoch_outputs()
+            inputs = {"reader": {name: outputs[name] for name in names}}
             with layer.in_phase("predict"):
-                layer.epoch_postprocess(layer.epoch_inputs(reader), output_dir)
+                layer.epoch_postprocess(inputs, output_dir)
         return results
 
     def close(self) -> None:
@@ -206,13 +178,7 @@ class MultiHead(ExperimentBase):
 
 def _check_tasks(tasks: Mapping[str, Task], model: Composed) -> None:
     for name, task in tasks.items():
-        if not isinstance(task, Task):
-            raise TypeError(f"task {name}: {task!r} given; expected a Task.")
-        if task.head not in model.heads:
-            raise ValueError(
-                f"task {name}: its head {task.head!r} is not in the model, which has "
-                f"{', '.join(model.heads)}."
-            )
+        model.find_head(task.head)
         if not task.mix_ratio > 0:
             raise ValueError(f"task {name}: mix_ratio {task.mix_ratio!r}; expected above 0.")
     if all(task.auxiliary for task in tasks.values()):
