@@ -21,15 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         parser.print_help()
         return 2
-    before, after = _split(words)
-    args, rest = parser.parse_known_args(before)
-    if rest and hasattr(args, "overrides") and all(map(_is_setting, rest)):
+    place = words.index("--") if "--" in words else len(words)
+    # What comes after -- is for the user's own script.
+    args, rest = parser.parse_known_args(words[:place])
+    args.words = words[place + 1 :]
+    if rest and hasattr(args, "overrides") and all("=" in w and w[0] != "-" for w in rest):
         args.overrides += rest  # argparse takes them at one place alone
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)} (for your own script: after --)")
-    if after and args.tool != "verify":
-        parser.error(f"words after --: {' '.join(after)}; only verify takes some, for your script")
-    args.words = after
+    if args.words and args.tool != "verify":
+        parser.error(f"words after --: {' '.join(args.words)}; only verify takes some")
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -42,18 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
         return 1
     return code
-
-
-def _is_setting(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before and after `--`; what comes after is for the user's own script."""
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,7 @@
 """The command line of an experiment: `main(Experiment)` is a whole script body.
 
-Options beat the config file, the file beats the defaults. Nothing here trains or opens files but
-the config; `python train.py --help` lists the options. Starting a process per rank is
-left to paddle (`paddle.distributed.launch`, or its `spawn` for `--nprocs`).
-
-    if __name__ == "__main__":
-        main(Experiment)
-
-Here is also the one way in which a tool changes what an experiment does: a mixin that `main` puts
-in front of the class.
+Options beat the config file, the file beats the defaults. Here is also the one way in which a tool
+changes what an experiment does: a mixin that `main` puts in front of the class.
 
     with put_in_front(Fingerprints):
         main(Experiment)
@@ -37,14 +30,8 @@ from expbase.state.weights import WeightsError
 _OPTIONS = {
     "--config": ("FILE", "YAML file that changes default values"),
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
-    "--output": (
-        "DIR",
-        "directory of the run; {key} is replaced by a config value: runs/lr{optim.lr}",
-    ),
-    "--checkpoint_path": (
-        "DIR",
-        "a checkpoint of another run to continue from, with its whole state",
-    ),
+    "--output": ("DIR", "of the run; {key} is replaced by a config value: runs/lr{optim.lr}"),
+    "--checkpoint_path": ("DIR", "a checkpoint of another run, to continue with its whole state"),
     "--init_model_path": ("PATH", "weights to start from, weights only"),
     "--device": ("NAME", "cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)"),
 }
@@ -53,8 +40,7 @@ _SWITCHES = {
     "--fresh": "move what is in the output directory aside first",
     "--force": "go on although the config differs from the run's",
     "--print_config": "print the resolved config and end",
-    "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load, "
-    "in a temporary directory",
+    "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load",
 }
 _INSPECTIONS = {
     "--evaluate": "validate best, last or an iteration on self.test_loader, else self.valid_loader",
@@ -68,11 +54,10 @@ class Paragraphs(argparse.HelpFormatter):
     """Fits each paragraph of a text to the terminal; what is indented stays as it is."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.strip().split("\n\n")
         fill = super()._fill_text
         return "\n\n".join(
             part if re.search("^ ", part, re.MULTILINE) else fill(part, width, indent)
-            for part in parts
+            for part in text.strip().split("\n\n")
         )
 
 
@@ -84,25 +69,19 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
         "143 SIGTERM or SIGUSR1",
     )
+    add = parser.add_argument
     for option, (metavar, text) in _OPTIONS.items():
-        parser.add_argument(option, metavar=metavar, help=text)
-    parser.add_argument(
-        "--nprocs", type=count, default=1, metavar="N", help="processes on this machine"
-    )
+        add(option, metavar=metavar, help=text)
+    add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
     for option, text in _SWITCHES.items():
-        parser.add_argument(option, action="store_true", help=text)
+        add(option, action="store_true", help=text)
+    add("--opts", action="extend", nargs="+", default=[], metavar="KEY VALUE", help="config values")
+    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values")
     inspection = parser.add_argument_group(
         "looking at a run", "It may be running. Its own config holds, but for --config and --opts."
     ).add_mutually_exclusive_group()
     for option, text in _INSPECTIONS.items():
         inspection.add_argument(option, metavar="CHECKPOINT", help=text)
-    parser.add_argument(
-        "--opts", action="extend", nargs="+", default=[], metavar="KEY VALUE",
-        help="config values: optim.lr 0.1 training.seed 3 (or KEY=VALUE)",
-    )  # fmt: skip
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values"
-    )
     return parser
 
 
@@ -147,11 +126,6 @@ def main(
 
 
 def _check_inspection(args: argparse.Namespace) -> None:
-    """Checks the options that go with --evaluate and --export.
-
-    Raises:
-        ConfigError: One of them is for training, or no checkpoint has such a name.
-    """
     for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
         if getattr(args, option):
             raise ConfigError(
@@ -166,11 +140,11 @@ def _check_inspection(args: argparse.Namespace) -> None:
 def load_config(
     experiment: type[ExperimentBase], args: argparse.Namespace, of_run: Path | None = None
 ) -> Config:
-    """The defaults of the class, changed by the file and the options of the command line.
+    """The defaults of the class, changed by the files and the options of the command line.
 
     Args:
         experiment: The class.
-        args: Parsed.
+        args: As `default_argument_parser` parses them.
         of_run: The config file of a run, which changes the defaults first, if it is there.
 
     Raises:
@@ -181,18 +155,14 @@ def load_config(
         config.merge_from_file(str(of_run))
     if args.config:
         config.merge_from_file(args.config)
-    for words in (args.opts, args.overrides):
-        config.merge_from_list(words)
+    config.merge_from_list(args.opts)
+    config.merge_from_list(args.overrides)
     check_training(config.training)
     return config
 
 
 def fill_in(output: str, config: Mapping[str, Any]) -> str:
-    """The output path with config values in place of their `{full.key}`s.
-
-    Raises:
-        ConfigError: There is no such key.
-    """
+    """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
     values = flatten(config)
 
     def value(match: re.Match[str]) -> str:
@@ -219,11 +189,7 @@ def _run(
 
 @contextlib.contextmanager
 def report_user_errors(prog: str) -> Iterator[None]:
-    """Makes a user's mistake end the process with one line, on one rank; the log has the traceback.
-
-    Args:
-        prog: The name of the program, with which the line begins.
-    """
+    """Makes a user's mistake end the process with one line that begins with the program's name."""
     try:
         yield
     except (ConfigError, CheckpointError, WeightsError) as error:
@@ -236,14 +202,14 @@ def _inspect(exp: ExperimentBase, args: argparse.Namespace) -> None:
     """Evaluates or exports a checkpoint, and prints what was found as one line of JSON."""
     exp.load_checkpoint(args.export if args.evaluate is None else args.evaluate)
     found: dict[str, Any] = {"iteration": exp.iteration, "epoch": exp.epoch}
-    if args.evaluate is not None:
-        loader = "valid_loader" if exp.test_loader is None else "test_loader"
-        results = exp.evaluate(exp.test_loader)
-        found = {n: json_value(value) for n, value in results.items()} | found | {"loader": loader}
-    else:
+    if args.evaluate is None:
         path = Path(args.output) / "export" / name_of(exp.iteration) / "model"
         exp.export(path)
-        found |= {"exported": str(path)}
+        found["exported"] = str(path)
+    else:
+        found["loader"] = "valid_loader" if exp.test_loader is None else "test_loader"
+        results = exp.evaluate(exp.test_loader)
+        found = {name: json_value(value) for name, value in results.items()} | found
     if exp.rank == 0:
         print(json.dumps(found))
 
@@ -255,16 +221,12 @@ def count(text: str) -> int:
     return int(text)
 
 
-# --- the tools' way into an experiment -------------------------------------------------------
-
-
 @contextlib.contextmanager
 def put_in_front(mixin: type[ExperimentBase]) -> Iterator[None]:
     """Within the block `main` and the runner put a mixin in front of the experiment's class.
 
     The tools change an experiment in this way alone: what the mixin does is what a subclass could
-    do, by overrides, listeners and public attributes. A script that makes its experiment without
-    `main` is not reached.
+    do. A script that makes its experiment without `main` is not reached.
 
     Args:
         mixin: A class that can be imported by its name: the processes of `--nprocs` import it.
@@ -277,16 +239,11 @@ def put_in_front(mixin: type[ExperimentBase]) -> Iterator[None]:
 
 
 def with_tools(experiment: type[ExperimentBase]) -> type[ExperimentBase]:
-    """The class with the mixins of `put_in_front` before it, under its own name.
-
-    Args:
-        experiment: The user's class; it is returned as it is where there is no mixin.
-    """
+    """The class with the mixins of `put_in_front` before it, under its own name."""
     if not _in_front:
         return experiment
-    return type(
-        experiment.__name__, (*_in_front, experiment), {"__module__": experiment.__module__}
-    )
+    bases = (*_in_front, experiment)
+    return type(experiment.__name__, bases, {"__module__": experiment.__module__})
 
 
 def spawn(

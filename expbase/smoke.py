@@ -1,13 +1,8 @@
 """`--smoke`: takes an experiment through a whole life in seconds, before a long run.
 
-Setup, two updates, two batches of validation, a save and a load, in a temporary directory that is
-removed afterwards. Of the config only the intervals of logging, validating and saving are changed,
-so schedules are as long as they will be. Training counts as broken off: what on_train_end does
-`if self.finished` is not tried, and whether a resumed run has the same bits is shown by
-`python -m expbase verify`.
-
-    with put_in_front(Smoke):
-        main(Experiment)
+Setup, two updates, two batches of validation, a save and a load, in a temporary directory. Of the
+config only the intervals of logging, validating and saving are changed, so schedules are as long as
+they will be. Training counts as broken off: what on_train_end does `if self.finished` is not tried.
 """
 
 from __future__ import annotations
@@ -27,14 +22,11 @@ UPDATES, VALIDATION_BATCHES = 2, 2
 
 
 class Smoke(ExperimentBase):
-    """Goes in front of an experiment class, shortens its run, and says how it went.
-
-    Raises:
-        ConfigError: In `run`: there was nothing to train.
-    """
+    """Goes in front of an experiment class, shortens its run, and says how it went."""
 
     smoke_updates = 0
     smoke_is_trained = False
+    finished = False  # training was broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         folder = tempfile.TemporaryDirectory(prefix="expbase-smoke-")
@@ -44,11 +36,6 @@ class Smoke(ExperimentBase):
         config.training.update(log_interval=1, valid_interval=UPDATES, save_interval=UPDATES)
         super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))
         self.smoke_folder = folder
-
-    @property
-    def finished(self) -> bool:
-        """It is not: training was broken off."""
-        return False
 
     def train_batch(self) -> None:
         """One update, and no more than a few."""

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -66,7 +66,7 @@ TRAINING = ["max_iteration=20", "save_interval=3", "log_interval=2", "valid_inte
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory, which is the current one; scripts in it find the helpers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
@@ -74,7 +74,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "orig_argv", [])
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("train", None)  # which the runner has imported from here
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,17 @@ def starts(run: Path) -> list[dict[str, Any]]:
     return [record for record in read(run / "ledger.jsonl") if record["event"] == "start"]
 
 
-def test_an_end_says_at_which_iteration_its_start_was(tmp_path: Path) -> None:
+def test_a_start_and_an_end_are_noted_with_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = iter([100.0004, 160.0])
-    record = RunRecord(tmp_path / "ledger.jsonl", clock=lambda: next(times))
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    record = RunRecord(tmp_path / "ledger.jsonl")
     record.write("start", iteration=400)
     record.write("end", iteration=600, reason="finished", exit_code=0)
-    end = {"first_iteration": 400, "iteration": 600, "reason": "finished", "exit_code": 0}
     assert read(tmp_path / "ledger.jsonl") == [
         {"event": "start", "time": 100.0, "iteration": 400},
-        {"event": "end", "time": 160.0, **end},
+        {"event": "end", "time": 160.0, "iteration": 600, "reason": "finished", "exit_code": 0},
     ]
 
 
@@ -113,7 +116,7 @@ def test_a_key_that_is_new_or_gone_is_noted_once(tmp_path: Path) -> None:
     now = {"a": {"b": 1, "new": [1, float("inf")]}}
     changes = config_changes(tmp_path, now)
     assert changes == {"old": [2, None], "a.new": [None, [1, "Infinity"]]}
-    RunRecord(tmp_path / "ledger.jsonl").write("start", config_changes=changes)
+    RunRecord(tmp_path / "ledger.jsonl").write("start", iteration=0, config_changes=changes)
     json.loads((tmp_path / "ledger.jsonl").read_text(), parse_constant=pytest.fail)
     assert config_changes(tmp_path, now) == {}
 

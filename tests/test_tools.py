@@ -216,8 +216,7 @@ _NO_RUN = "holds no run; expected the output directory of one"
 _SHOW = {
     **dict.fromkeys(("missing", "link"), f"does not exist; {_EXPECTED}"),
     **dict.fromkeys(("file", "binary"), f"is a file; {_EXPECTED}"),
-    **dict.fromkeys(("empty", "others"), f"{_NO_RUN}."),
-    "runs": "there are runs below it: python -m expbase ls.",
+    **dict.fromkeys(("empty", "others", "runs"), f"{_NO_RUN}."),
 }
 _LS = {
     **dict.fromkeys(("missing", "link"), "no such directory; expected a directory with runs in it"),
@@ -245,7 +244,7 @@ ERRORS: dict[str, dict[str, str]] = {
     "show --json": _SHOW,
     "show --reproduce": {
         **_SHOW,
-        "new": "--reproduce: session 1 given; there are none: the run never began.",
+        "new": "--reproduce: session 1 given; ledger.jsonl has 0.",
     },
     "replay": {
         **dict.fromkeys(OTHERS, f"{_NO_RUN}."),
@@ -280,12 +279,10 @@ READERS: dict[str, dict[str, dict[str, str]]] = {
         "ls --json": {},
         "show": {},
         "show --json": {},
-        "show --reproduce": dict.fromkeys(
-            HOWS, "session 1 given; there are none in ledger.jsonl, as far as it can be"
-        ),
+        "show --reproduce": dict.fromkeys(HOWS, "session 1 given; ledger.jsonl has 0."),
         "replay": {
             **dict.fromkeys((*_UNREADABLE, "gone"), "its ledger names no script that was started"),
-            "directory": "ledger.jsonl: cannot be read: Is a directory.",
+            "directory": "Is a directory: ",
         },
     },
     "metrics.jsonl": {

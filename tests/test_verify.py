@@ -129,14 +129,14 @@ def run(experiment: type[Tiny], output: Path, end: int = 0) -> None:
     exp.run()
 
 
-def difference(experiment: type[Tiny], folder: Path, tolerance: float = 0.0) -> str:
+def difference(experiment: type[Tiny], folder: Path) -> str:
     """What verify finds between a run and one that was killed in its second epoch."""
     run(experiment, folder / "straight")
     with pytest.raises(Killed):
         run(experiment, folder / "killed", end=13)
     run(experiment, folder / "killed")
     args = argparse.Namespace(output=folder, iterations=14, nprocs=1)
-    return first_difference(Side(args, "straight"), Side(args, "killed"), tolerance)
+    return first_difference(Side(args, "straight"), Side(args, "killed"))
 
 
 @pytest.mark.parametrize("cause", BROKEN)
@@ -146,30 +146,24 @@ def test_the_cause_of_a_difference_is_named_with_its_iteration(tmp_path: Path, c
     assert cause in found
 
 
-def test_the_first_value_that_differs_is_named_unless_it_is_within_the_tolerance(
-    tmp_path: Path,
+def test_the_first_value_that_differs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert difference(Tiny, tmp_path) == ""
     args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
     straight, killed = Side(args, "straight"), Side(args, "killed")
-    values = straight.values()
-    killed.values = lambda: {**values, "counters": 9}  # type: ignore[method-assign]
-    assert first_difference(straight, killed, 0.0).startswith("counters differs: {")
-    tensors = straight.tensors()
-    (name,) = [name for name in tensors if name.endswith("model.safetensors: 0.weight")]
-    other = tensors[name].copy()
-    other.data.view("uint8").reshape(-1)[0] ^= 1  # the last bit of the first number
-    killed.tensors = lambda: {**tensors, name: other}  # type: ignore[method-assign]
-    assert first_difference(straight, killed, 0.0) == f"{name} differs."
-    assert first_difference(straight, killed, 0.5) == ""
+    for kind, name in (("values", "counters"), ("tensors", "model.safetensors: 0.weight")):
+        found = getattr(straight, kind)()
+        assert name in found
+        changed = {**found, name: "another value"}
+        monkeypatch.setattr(killed, kind, lambda changed=changed: changed)
+        assert first_difference(straight, killed).startswith(f"{name} differs: ")
     path = tmp_path / "killed/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (changed,) = [line for line in lines if line["iteration"] == 7 and "train/loss" in line]
     changed["train/loss"] += 0.25
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert first_difference(straight, killed, 0.0).startswith("train/loss at iteration 7 differs: ")
-    assert first_difference(straight, killed, 0.5) == ""
-    assert first_difference(straight, killed, 0.1).startswith("train/loss at iteration 7 differs: ")
+    assert first_difference(straight, killed).startswith("train/loss at iteration 7 differs: ")
 
 
 def verify(folder: Path, body: str, *words: str) -> int:
@@ -210,11 +204,11 @@ exp.run()
 def test_a_sound_experiment_is_identical(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(tmp_path, MAIN, "--kills", "3") == 0
+    assert verify(tmp_path, MAIN, "--kills", "2") == 0
     output = capsys.readouterr().out
     assert "killed 1 times inside a save" in output
     assert "killed 1 times inside a validation" in output
-    assert "identical: 24 iterations, 3 kills" in output
+    assert "identical: 24 iterations, 2 kills" in output
     assert "note: " not in output
 
 
@@ -246,12 +240,8 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
         ([__file__, "--output", str(TESTS)], "is not empty; remove it, or name a new one"),
-        ([__file__, "--output", "file"], "--output: file cannot be a directory: File exists"),
-        ([__file__, "--output", "file/x"], "--output: file/x cannot be a directory: Not a dir"),
-        ([__file__, "--output", "out", "--kills", "0"], "--kills of 1 or more"),
+        ([__file__, "--output", "file"], "File exists: 'file'"),
         ([__file__, "--output", "out", "--iterations", "9"], "--iterations: 9 given; expected"),
-        ([__file__, "--output", "out", "--nprocs", "0"], "--nprocs: 0 given; expected"),
-        ([__file__, "--output", "out", "--tolerance", "nan"], "--tolerance: nan given; expected"),
     ],
 )
 def test_wrong_words_are_told(

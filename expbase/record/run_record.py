@@ -1,11 +1,11 @@
 """ledger.jsonl: one JSON object for each start and each end of a process of the run.
 
-A start without an end is a process that was killed. What is worth noting at a start or an end is
-passed in (provenance.py gathers it).
+A start without an end is a process that was killed. What is noted is passed in (provenance.py
+gathers it).
 
     record = RunRecord(directory / "ledger.jsonl")
     record.write("start", iteration=400, ranks=2, config_changes=config_changes(directory, config))
-    record.write("end", iteration=600, reason="finished", exit_code=0)   # and first_iteration=400
+    record.write("end", iteration=600, reason="finished", exit_code=0)
     for session in sessions(read(directory / "ledger.jsonl")): ...
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,10 @@ class RunRecord:
 
     Args:
         path: The file, made at the first record; None writes nothing (on ranks other than 0).
-        clock: Returns the time in seconds since 1970.
     """
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._clock = clock
-        self._first_iteration: int | None = None
 
     @property
     def writes(self) -> bool:
@@ -48,7 +45,7 @@ class RunRecord:
         """Appends one record, which is on disk when this returns.
 
         Args:
-            event: "start" or "end". An end also notes its start's iteration, `first_iteration`.
+            event: "start" or "end".
             **facts: JSON values.
 
         Raises:
@@ -56,11 +53,7 @@ class RunRecord:
         """
         if self._path is None:
             return
-        if event == "start":
-            self._first_iteration = facts.get("iteration")
-        elif event == "end":
-            facts = {"first_iteration": self._first_iteration, **facts}
-        line = json.dumps({"event": event, "time": round(self._clock(), 3), **facts}) + "\n"
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **facts}) + "\n"
         with self._path.open("ab+") as file:
             if file.tell():  # at the end of the file, since it is opened for appending
                 file.seek(-1, os.SEEK_END)
@@ -71,28 +64,16 @@ class RunRecord:
             os.fsync(file.fileno())
 
 
-# --- reading ---------------------------------------------------------------------------------
-
-
 @dataclass
 class Session:
-    """What one process of the run noted.
+    """What one process of the run noted."""
 
-    Attributes:
-        start: Its first record; None if it failed before it began, because another rank did.
-        end: Its last record; None if it is running, or was killed.
-    """
-
-    start: dict[str, Any] | None
-    end: dict[str, Any] | None = None
+    start: dict[str, Any] | None  # None: it failed before it began, because another rank did
+    end: dict[str, Any] | None = None  # None: it is running, or was killed
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a ledger, without damaged lines; none if there is no file.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The records of a ledger, without damaged lines; none if there is no file."""
     return list(json_lines(path.read_bytes())) if path.exists() else []
 
 
@@ -124,9 +105,6 @@ def config_changes(directory: Path, config: Mapping[str, Any]) -> dict[str, list
 
     Returns:
         `[before, now]` by full key, as JSON values; None also where there is no such key.
-
-    Raises:
-        ConfigError: The config.yaml cannot be read.
     """
     file = directory / CONFIG
     first = load_yaml(file) if file.exists() else {}  # a user may override dump_config

@@ -1,7 +1,7 @@
 """Runs a user's script and notes, for each iteration, fingerprints of what went into the update.
 
-A script for `verify`, which compares the notes of a run that was killed with those of one that
-was not: the first fingerprint that differs tells what the cause is likely to be.
+A script for `verify`, which compares the notes of two runs: the first fingerprint that differs
+tells what the cause is likely to be.
 
     python fingerprints.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
 """
@@ -29,10 +29,7 @@ _PAUSE_SECONDS = 0.01  # after each update, so that a kill finds even a toy at w
 class Fingerprints(ExperimentBase):
     """Goes in front of an experiment class and writes a JSON line for each update.
 
-    The fields, in the order in which `verify` asks for causes: `before`: the checksum of each
-    model and optimizer before the update; `indices` of the batches that were read; `batches`
-    themselves; `random` states before the update; learning `rates` before and after it; `after`:
-    the checksums after it.
+    `verify._CAUSES` says what a difference in each field tells.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -51,15 +48,12 @@ class Fingerprints(ExperimentBase):
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
         self._verify_indices, self._verify_batches = [], []
-        line: dict[str, Any] = {
-            "iteration": self.iteration,
-            "random": zlib.crc32(json.dumps(rng.RandomStates().state_dict()).encode()),
-            "before": self._sums(),
-        }
-        rates = self.learning_rates()
+        states = zlib.crc32(json.dumps(rng.RandomStates().state_dict()).encode())
+        iteration, before, rates = self.iteration, self._sums(), self.learning_rates()
         super().train_batch()
+        line = {"iteration": iteration, "before": before, "random": states, "after": self._sums()}
         line |= {"indices": self._verify_indices, "batches": self._verify_batches}
-        line |= {"rates": [rates, self.learning_rates()], "after": self._sums()}
+        line |= {"rates": [rates, self.learning_rates()]}
         with notes_path(self.output_dir, self.rank).open("a") as file:
             # On a line of its own: a kill may have torn the one before.
             file.write(f"\n{json.dumps(line, default=repr)}\n")

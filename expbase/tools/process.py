@@ -1,12 +1,4 @@
-"""What a tool starts: a user's script in its process, or processes that end with the tool.
-
-with ended_by_signals():
-process = subprocess.Popen(…)
-try:
-process.wait()
-finally:
-kill(process)
-"""
+"""What a tool starts: a user's script in its process, or processes that end with the tool."""
 
 from __future__ import annotations
 
@@ -21,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import psutil
 
 CODES: dict[int, int | None] = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
-_KILL_SECONDS = 10.0  # after which a killed process is no longer waited for
 
 
 @contextlib.contextmanager
@@ -38,9 +29,10 @@ def ended_by_signals(codes: Mapping[int, int | None] = CODES) -> Iterator[None]:
                 signal.signal(other, signal.SIG_IGN)
             raise SystemExit(codes[number])
 
-    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    handled = [number for number in codes if not (number == signal.SIGHUP and is_nohup)]
-    before = {number: signal.signal(number, end) for number in handled}
+    before = {number: signal.getsignal(number) for number in codes}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, end)
     try:
         yield
     finally:
@@ -61,7 +53,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         # A rank that is not quite dead still holds the lock of its output directory.
-        psutil.wait_procs(family[1:], timeout=_KILL_SECONDS)
+        psutil.wait_procs(family[1:], timeout=10)
     process.wait()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from expbase.cli import Paragraphs
 from expbase.config import ConfigError
 from expbase.processes import LAUNCHER, python
-from expbase.record import crash
+from expbase.record import crash, git
 from expbase.record.run_record import LEDGER, last_start, read
 from expbase.run_dir import CONFIG, LOCK, RunDirectory
 from expbase.state import checkpoint
@@ -52,13 +52,9 @@ def add_parser(tools: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code.
-
-    Raises:
-        ValueError: There is no failure to repeat, or no way to do so.
-    """
+    """Runs the tool; returns its exit code."""
     run = Path(os.path.realpath(args.dir))
-    of_ranks = crash.read(_folder(args.dir, args.iteration))
+    of_ranks = crash.read(_folder(run, args.iteration))
     facts = next(iter(of_ranks.values()))
     if args.pdb and facts["ranks"] > 1:
         raise ValueError(
@@ -66,53 +62,21 @@ def main(args: argparse.Namespace) -> int:
         )
     program, directory = _program(run)
     codes = {**CODES, signal.SIGINT: None} if args.pdb else CODES  # Ctrl-C is the debugger's
-    with (
-        ended_by_signals(codes),
-        _locked(run),
-        tempfile.TemporaryDirectory(
-            prefix="expbase-replay-", ignore_cleanup_errors=True
-        ) as temporary,
-    ):
+    # With its lock held: a script that does not call main() would go on with the run itself.
+    with ended_by_signals(codes), _locked(run), tempfile.TemporaryDirectory() as temporary:
         copy, result = Path(temporary) / run.name, Path(temporary) / "ended"
         _copy(run, copy, facts["checkpoint"])
         spec = {name: facts[name] for name in ("iteration", "error")}
         spec |= {"run": str(run), "copy": str(copy), "pdb": args.pdb, "result": str(result)}
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
         _repeat(spec, program, directory, facts["ranks"])
-        ends = {rank: Path(f"{result}_{rank}") for rank in of_ranks}
-        ended = {
-            # As replay_worker.leave writes it. Not every text of an error can be encoded.
-            rank: path.read_bytes().decode("utf-8", "surrogatepass").replace(str(copy), str(run))
-            for rank, path in ends.items()
-            if path.exists()
-        }
+        ends = [Path(f"{result}_{rank}") for rank in of_ranks]
+        ended = [_read(path).replace(str(copy), str(run)) for path in ends]
     return _judge(of_ranks, ended)
 
 
-def _repeat(spec: Mapping[str, Any], program: Sequence[str], directory: Path, ranks: int) -> None:
-    """Runs the program again as the spec says (`replay_worker.read_spec`), to its end."""
-    folder = Path(spec["result"]).parent
-    spec_path = folder / "spec.json"
-    spec_path.write_text(json.dumps(spec))
-    words = [str(Path(__file__).with_name("replay_worker.py")), str(spec_path), *program]
-    process = subprocess.Popen([*python(ranks, folder / "log"), *words], cwd=directory)
-    try:
-        process.wait()
-    finally:
-        kill(process)
-
-
-def _say(text: str) -> None:
-    readable = "\n".join(map(printable, text.split("\n")))
-    print(f"replay: {readable}", flush=True)
-
-
 def _folder(run: Path, iteration: int | None) -> Path:
-    """The folder of a failure, by default of the last one.
-
-    Raises:
-        ValueError: There is no such failure, or no run.
-    """
+    """The folder of a failure, by default of the last one."""
     if not (run / CONFIG).is_file():
         raise ValueError(f"{run}: holds no run; expected the output directory of one.")
     newest = crash.newest(run)
@@ -129,28 +93,22 @@ def _folder(run: Path, iteration: int | None) -> Path:
 
 
 def _program(run: Path) -> tuple[list[str], Path]:
-    """The script with its words, without a launcher, and the directory where it was started.
-
-    Raises:
-        ValueError: The ledger names none, or it is not there.
-    """
-    try:
-        facts = last_start(read(run / LEDGER))
-    except OSError as error:
-        raise ValueError(f"{run / LEDGER}: cannot be read: {error.strerror}.") from error
+    """The script with its words, without a launcher, and the directory where it was started."""
+    facts = last_start(read(run / LEDGER))
     program = _without_launcher(facts.get("command") or [])
     if not program:
         raise ValueError(
             f"{run}: its ledger names no script that was started (in a notebook there is none), so "
             "it cannot be started again."
         )
+    if program[:2] == ["-m", "expbase"]:  # run FILE: without the other runners of the file
+        program += ["--only", run.name]
     # In the work tree as it was noted, else here.
     here, noted = Path.cwd(), facts.get("directory")
-    trees = [here, *here.parents, run, *run.parents] if noted is not None else []
-    tops = [path for path in trees if (path / ".git").exists()]
-    for directory in (*(top / str(noted) for top in tops), here):
+    tops = [git.top_of(here), git.top_of(run)] if noted is not None else []
+    for directory in (*(top / str(noted) for top in tops if top), here):
         if program[0] == "-m" or (directory / program[0]).is_file():
-            return _of_one_run(program, run.name), directory
+            return program, directory
     raise ValueError(
         f"{program[0]}: no such file; expected the script of the run. Call replay from the "
         "directory in which the run was started."
@@ -159,21 +117,13 @@ def _program(run: Path) -> tuple[list[str], Path]:
 
 def _without_launcher(command: Sequence[str]) -> list[str]:
     for number, word in enumerate(command):
-        is_module = word == "-m" and command[number + 1 :][:1] not in ([], [LAUNCHER])
-        if is_module or word.endswith(".py"):
+        if word.endswith(".py") or (word == "-m" and LAUNCHER not in command[number + 1 :]):
             return list(command[number:])
     return []
 
 
-def _of_one_run(program: list[str], name: str) -> list[str]:
-    """The program; if it is `python -m expbase run`, without the other runners of its file."""
-    is_ours = program[:2] == ["-m", "expbase"] or program[0].endswith("expbase/__main__.py")
-    return [*program, "--only", name] if is_ours else program
-
-
 @contextlib.contextmanager
 def _locked(run: Path) -> Iterator[None]:
-    """Holds the run's lock: a script that does not call main() would go on with the run itself."""
     directory = RunDirectory(run)
     with contextlib.suppress(ConfigError):  # it is in use: then the script cannot have it either
         if (run / LOCK.format(rank=0)).exists():  # nothing is made in the run
@@ -185,11 +135,7 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def _copy(run: Path, copy: Path, name: str | None) -> None:
-    """Copies what a start needs to continue from a checkpoint; a link where that is possible.
-
-    Raises:
-        ValueError: The checkpoint is not there any more.
-    """
+    """Copies what a start needs to continue from a checkpoint."""
     copy.mkdir()
     if name is None:
         return
@@ -202,26 +148,41 @@ def _copy(run: Path, copy: Path, name: str | None) -> None:
         )
     try:
         checkpoint.verify(source)
-        shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=_link)
     except checkpoint.CheckpointError as error:
         raise ValueError(f"{error} The failure cannot be repeated without it.") from error
+    # As links: it may be large, and a checkpoint's files are never written to again.
+    shutil.copytree(source, copy / checkpoint.FOLDER / name, copy_function=os.symlink)
 
 
-def _link(source: str, target: str) -> None:
+def _repeat(spec: Mapping[str, Any], program: Sequence[str], directory: Path, ranks: int) -> None:
+    """Runs the program again as the spec says (`replay_worker.read_spec`), to its end."""
+    folder = Path(spec["result"]).parent
+    spec_path = folder / "spec.json"
+    spec_path.write_text(json.dumps(spec))
+    words = [str(Path(__file__).with_name("replay_worker.py")), str(spec_path), *program]
+    process = subprocess.Popen([*python(ranks, folder / "log"), *words], cwd=directory)
     try:
-        os.link(source, target)  # a checkpoint's files are never written to again
-    except OSError:
-        shutil.copyfile(source, target)
+        process.wait()
+    finally:
+        kill(process)
 
 
-def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) -> int:
+def _read(path: Path) -> str:
+    """What `replay_worker.leave` wrote. Not every text of an error can be encoded."""
+    if not path.exists():
+        return "the process ended by itself"
+    return path.read_bytes().decode("utf-8", "surrogatepass")
+
+
+def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Sequence[str]) -> int:
     """Says how each rank ended that had failed; 0 if one of them did in the same way."""
     code = 1
-    for rank, facts in of_ranks.items():
+    for (rank, facts), end in zip(of_ranks.items(), ended, strict=True):
         where = f"rank {rank}, " if facts["ranks"] > 1 else ""
         iteration, error = facts["iteration"], facts["error"]
-        end = ended.get(rank, "the process ended by itself")
-        if _is_same(end, error):
+        # With --pdb a value that is not finite fails where it is logged, with its beginning alone.
+        is_nonfinite = end.startswith("NonFiniteError") and error.startswith(end.removesuffix("."))
+        if end == error or is_nonfinite:
             code = 0
             _say(f"{where}the same error at iteration {iteration}: {error}")
         elif not end:
@@ -234,8 +195,6 @@ def _judge(of_ranks: Mapping[int, Mapping[str, Any]], ended: Mapping[int, str]) 
     return code
 
 
-def _is_same(text: str, error: str) -> bool:
-    # With --pdb a value that is not finite fails where it is logged, with the beginning of it.
-    return text == error or (
-        text.startswith("NonFiniteError") and error.startswith(text.removesuffix("."))
-    )
+def _say(text: str) -> None:
+    readable = "\n".join(map(printable, text.split("\n")))
+    print(f"replay: {readable}", flush=True)

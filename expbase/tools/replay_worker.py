@@ -33,23 +33,15 @@ _SPEC = "EXPBASE_REPLAY"  # the variable with its path; the processes of --nproc
 
 
 def read_spec() -> dict[str, Any]:
-    """What to repeat.
-
-    Returns:
-        `run` and `copy`: directories; `iteration`: the last one; `error`: the text of the failure;
-        `pdb`: whether a debugger will look at it; `result`: the path for `leave`, but for the rank.
-    """
+    """What to repeat, as `replay.main` wrote it."""
     return dict(json.loads(Path(os.environ[_SPEC]).read_bytes()))
 
 
 class Repeated(ExperimentBase):
-    """Goes in front of an experiment class: works on the copy, and ends after the iteration.
-
-    Raises:
-        ValueError: The script makes another run than the one that failed.
-    """
+    """Goes in front of an experiment class: works on the copy, and ends after the iteration."""
 
     was_made: ClassVar[bool] = False
+    finished = False  # training is broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         spec = read_spec()
@@ -62,11 +54,6 @@ class Repeated(ExperimentBase):
         super().__init__(config, argparse.Namespace(**{**vars(args), **changed}))
         self.replay_spec = spec
         Repeated.was_made = True
-
-    @property
-    def finished(self) -> bool:
-        """It is not: training is broken off."""
-        return False
 
     def train_batch(self) -> None:
         """One update; the last one is that of the failure, with all that is due after it."""
@@ -93,11 +80,9 @@ class Repeated(ExperimentBase):
 
 
 def leave(ended: str, code: int) -> None:
-    """Ends the process and whatever the script left running in it.
+    """Writes how it ended, and ends the process with whatever the script left running in it.
 
-    Args:
-        ended: How it ended, for `replay`.
-        code: The exit code; one that is not 0 makes a launcher end the other ranks.
+    A code that is not 0 makes a launcher end the other ranks.
     """
     result = ended.encode("utf-8", "surrogatepass")  # as json has it in the run
     Path(f"{read_spec()['result']}_{distributed.rank()}").write_bytes(result)

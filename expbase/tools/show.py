@@ -9,7 +9,6 @@ changes that were not committed, the packages, the environment, and the command 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import shlex
@@ -21,39 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs
-from expbase.config import flatten, get_default_training_config
-from expbase.meter import json_lines
 from expbase.record.git import SOURCES
-from expbase.record.run_record import LEDGER, Session, sessions
+from expbase.record.run_record import LEDGER, Session, read, sessions
 from expbase.run_dir import CONFIG
 from expbase.state import checkpoint
-from expbase.tools.runs import Run, find, printable, read_run
-
-_WIDTH = 80
-_LABEL = 12  # columns of a row's name
-_NEWEST = 3  # checkpoints that are named
-_NO_SESSION = {"new": "it was set up and never began", "running": "it is being set up"}
+from expbase.tools.runs import Run, printable, read_run
 
 
 @dataclass
 class RunReport:
-    """What is known of a run.
+    """What is known of a run."""
 
-    Attributes:
-        path: Its directory.
-        run: What `ls` knows of it.
-        config: Of the last start, by full keys.
-        checkpoints: Their names, oldest first.
-        sessions: Its starts and ends.
-        unreadable: How many lines of the ledger are damaged.
-    """
-
-    path: Path
-    run: Run
-    config: dict[str, Any]
-    checkpoints: list[str]
+    path: Path  # its directory
+    run: Run  # what `ls` knows of it
+    config: dict[str, Any]  # of the last start, by full keys
+    checkpoints: list[str]  # their names, oldest first
     sessions: list[Session]
-    unreadable: int
 
 
 def read_report(path: Path) -> RunReport:
@@ -69,16 +51,11 @@ def read_report(path: Path) -> RunReport:
         what = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"{path}: {what}; expected the output directory of a run.")
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
-        below = "; there are runs below it: python -m expbase ls" if find(path) else ""
-        raise ValueError(f"{path}: holds no run; expected the output directory of one{below}.")
+        raise ValueError(f"{path}: holds no run; expected the output directory of one.")
     run, config = read_run(path, str(path), time.time())
-    lines, checkpoints = [], []
-    with contextlib.suppress(OSError):  # run.note says so
-        lines = [line for line in (path / LEDGER).read_bytes().splitlines() if line.strip()]
-    with contextlib.suppress(OSError):
-        checkpoints = [found.name for found in checkpoint.listed(path / checkpoint.FOLDER)]
-    records = list(json_lines(b"\n".join(lines)))
-    return RunReport(path, run, config, checkpoints, sessions(records), len(lines) - len(records))
+    names = [found.name for found in checkpoint.listed(path / checkpoint.FOLDER)]
+    records = read(path / LEDGER) if (path / LEDGER).is_file() else []
+    return RunReport(path, run, config, names, sessions(records))
 
 
 # --- for a person ----------------------------------------------------------------------------
@@ -87,82 +64,60 @@ def read_report(path: Path) -> RunReport:
 def describe(report: RunReport) -> Iterator[str]:
     """The report in lines of at most 80 columns, as far as its words are short enough."""
     yield printable(str(report.path))
-    for name, text in _rows_of_run(report):
-        yield from _row(name, text)
+    yield from _rows(_facts_of_run(report))
     before: Mapping[str, Any] = {}
     for number, session in enumerate(report.sessions, 1):
+        is_running = number == len(report.sessions) and report.run.state == "running"
         yield ""
-        yield f"session {number} of {len(report.sessions)}: {_span(report, number)}"
-        for name, text in _rows_of_session(session, before):
-            yield from _row(name, text)
-        before = session.start or before
+        yield f"session {number} of {len(report.sessions)}: {_span(session, is_running)}"
+        if session.end is not None:
+            reason, code = session.end.get("reason"), session.end.get("exit_code")
+            yield from _rows([("ended", f"{reason}, exit code {code}")])
+        if session.start is not None:
+            yield from _rows(_facts_of_start(session.start, before))
+            before = session.start
 
 
-def _rows_of_run(report: RunReport) -> Iterator[tuple[str, str]]:
+def _facts_of_run(report: RunReport) -> Iterator[tuple[str, str]]:
     run, names = report.run, report.checkpoints
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     yield "state", f"{run.state}, {run.iteration} iterations{limit}"
     if run.best is not None:
-        monitor = report.config.get("training.monitor")
-        name = f"{monitor}=" if monitor else ""
-        yield "best", f"{name}{run.best:.6g} at iteration {run.best_iteration}"
+        monitor = report.config.get("training.monitor", "best")
+        yield "best", f"{monitor}={run.best:.6g} at iteration {run.best_iteration}"
     if run.loss is not None:
         yield "loss", f"{run.loss:.6g}" if isinstance(run.loss, float) else str(run.loss)
-    more = f" and {len(names) - _NEWEST} before" if names[_NEWEST:] else ""
-    yield "checkpoints", f"{', '.join(names[-_NEWEST:]) or 'none'}{more}"
-    defaults = flatten({"training": get_default_training_config()})
-    changed = {k: v for k, v in report.config.items() if k in defaults and v != defaults[k]}
-    values = [f"{key.partition('.')[2]}={value!r}" for key, value in changed.items()]
-    is_known = "training.max_iteration" in report.config  # every config has it
-    yield "training", " ".join(values) or ("all by default" if is_known else "not known")
-    if run.note:
-        yield "note", run.note
-    if report.unreadable:
-        yield "note", f"lines of {LEDGER} that cannot be read: {report.unreadable}"
-    if not report.sessions and run.state in _NO_SESSION:
-        yield "note", _NO_SESSION[run.state]
+    yield "checkpoints", f"{len(names)}, the newest {names[-1]}" if names else "none"
+    yield "note", run.note
 
 
-def _rows_of_session(session: Session, before: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A session, and what differs from the start before it."""
-    start, end = session.start, session.end
-    if end is not None:
-        code = end.get("exit_code")
-        yield "ended", f"{end.get('reason')}{f', exit code {code}' if code else ''}"
-    if start is None:
-        return
-    if start.get("resumed"):
-        yield "resumed", start["resumed"]
+def _facts_of_start(
+    start: Mapping[str, Any], before: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """A start, and what differs from the one before it."""
+    yield "resumed", start["resumed"] or ""
     yield "on", _machine(start)
-    yield "code", _code(start.get("git") or {})
-    if changes := start.get("config_changes"):
-        yield "config", _changes((key, *pair) for key, pair in changes.items())
-    for name in ("packages", "environment"):
-        one, other = before.get(name), start.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):  # a text says why it is not known
-            keys = sorted({**one, **other}, key=str.lower)
-            if text := _changes((k, one.get(k), other.get(k)) for k in keys):
-                yield name, text
-    if start.get("command") != before.get("command") or not before:
-        words = start.get("command")
-        yield "command", shlex.join(["python", *words]) if words else "no script"
-    if start.get("directory") not in (None, ".", before.get("directory")):
+    yield "code", _code(start["git"])
+    yield "config", _changes((key, *pair) for key, pair in start["config_changes"].items())
+    for name in ("packages", "environment") if before else ():
+        was, now = before[name], start[name]
+        yield name, _changes((key, was.get(key), now.get(key)) for key in sorted({**was, **now}))
+    if start["command"] != before.get("command", ()):
+        yield "command", _shell(start["command"]) if start["command"] else "no script"
+    if start["directory"] not in (None, ".", before.get("directory")):
         yield "in", start["directory"]
 
 
-def _span(report: RunReport, number: int) -> str:
+def _span(session: Session, is_running: bool) -> str:
     """When a session was, how long it took, and which iterations it made."""
-    session = report.sessions[number - 1]
     start, end = session.start, session.end
     if start is None:
         return f"failed before it began, {_clock(end or {})}"
-    first = start.get("iteration")
-    if end is not None:
-        length = datetime.timedelta(seconds=round(end["time"] - start["time"]))
-        return f"{_clock(start)}, {length}, iterations {first} to {end.get('iteration')}"
-    is_running = number == len(report.sessions) and report.run.state == "running"
-    how = "is running" if is_running else "killed: it noted no end"
-    return f"{_clock(start)}, from iteration {first}, {how}"
+    if end is None:
+        how = "is running" if is_running else "killed: it noted no end"
+        return f"{_clock(start)}, from iteration {start['iteration']}, {how}"
+    length = datetime.timedelta(seconds=round(end["time"] - start["time"]))
+    return f"{_clock(start)}, {length}, iterations {start['iteration']} to {end['iteration']}"
 
 
 def _clock(record: Mapping[str, Any]) -> str:
@@ -170,34 +125,17 @@ def _clock(record: Mapping[str, Any]) -> str:
 
 
 def _machine(start: Mapping[str, Any]) -> str:
-    device, packages, ranks = start.get("device"), start.get("packages"), start.get("ranks")
-    if isinstance(device, dict):  # a text says why it is not known
-        device = f"{device['name']} ({device.get('model')})"
-    known = packages.items() if isinstance(packages, dict) else ()
-    versions = [f"{name} {v}" for name, v in known if name.startswith("paddlepaddle")]
-    text = f"{start.get('host')}: {ranks} {'process' if ranks == 1 else 'processes'}"
-    return ", ".join([text, str(device), f"python {start.get('python')}", *versions])
+    device, packages = start["device"], start["packages"].items()
+    versions = [f"{name} {v}" for name, v in packages if name.startswith("paddlepaddle")]
+    where = f"{start['host']}, {device['name']} ({device['model']}), ranks: {start['ranks']}"
+    return ", ".join([where, f"python {start['python']}", *versions])
 
 
 def _code(git: Mapping[str, Any]) -> str:
-    text = ""
-    if commit := git.get("commit"):
-        text = commit[:7] + (f" ({git['branch']})" if git.get("branch") else "")
-    if state := git.get("state"):
-        text += f" with changes: {SOURCES}/{state}.diff"
-    elif git.get("dirty"):
-        text += " with changes that are not saved"
-    return "; ".join([text.strip(), *_not_known(git)]).removeprefix("; ")
-
-
-def _not_known(git: Mapping[str, Any]) -> list[str]:
-    """What the record and the patch do not hold of the code."""
-    notes = [git["note"]] if git.get("note") else []
-    if left_out := git.get("left_out"):
-        more = ", …" if left_out["count"] > len(left_out["first"]) else ""
-        names = ", ".join(map(printable, left_out["first"]))
-        notes.append(f"untracked and not saved: {left_out['count']} ({names}{more})")
-    return notes
+    text = git.get("commit", "")[:7] + (f" ({git['branch']})" if git.get("branch") else "")
+    if git.get("state"):
+        text += f" with changes: {SOURCES}/{git['state']}.diff"
+    return "; ".join(part for part in (text, git.get("note")) if part)
 
 
 def _changes(triples: Iterable[tuple[str, Any, Any]]) -> str:
@@ -207,8 +145,10 @@ def _changes(triples: Iterable[tuple[str, Any, Any]]) -> str:
     return "; ".join(f"{k}: {text(was)} → {text(now)}" for k, was, now in triples if was != now)
 
 
-def _row(name: str, text: str) -> list[str]:
-    return _folded(f"{name:<{_LABEL}}", " " * _LABEL, text)
+def _rows(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Each fact behind its name; those without a text are left out."""
+    for name, text in facts:
+        yield from _folded(f"{name:<12}", " " * 12, text)
 
 
 def _comment(text: str) -> list[str]:
@@ -217,8 +157,7 @@ def _comment(text: str) -> list[str]:
 
 def _folded(first: str, rest: str, text: str) -> list[str]:
     # Between words alone: a path or an option that is broken in two cannot be copied.
-    folder = textwrap.TextWrapper(_WIDTH, first, rest)
-    folder.break_long_words = folder.break_on_hyphens = False
+    folder = textwrap.TextWrapper(80, first, rest, break_long_words=False, break_on_hyphens=False)
     return folder.wrap(printable(text))
 
 
@@ -236,25 +175,33 @@ def reproduce(report: RunReport, number: int) -> Iterator[str]:
     Raises:
         ValueError: There is no such session, or it does not say how it was started.
     """
-    start = _start_of(report, number)
+    if not 1 <= number <= len(report.sessions):
+        count = len(report.sessions)
+        raise ValueError(f"--reproduce: session {number} given; {LEDGER} has {count}.")
+    start = report.sessions[number - 1].start
+    if start is None or not start["command"]:
+        raise ValueError(
+            f"--reproduce: session {number} failed before it began, or was not started by a script "
+            "(a notebook, say): there is no command to run again."
+        )
     yield from _comment(f"Session {number} of {report.path}, for the top of a fresh clone.")
-    yield from _comment(f"It was on: {_machine(start)}, {start.get('platform')}.")
+    yield from _comment(f"It was on: {_machine(start)}, {start['platform']}.")
     if len(report.sessions) > number:
         yield from _comment(f"A later session continued it: --reproduce {number + 1}.")
-    yield from _checkout(report.path, start.get("git") or {})
-    yield from _install(start)
-    for name, value in (start.get("environment") or {}).items():
+    yield from _checkout(report.path, start["git"])
+    yield from _install(start["packages"], start["local_packages"])
+    for name, value in start["environment"].items():
         yield f"export {name}={shlex.quote(value)}"
-    if start.get("directory") is None:
+    if start["directory"] is None:
         yield from _comment("It was not started within the repository: its paths are from there.")
     elif start["directory"] != ".":
         yield f"cd {shlex.quote(start['directory'])}"
-    yield from _command(report, number, start)
+    yield from _command(report, start["command"], start["resumed"] if number > 1 else None)
 
 
 def _checkout(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
-    for note in _not_known(git):
-        yield from _comment(f"Of its code: {note}.")
+    if git.get("note"):
+        yield from _comment(f"Of its code: {git['note']}.")
     if git.get("commit"):
         yield f"git checkout --detach {git['commit']}"
     if git.get("state"):
@@ -263,61 +210,36 @@ def _checkout(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
     yield "git submodule update --init --recursive"  # last: the patch may move submodules
 
 
-def _start_of(report: RunReport, number: int) -> Mapping[str, Any]:
-    count = len(report.sessions)
-    if not 1 <= number <= count:
-        known = f"1 to {count}" if count else f"none in {LEDGER}, as far as it can be read"
-        known = "none: the run never began" if report.run.state == "new" else known
-        raise ValueError(f"--reproduce: session {number} given; there are {known}.")
-    start = report.sessions[number - 1].start
-    if start is None:
-        raise ValueError(f"--reproduce: session {number} failed before it began.")
-    if not start.get("command"):
-        raise ValueError(
-            f"--reproduce: session {number} was not started by a script (a notebook, say): there "
-            "is no command to run again."
-        )
-    return start
-
-
-def _install(start: Mapping[str, Any]) -> Iterator[str]:
-    packages, local = start.get("packages"), start.get("local_packages") or []
-    if not isinstance(packages, dict):
-        yield from _comment(f"Its packages: {packages}.")
-        return
+def _install(packages: Mapping[str, str], local: Sequence[str]) -> Iterator[str]:
     if "paddlepaddle-gpu" in packages:
         yield from _comment("paddlepaddle-gpu comes from PaddlePaddle's own index.")
-    if named := [f"{name} {packages[name]}" for name in local if name in packages]:
+    if named := [f"{name} {packages[name]}" for name in local]:
         yield from _comment(f"From no index, so install them yourself: {', '.join(named)}.")
     wanted = [f"{name}=={version}" for name, version in packages.items() if name not in local]
     yield f"python -m pip install {shlex.join(wanted)}"
 
 
-def _command(report: RunReport, number: int, start: Mapping[str, Any]) -> Iterator[str]:
-    words = start["command"]
-    is_runner = ["-m", "expbase", "run"] in [words[i : i + 3] for i in range(len(words))]
-    # The output of a runner is the folder of its runs.
-    words = _with_other_output(words, (report.path.parent if is_runner else report.path).absolute())
-    if number > 1 and (name := start.get("resumed")):
+def _command(report: RunReport, typed: list[str], name: str | None) -> Iterator[str]:
+    """The command with another --output, from a checkpoint of the run, if one is named."""
+    words = [
+        f"{word.rstrip('/')}-again" if word.startswith("--output=") or last == "--output" else word
+        for last, word in zip(["", *typed], typed, strict=False)
+    ]
+    is_runner = "-m expbase run" in " ".join(typed)
+    if words == typed:  # the output of a runner is the folder of its runs
+        output = (report.path.parent if is_runner else report.path).absolute()
+        words += ["--output", f"{output.name}-again"]
+    if name:
         path = (report.path / checkpoint.FOLDER / name).absolute()
         if path.is_dir() and not is_runner:  # which takes checkpoints from its file alone
             words += ["--checkpoint_path", str(path)]
         else:
             yield from _comment(f"It continued {name}, but this begins anew.")
-    yield f"python {shlex.join(words)}"
+    yield _shell(words)
 
 
-def _with_other_output(words: Sequence[str], output: Path) -> list[str]:
-    """The command with another --output, so that it does not continue the run."""
-    changed = list(words)
-    for place, word in enumerate(words):
-        if word.startswith("--output="):
-            changed[place] = f"{word.rstrip('/')}-again"
-            return changed
-        if word == "--output" and place + 1 < len(words):
-            changed[place + 1] = f"{words[place + 1].rstrip('/')}-again"
-            return changed
-    return [*changed, "--output", f"{output.name}-again"]
+def _shell(words: Sequence[str]) -> str:
+    return shlex.join(["python", *words])
 
 
 # --- the tool --------------------------------------------------------------------------------

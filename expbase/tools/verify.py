@@ -9,6 +9,7 @@ cause of a difference is named only if it calls `main`. The words after -- are f
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import random
@@ -18,20 +19,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from expbase.cli import Paragraphs
+from expbase.cli import Paragraphs, count
 from expbase.meter import METRICS, json_lines
 from expbase.processes import python
 from expbase.state import checkpoint
-from expbase.state.arrays import Array, parse
+from expbase.state.arrays import parse
 from expbase.state.checkpointer import STATE_FILE
 from expbase.tools.fingerprints import notes_path
 from expbase.tools.process import ended_by_signals, kill
 
+_LEAST = 10  # iterations
 _POLL_SECONDS = 0.0005
 _TAIL_BYTES = 1 << 14  # of metrics.jsonl: what tells where the run is
-_KINDS = ("at a random moment", "inside a save", "inside a validation")
+_KINDS = ("inside a save", "inside a validation", "at a random moment")
 # Fields of a note, with the cause that a first difference there points at.
 _CAUSES = {
     "before": "state that is not restored: {names} differ before the update",
@@ -63,21 +63,15 @@ def add_parser(tools: Any) -> None:
     add("--config", metavar="FILE", help="its config file")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
     add("--iterations", type=int, default=40, metavar="N", help="of each run (default: 40)")
-    add("--kills", type=int, default=6, metavar="K", help="how often to kill (default: 6)")
-    add("--nprocs", type=int, default=1, metavar="P", help="processes of each run (default: 1)")
+    add("--kills", type=count, default=6, metavar="K", help="how often to kill (default: 6)")
+    add("--nprocs", type=count, default=1, metavar="P", help="processes of each run (default: 1)")
     add("--device", default="cpu", metavar="NAME", help="default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="of the moments (default: 0)")
-    add("--tolerance", type=float, default=0.0, metavar="T", help="absolute; 0: the same bits")
     parser.set_defaults(run=run, user_errors=(OSError, ValueError, RuntimeError))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code.
-
-    Raises:
-        ValueError: The arguments cannot be used.
-        RuntimeError: The script fails by itself.
-    """
+    """Runs the tool; returns its exit code."""
     _check(args)
     straight, killed = Side(args, "straight"), Side(args, "killed")
     with ended_by_signals():
@@ -87,37 +81,28 @@ def run(args: argparse.Namespace) -> int:
             print("note: the script does not call main(), so causes of differences are not noted")
         print(f"again, with {args.kills} times kill -9", flush=True)
         counts = killed.finish_with_kills(random.Random(args.seed), args.kills)
-    for kind, count in counts.items():
-        print(f"  killed {count} times {kind}")
-    if difference := first_difference(straight, killed, args.tolerance):
+    for kind, times in counts.items():
+        print(f"  killed {times} times {kind}")
+    if difference := first_difference(straight, killed):
         print(f"NOT IDENTICAL: {difference}")
         return 1
     if straight.values()["counters"]["epoch"] < 2:
         print("note: within one epoch; more --iterations would prove more")
     compared = f"{len(straight.tensors())} tensors, {len(straight.logged())} logged numbers"
-    print(f"identical: {args.iterations} iterations, {sum(counts.values())} kills, {compared}")
+    print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Checks the arguments, and makes the output directory.
-
-    Raises:
-        ValueError: One of them cannot be used.
-    """
+    """Checks the arguments, and makes the output directory."""
     if not args.script.is_file():
-        wrong = "is a directory" if args.script.is_dir() else "no such file"
-        raise ValueError(f"{args.script}: {wrong}; expected a training script.")
-    for name, least in (("iterations", 10), ("kills", 1), ("nprocs", 1), ("tolerance", 0)):
-        value = getattr(args, name)
-        if not value >= least:  # nor nan
-            raise ValueError(f"--{name}: {value} given; expected --{name} of {least} or more.")
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        raise ValueError(f"{args.script}: no such file; expected a training script.")
+    if args.iterations < _LEAST:
         raise ValueError(
-            f"--output: {args.output} cannot be a directory: {error.strerror}; expected a new one."
-        ) from error
+            f"--iterations: {args.iterations} given; expected {_LEAST} or more, so that there is "
+            "time for kills between the first checkpoint and the end."
+        )
+    args.output.mkdir(parents=True, exist_ok=True)
     if any(args.output.iterdir()):
         raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
 
@@ -131,22 +116,17 @@ class Side:
     Args:
         args: Of the tool.
         name: "straight" or "killed".
-
-    Attributes:
-        directory: Its output directory.
-        save_interval: Iterations; small enough for many saves.
-        valid_interval: Small enough for some validations, and not always with a save.
-        process: That runs, or ran last.
     """
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # that runs, or ran last
 
     def __init__(self, args: argparse.Namespace, name: str) -> None:
         self.directory = Path(args.output).absolute() / name
-        self.save_interval = max(args.iterations // 8, 1)
-        self.valid_interval = max(args.iterations // 5, 1)
         self._args = args
-        self._name = name
+        self._stderr = Path(f"{self.directory}.stderr")
+        # Small enough for many saves and some validations, which do not always go with a save.
+        self._save_interval = max(args.iterations // 8, 1)
+        self._valid_interval = max(args.iterations // 5, 1)
 
     def command(self) -> list[str]:
         """The words that start it."""
@@ -154,8 +134,8 @@ class Side:
         words = ["--config", args.config] if args.config else []
         words += ["--output", str(self.directory), "--device", args.device, *args.words]
         training = {"max_iteration": args.iterations, "max_epoch": 0, "log_interval": 1}
-        training |= {"save_interval": self.save_interval, "keep_last": 0}
-        training |= {"valid_interval": self.valid_interval}
+        training |= {"save_interval": self._save_interval, "keep_last": 0}
+        training |= {"valid_interval": self._valid_interval}
         words += [f"training.{name}={value}" for name, value in training.items()]
         started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
         tracer = str(Path(__file__).with_name("fingerprints.py"))
@@ -163,7 +143,7 @@ class Side:
 
     def start(self) -> None:
         """Starts it, in a session of its own: a Ctrl-C is for the tool alone."""
-        with open(f"{self.directory}.stderr", "ab") as stderr:
+        with self._stderr.open("ab") as stderr:
             self.process = subprocess.Popen(
                 self.command(), stdout=stderr, stderr=stderr, start_new_session=True
             )
@@ -180,9 +160,8 @@ class Side:
         finally:
             kill(self.process)
         if code:
-            text = Path(f"{self.directory}.stderr").read_text(errors="replace")
-            tail = "\n".join(text.splitlines()[-15:])
-            raise RuntimeError(f"the run {self._name!r} ended with code {code}:\n{tail}")
+            tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
+            raise RuntimeError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
             raise RuntimeError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
@@ -200,22 +179,21 @@ class Side:
         """
         counts = dict.fromkeys(_KINDS, 0)
         # After the first checkpoint: a run that begins anew proves nothing.
-        first, last = self.save_interval + 1, self._args.iterations - self.valid_interval
+        first, last = self._save_interval + 1, self._args.iterations - self._valid_interval
         moments = sorted(source.choices(range(first, last), k=kills))
-        for number, moment in enumerate(moments):
-            kind = _KINDS[number % len(_KINDS)]
-            delay = source.uniform(0, 0.02) if kind == _KINDS[0] else 0.0
+        for kind, moment in zip(itertools.cycle(_KINDS), moments, strict=False):
             self.start()
             try:
                 if self._wait_for(kind, moment):
-                    time.sleep(delay)
+                    # Anywhere within an iteration, not only just after a line was written.
+                    time.sleep(source.uniform(0, 0.02) if kind == _KINDS[-1] else 0.0)
                     counts[kind] += self.process.poll() is None
             finally:
                 kill(self.process)
         if sum(counts.values()) < kills:
             raise RuntimeError(
                 f"killed {sum(counts.values())} times instead of {kills}: the runs ended before. "
-                f"Look into {self.directory}.stderr, or give more --iterations."
+                f"Look into {self._stderr}, or give more --iterations."
             )
         self.finish()
         return counts
@@ -238,14 +216,14 @@ class Side:
         if kind == "inside a save":
             return any(self.directory.glob("checkpoints/.writing-*"))
         if kind == "inside a validation":
-            return trained % self.valid_interval == 0 and validated < trained
+            return trained % self._valid_interval == 0 and validated < trained
         return True
 
-    def tensors(self) -> dict[str, Array]:
-        """All tensors of the last checkpoint, by file and name."""
+    def tensors(self) -> dict[str, Any]:
+        """The type, shape and checksum of each tensor of the last checkpoint, by file and name."""
         contents = checkpoint.read(checkpoint.find(self.directory))
         return {
-            f"{file}: {name}": array
+            f"{file}: {name}": f"{array}, sha256 {hashlib.sha256(array.data.tobytes()).hexdigest()}"
             for file, data in contents.items()
             if file != STATE_FILE
             for name, array in parse(data).items()
@@ -271,12 +249,7 @@ class Side:
 
 
 def _lines(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a file that is being written; torn ones are passed over.
-
-    Args:
-        path: It need not be there yet.
-        last_bytes: Reads that many bytes at its end; 0: all.
-    """
+    """The JSON lines of a file that is being written, or of its last bytes, if it is there."""
     if path.exists():
         yield from json_lines(path.read_bytes()[-last_bytes:])
 
@@ -284,22 +257,19 @@ def _lines(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
 # --- the comparison --------------------------------------------------------------------------
 
 
-def first_difference(straight: Side, killed: Side, tolerance: float) -> str:
+def first_difference(straight: Side, killed: Side) -> str:
     """What differs first, at which iteration, and the likely cause; empty if nothing does."""
-    if not tolerance and (noted := _difference_in_notes(straight, killed)):
+    if noted := _difference_in_notes(straight, killed):
         return noted
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    for one, other in (
         (straight.logged(), killed.logged()),
         (straight.tensors(), killed.tensors()),
-    ]
-    if not tolerance:
-        pairs.append((straight.values(), killed.values()))
-    for one, other in pairs:
+        (straight.values(), killed.values()),
+    ):
         for name in {**one, **other}:
             left, right = one.get(name), other.get(name)
-            if not _same(left, right, tolerance):
-                values = f": {left} straight through, {right} after the kills"
-                return f"{name} differs{values if str(left) != str(right) else ''}."
+            if left != right:
+                return f"{name} differs: {left} straight through, {right} after the kills."
     return ""
 
 
@@ -313,10 +283,9 @@ def _difference_in_notes(straight: Side, killed: Side) -> str:
         for note in killed.notes(rank):
             reference = expected.get(note["iteration"], {})
             for order, (name, cause) in enumerate(_CAUSES.items()):
-                if note.get(name) != reference.get(name):
+                if note[name] != reference.get(name):
                     text = cause.format(names=_differing(note[name], reference.get(name)))
                     found.append((note["iteration"], order, text))
-                    break
     if not found:
         return ""
     iteration, _, text = min(found)
@@ -327,16 +296,3 @@ def _differing(one: Any, other: Any) -> str:
     if not isinstance(one, dict) or not isinstance(other, dict):
         return ""
     return ", ".join(name for name in {**one, **other} if one.get(name) != other.get(name))
-
-
-def _same(one: Any, other: Any, tolerance: float) -> bool:
-    """Whether two values are equal: arrays to the bit, or these and numbers within a tolerance."""
-    if isinstance(one, Array) and isinstance(other, Array):
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return False
-        if one.data.tobytes() == other.data.tobytes():
-            return True
-        one, other = (array.tensor().astype("float64").numpy() for array in (one, other))
-        return bool(tolerance) and bool(np.allclose(one, other, rtol=0, atol=tolerance))
-    are_numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
-    return bool(one == other or (are_numbers and abs(one - other) <= tolerance))
