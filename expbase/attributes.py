@@ -17,11 +17,11 @@ from typing import Any
 
 import paddle
 
-from expbase import checks, distributed
+from expbase import checks, distributed, schedule
 from expbase.config import Config, check_training, fill, get_default_training_config
 from expbase.data.iterator import TrainIterator
 from expbase.events import Events, Subscribers
-from expbase.life import Life, LoopState
+from expbase.life import Life, LoopState, Step
 from expbase.logs import early_log
 from expbase.meter import MetricsFile
 from expbase.metrics import MetricLog
@@ -29,7 +29,7 @@ from expbase.record.run_record import RunRecord
 from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint, objects
 from expbase.state.checkpointer import Checkpointer
-from expbase.stopping import StopRequests
+from expbase.stopping import StopReason, StopRequests
 from expbase.stopwatch import Stopwatch
 from expbase.visualizer import Visualizer
 
@@ -131,6 +131,14 @@ class Attributes(Events):
     def epochs_ended(self) -> int:
         """Epochs that are used up: as many as began, but for the one under way."""
         return self.epoch - (not self._iterator.ended)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end, by the config or by stop(); not interrupted."""
+        loop = self._loop
+        by_config = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        over = by_config or loop.stopped_by is StopReason.CALL
+        return loop.step is Step.OVER and over and loop.failure is None
 
     @property
     def read_only(self) -> bool:

@@ -34,7 +34,6 @@ from expbase.data.loaders import FirstBatches
 from expbase.events import BATCH_EVENTS
 from expbase.life import Life, Step
 from expbase.logs import close_log
-from expbase.record import card
 from expbase.setup_steps import SetupSteps
 from expbase.state import rng
 from expbase.stopping import StopReason
@@ -189,18 +188,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
         loop.step = Step.OVER if due.last or loop.stopped_by else between
         self._plan()
 
-    def _check_first_update(self) -> None:
-        """After the first update of a start: what would otherwise be noticed only later."""
-        if self._loop.first_update_checked:
-            return
-        self._loop.first_update_checked = True
-        self._checkpointer.refuse_newcomers(self._saved_objects())
-        self._update.check_complete()
-        helpers, subscribers = self._update.helpers, self._subscribers
-        checks.check_accumulation(self.config.training.accumulation_steps, helpers)
-        for text in checks.likely_omissions(self._stopwatch.batches, subscribers, helpers):
-            self.logger.warning("%s", text)
-
     def _plan(self) -> None:
         """Decides until which iteration the loop need not look at anything."""
         requests = self._stop_requests
@@ -348,14 +335,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self._watch_for_hanging()
             if schedule.is_last(self.config.training, self.iteration, self.epochs_ended):
                 self.life, loop.step = Life.ENDED, Step.OVER
-                self.logger.info(
-                    "FINISHED already: iteration %d, epoch %d. To train on, raise "
-                    "training.max_iteration or max_epoch; --fresh starts over.",
-                    self.iteration,
-                    self.epoch,
-                )
+                self._say_it_is_over()
             else:
-                self.logger.info("%s", card.goal(self.config.training, self.args.output))
+                self._say_the_goal()
                 with self._live_line():
                     self._check_sanity()
                     self._train_with_events()
@@ -398,14 +380,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
             if schedule.is_wanted(self.config.training, "save"):
                 self._save_now()
         loop.step = Step.OVER
-
-    @property
-    def finished(self) -> bool:
-        """Whether training came to its end, by the config or by stop(); not interrupted."""
-        loop = self._loop
-        by_config = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-        over = by_config or loop.stopped_by is StopReason.CALL
-        return loop.step is Step.OVER and over and loop.failure is None
 
     # --- the end -------------------------------------------------------------------------
 

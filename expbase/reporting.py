@@ -128,6 +128,17 @@ class Reporting(Attributes):
         ):
             self.logger.warning("%s", text)
 
+    def _say_it_is_over(self) -> None:
+        self.logger.info(
+            "FINISHED already: iteration %d, epoch %d. To train on, raise training.max_iteration "
+            "or max_epoch; --fresh starts over.",
+            self.iteration,
+            self.epoch,
+        )
+
+    def _say_the_goal(self) -> None:
+        self.logger.info("%s", card.goal(self.config.training, self.args.output))
+
     @contextlib.contextmanager
     def _live_line(self) -> Iterator[None]:
         """Shows how far it is, while the block runs, to somebody at a terminal."""

@@ -19,6 +19,7 @@ from typing import Any
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
+from expbase import checks
 from expbase.attributes import Attributes
 
 
@@ -175,6 +176,18 @@ class TrainingSteps(Attributes):
             name: "micro_batches", "backward" or "step_optimizers".
         """
         self._update.helpers.add(name)
+
+    def _check_first_update(self) -> None:
+        """After the first update of a start: what would otherwise be noticed only later."""
+        if self._loop.first_update_checked:
+            return
+        self._loop.first_update_checked = True
+        self._checkpointer.refuse_newcomers(self._saved_objects())
+        self._update.check_complete()
+        helpers, subscribers = self._update.helpers, self._subscribers
+        checks.check_accumulation(self.config.training.accumulation_steps, helpers)
+        for text in checks.likely_omissions(self._stopwatch.batches, subscribers, helpers):
+            self.logger.warning("%s", text)
 
     def _update_scaler(self) -> None:
         """Tells the scaler of the steps since its last update.
