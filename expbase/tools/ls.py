@@ -1,17 +1,13 @@
 """A table of runs: what state they are in, how far they are, what differs in their configs.
 
-Changes nothing, so other people's runs can be listed, too. A run is running if its process holds
-the lock; how it ended is in its ledger; one that ended without a record there is lost (kill -9,
-power).
+Changes nothing, so other people's runs can be listed, too. A run that ended without a record of it
+in its ledger is lost (kill -9, power).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -40,7 +36,7 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the tool; returns its exit code."""
     now = time.time()
-    paths = find(args.dir, _report_unreadable)
+    paths = find(args.dir)
     read = [read_run(path, str(path.relative_to(args.dir)), now) for path in paths]
     runs = [run for run, _ in read]
     for run, own in zip(runs, differences([config for _, config in read]), strict=True):
@@ -52,14 +48,14 @@ def main(args: argparse.Namespace) -> int:
             print(json.dumps({name: json_value(value) for name, value in facts.items()}))
     elif runs:
         head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
-        _print_table([head, *map(_row, runs)])
+        rows = [head, *map(_row, runs)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            print("  ".join(cells).rstrip())
     else:
         print(f"no runs in {printable(str(args.dir))}")
     return 0
-
-
-def _report_unreadable(error: OSError) -> None:
-    print(f"{error.filename}: {error.strerror}; not looked into.", file=sys.stderr)
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -93,18 +89,3 @@ def _age(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f}{name}"
     return f"{seconds:.0f}s"
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows; on a terminal that is too narrow the last cell is below its row.
-
-    rich would fold the last column into the few characters that are left beside the others.
-    """
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_narrow = limit is not None and sum(widths) + 2 * (len(widths) - 1) > limit
-    for number, row in enumerate(rows):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(cells[:-1] if is_narrow else cells).rstrip())
-        if limit is not None and is_narrow and number:  # the head has nothing below
-            print(textwrap.indent(textwrap.fill(row[-1] or "-", limit - 4), "    "))
