@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,10 +50,10 @@ class Visualizer:
         self._add("scalar", tag, value.item() if hasattr(value, "item") else value, step)
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
-        """Adds an image of shape [H, W], [H, W, 1] or [H, W, 3].
+        """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.
 
         Raises:
-            ValueError: It holds other values than floats from 0 to 1, or whole numbers to 255.
+            ValueError: It holds other values.
         """
         pixels = _pixels(_array(image))
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
@@ -86,8 +85,7 @@ class Visualizer:
             hparams: Values by config key. Pass only what differs from the defaults: VisualDL's
                 page of parallel coordinates hangs when a column is too narrow for its name.
             metrics: The tags of the scalars to compare, `valid/accuracy`.
-            keys: All keys of the config. A column is called by the last part of its key, `lr`,
-                if no other key ends in it, and `optim/lr` otherwise.
+            keys: More keys of the config, so that a column has the same name in all runs.
         """
         if self.writer is not None:
             names = column_names([*keys, *hparams])
@@ -116,12 +114,11 @@ class Visualizer:
 
 
 def column_names(keys: Iterable[str]) -> dict[str, str]:
-    """Column names for config keys, all different: the last part where that is unique."""
-    # In a column's name VisualDL takes a dot for a step into the value, and finds nothing there.
-    paths = {key: re.sub(r"[.\[\]]+", "/", key).strip("/") for key in keys}
-    last = {key: path.rpartition("/")[2] for key, path in paths.items()}
+    """Names for config keys: the last part, `lr`, or `optim/lr` if others end in it, too."""
+    last = {key: key.rpartition(".")[2] for key in keys}
     count = Counter(last.values())
-    names = {key: last[key] if count[last[key]] == 1 else path for key, path in paths.items()}
+    # In a column's name VisualDL takes a dot for a step into the value, and finds nothing there.
+    names = {key: end if count[end] == 1 else key.replace(".", "/") for key, end in last.items()}
     return {key: "name_" if name == "name" else name for key, name in names.items()}  # the run's
 
 
@@ -147,8 +144,7 @@ class _RecordFile:
 
 
 def _log_writer(path: Path) -> Any:
-    # Here, and not at the top: it takes 37 ms, and most processes write no records.
-    from visualdl import LogWriter
+    from visualdl import LogWriter  # not at the top: most processes write no records
 
     file = _RecordFile(path)
 
@@ -182,6 +178,4 @@ def _tag(tag: str) -> str:
 def _plain(value: Any) -> Any:
     """A number that VisualDL's pages can read, or a text."""
     value = value.item() if hasattr(value, "item") else value
-    if type(value) is int and -(2**63) <= value < 2**63:
-        return value
-    return value if type(value) is float and math.isfinite(value) else str(value)
+    return value if type(value) in (int, float) and math.isfinite(value) else str(value)

@@ -7,7 +7,9 @@ in its ledger is lost (kill -9, power).
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -36,16 +38,14 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the tool; returns its exit code."""
     now = time.time()
-    paths = find(args.dir)
+    paths = find(args.dir, _report_unreadable)
     read = [read_run(path, str(path.relative_to(args.dir)), now) for path in paths]
     runs = [run for run, _ in read]
     for run, own in zip(runs, differences([config for _, config in read]), strict=True):
         run.differs = own
     if args.json:
         for run in runs:
-            differs = {key: json_value(value) for key, value in run.differs.items()}
-            facts = {**asdict(run), "differs": differs}
-            print(json.dumps({name: json_value(value) for name, value in facts.items()}))
+            print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
     elif runs:
         head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
         rows = [head, *map(_row, runs)]
@@ -56,6 +56,10 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(f"no runs in {printable(str(args.dir))}")
     return 0
+
+
+def _report_unreadable(error: OSError) -> None:
+    print(f"{error.filename}: {error.strerror}; not looked into.", file=sys.stderr)
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -73,7 +77,7 @@ def _row(run: Run) -> list[str]:
         f"{run.iteration}/{run.max_iteration}" if run.max_iteration else str(run.iteration),
         _number(run.best),
         _number(run.loss),
-        _age(run.age),
+        str(datetime.timedelta(seconds=round(run.age))),
         (run.commit or "")[:7] + "*" * run.dirty,
         run.note or " ".join(f"{key}={value}" for key, value in run.differs.items()),
     ]
@@ -82,10 +86,3 @@ def _row(run: Run) -> list[str]:
 
 def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value or "")
-
-
-def _age(seconds: float) -> str:
-    for name, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f}{name}"
-    return f"{seconds:.0f}s"

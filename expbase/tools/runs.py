@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def find(folder: Path) -> list[Path]:
+def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
     """The output directories of runs at or below a folder, sorted.
+
+    Args:
+        folder: Where to look.
+        on_error: Called for each directory that cannot be read.
 
     Raises:
         ValueError: There is no such folder.
@@ -43,7 +47,7 @@ def find(folder: Path) -> list[Path]:
         wrong = "is a file" if folder.exists() else "no such directory"
         raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
     found = []
-    for directory, names, files in os.walk(folder):
+    for directory, names, files in os.walk(folder, onerror=on_error):
         names[:] = [name for name in names if not name.startswith(".")]
         # Two of them are enough: a damaged run may lack one.
         if len({CONFIG, LEDGER, _LOCK}.intersection(files)) > 1:
