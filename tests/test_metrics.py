@@ -33,7 +33,7 @@ def test_the_config_stands_in_visualdl_once_also_after_a_resume(tmp_path: Path) 
     for max_iteration in (6, 12):
         trained(Tiny, tmp_path / "run", max_iteration=max_iteration)
     ((config, names),) = compared(tmp_path / "run")
-    assert config["training/max_iteration"] == 6  # of the first start
+    assert config["max_iteration"] == 6  # of the first start
     assert names == ["valid/accuracy"]
 
 
