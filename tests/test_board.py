@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,11 +64,10 @@ def ends(path: Path) -> list[int]:
 
 
 class Board:
-    """A board in a process of its own; its process, VisualDL's, and where it keeps its copies."""
+    """A board in a process of its own."""
 
     def __init__(self, runs: Path, temporary: Path) -> None:
         temporary.mkdir()
-        self.temporary = temporary
         command = [sys.executable, "-W", "ignore", "-m", "expbase", "board", str(runs)]
         self.process = subprocess.Popen(
             [*command, "--port", "0"],
@@ -80,8 +80,6 @@ class Board:
         self.address = said.split()[0].removesuffix("/app/scalar")
         self._session = requests.Session()
         self._session.trust_env = False  # no proxy
-        until(lambda: self.steps("runs/lr=0.5") is not None)
-        (self.server,) = psutil.Process(self.process.pid).children()
 
     def get(self, path: str, **query: Any) -> Any:
         answer = self._session.get(f"{self.address}/app/api/{path}", params=query, timeout=SECONDS)
@@ -94,13 +92,6 @@ class Board:
         except requests.ConnectionError:
             return None
         return [step for _, step, _ in points]
-
-    def end(self, number: signal.Signals) -> int:
-        """Sends a signal; returns the exit code."""
-        self.process.send_signal(number)
-        assert self.process.stdout
-        self.process.stdout.close()
-        return self.process.wait(timeout=SECONDS)
 
 
 @pytest.fixture
@@ -115,7 +106,7 @@ def shown(runs: Path, tmp_path: Path) -> Iterator[Board]:
     made = Board(runs, tmp_path / "temporary")
     yield made
     made.process.kill()
-    made.process.wait()
+    made.process.communicate()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -125,8 +116,10 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_runs_are_shown_and_followed_and_nothing_is_left_behind(runs: Path, shown: Board) -> None:
+def test_runs_are_shown_and_followed_until_the_board_ends(runs: Path, shown: Board) -> None:
     slow, fast = "runs/deep/lr=0.1", "runs/lr=0.5"
+    until(lambda: shown.steps(fast) is not None)
+    servers = psutil.Process(shown.process.pid).children()
     assert set(shown.get("runs")) == {slow, fast}
     assert set(shown.get("component_tabs")) >= {"scalar", "image", "hyper_parameters"}
     table = {row.pop("name"): row for row in shown.get("hparams/list")}
@@ -143,22 +136,35 @@ def test_runs_are_shown_and_followed_and_nothing_is_left_behind(runs: Path, show
     until(lambda: shown.steps(fast) == [*range(21)])
     (run / FILE_NAME).write_bytes(whole)
     until(lambda: shown.steps(fast) == [*range(22)])
-    assert psutil.Process(shown.process.pid).children() == [shown.server]  # all that time
+    assert psutil.Process(shown.process.pid).children() == servers  # all that time
 
     # It is resumed from an earlier checkpoint.
     add_points(run, range(100, 150), after=before)
     until(lambda: shown.steps(fast) == [*range(20), *range(100, 150)])
     assert shown.steps(slow) == [*range(20)]
 
-    assert shown.end(signal.SIGINT) == 0
-    assert not shown.server.is_running()
-    assert list(shown.temporary.iterdir()) == []
     assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "ledger.jsonl", FILE_NAME]
 
+    # VisualDL ends with a board that is killed.
+    shown.process.kill()
+    until(lambda: shown.steps(slow) is None)
 
-def test_visualdl_ends_with_a_board_that_is_killed(shown: Board) -> None:
-    assert shown.end(signal.SIGKILL) == -signal.SIGKILL
-    until(lambda: shown.steps("runs/lr=0.5") is None)
+
+def test_ctrl_c_ends_it_with_code_0_and_leaves_no_copies(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folders: Any, copies: Path, *rest: Any) -> None:
+        copies.mkdir()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(board, "show", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["board", str(runs), "--port", "0"])
+    assert end.value.code == 0
+    assert list(temporary.iterdir()) == []
 
 
 # --- copies ----------------------------------------------------------------------------------
