@@ -1,4 +1,4 @@
-"""The board over HTTP, and its copies of files that are torn, cut back or damaged."""
+"""The board over HTTP, and its copies of files that are torn or cut back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ import requests
 
 from expbase.__main__ import main
 from expbase.tools import board
-from expbase.tools.board import Mirror, addresses, free_port
+from expbase.tools.board import record_files, update
 from expbase.visualizer import FILE_NAME, Visualizer
 
 SECONDS = 30.0
@@ -62,17 +64,10 @@ def ends(path: Path) -> list[int]:
 
 
 class Board:
-    """A board in a process of its own.
-
-    Attributes:
-        temporary: Where it keeps its copies.
-        process: Its process.
-        server: VisualDL's.
-    """
+    """A board in a process of its own."""
 
     def __init__(self, runs: Path, temporary: Path) -> None:
         temporary.mkdir()
-        self.temporary = temporary
         command = [sys.executable, "-W", "ignore", "-m", "expbase", "board", str(runs)]
         self.process = subprocess.Popen(
             [*command, "--port", "0"],
@@ -83,7 +78,6 @@ class Board:
         assert self.process.stdout
         said = self.process.stdout.readline()
         self.address = said.split()[0].removesuffix("/app/scalar")
-        (self.server,) = psutil.Process(self.process.pid).children()
         self._session = requests.Session()
         self._session.trust_env = False  # no proxy
 
@@ -99,13 +93,6 @@ class Board:
             return None
         return [step for _, step, _ in points]
 
-    def end(self, number: signal.Signals) -> int:
-        """Sends a signal; returns the exit code."""
-        self.process.send_signal(number)
-        assert self.process.stdout
-        self.process.stdout.close()
-        return self.process.wait(timeout=SECONDS)
-
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
@@ -119,7 +106,7 @@ def shown(runs: Path, tmp_path: Path) -> Iterator[Board]:
     made = Board(runs, tmp_path / "temporary")
     yield made
     made.process.kill()
-    made.process.wait()
+    made.process.communicate()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -129,8 +116,10 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_runs_are_shown_and_followed_and_nothing_is_left_behind(runs: Path, shown: Board) -> None:
+def test_runs_are_shown_and_followed_until_the_board_ends(runs: Path, shown: Board) -> None:
     slow, fast = "runs/deep/lr=0.1", "runs/lr=0.5"
+    until(lambda: shown.steps(fast) is not None)
+    servers = psutil.Process(shown.process.pid).children()
     assert set(shown.get("runs")) == {slow, fast}
     assert set(shown.get("component_tabs")) >= {"scalar", "image", "hyper_parameters"}
     table = {row.pop("name"): row for row in shown.get("hparams/list")}
@@ -147,163 +136,130 @@ def test_runs_are_shown_and_followed_and_nothing_is_left_behind(runs: Path, show
     until(lambda: shown.steps(fast) == [*range(21)])
     (run / FILE_NAME).write_bytes(whole)
     until(lambda: shown.steps(fast) == [*range(22)])
-    assert psutil.Process(shown.process.pid).children() == [shown.server]  # all that time
+    assert psutil.Process(shown.process.pid).children() == servers  # all that time
 
     # It is resumed from an earlier checkpoint.
     add_points(run, range(100, 150), after=before)
     until(lambda: shown.steps(fast) == [*range(20), *range(100, 150)])
     assert shown.steps(slow) == [*range(20)]
 
-    assert shown.end(signal.SIGINT) == 0
-    assert not shown.server.is_running()
-    assert list(shown.temporary.iterdir()) == []
     assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "ledger.jsonl", FILE_NAME]
 
+    # VisualDL ends with a board that is killed.
+    shown.process.kill()
+    until(lambda: shown.steps(slow) is None)
 
-def test_visualdl_ends_with_a_board_that_is_killed(shown: Board) -> None:
-    assert shown.end(signal.SIGKILL) == -signal.SIGKILL
-    until(lambda: shown.steps("runs/lr=0.5") is None)
+
+def test_ctrl_c_ends_it_with_code_0_and_leaves_no_copies(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folders: Any, copies: Path, *rest: Any) -> None:
+        copies.mkdir()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(board, "show", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["board", str(runs), "--port", "0"])
+    assert end.value.code == 0
+    assert list(temporary.iterdir()) == []
 
 
 # --- copies ----------------------------------------------------------------------------------
 
 
 class Copies:
-    """The copies of the runs below a directory."""
+    """The copies of the runs at and below folders."""
 
     def __init__(self, *folders: Path) -> None:
+        self.folders = folders
         self.directory = folders[0].parent / "copies"
-        self.mirror = Mirror(folders, self.directory)
+
+    def update(self) -> bool:
+        return update(record_files(self.folders, self.directory), self.directory)
 
     def now(self) -> dict[str, bytes]:
-        """After an update, or after as many as it takes."""
-        while not self.mirror.update():
-            assert list(self.directory.iterdir()) == []
-        found = sorted(self.directory.rglob(FILE_NAME))
+        found = self.directory.rglob(FILE_NAME)
         return {str(p.parent.relative_to(self.directory)): p.read_bytes() for p in found}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return written(tmp_path / "runs/a")
+
+
+@pytest.fixture
+def copies(path: Path) -> Copies:
+    return Copies(path.parents[1])
 
 
 @pytest.mark.parametrize("left", [1, 7, 8, 9, 30])
 def test_half_a_record_at_the_end_is_left_out_until_it_is_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: int
+    path: Path, copies: Copies, left: int
 ) -> None:
-    path = written(tmp_path / "runs/a")
     whole, half = path.read_bytes(), ends(path)[12]
-    path.write_bytes(whole[: half + left])
-    copies = Copies(tmp_path / "runs")
-    assert copies.now() == copies.now() == {"runs/a": whole[:half]}
+    for torn in (whole[: half + left], whole[:half] + bytes(left)):  # of a kill, a power cut
+        path.write_bytes(torn)
+        assert copies.update()
+        assert copies.now() == {"a": whole[:half]}
     path.write_bytes(whole)
-    assert copies.now() == {"runs/a": whole}
-    assert capsys.readouterr().out == ""
+    assert copies.update()
+    assert copies.now() == {"a": whole}
 
 
-def test_a_file_that_was_cut_back_is_copied_anew(tmp_path: Path) -> None:
-    path = written(tmp_path / "runs/a")
+def test_a_file_that_was_cut_back_is_noticed_even_if_it_has_grown_since(
+    path: Path, copies: Copies
+) -> None:
     size = ends(path)[12]
-    copies = Copies(tmp_path / "runs")
-    copies.now()
+    assert copies.update()
+    add_points(path.parent, range(100, 140), after=size)
+    assert not copies.update()
     os.truncate(path, size)
-    assert not copies.mirror.update()
-    assert copies.now() == {"runs/a": path.read_bytes()}
-    for first in (100, 200):
-        # Longer than it was before, and nobody looked in between.
-        add_points(path.parent, range(first, first + 40), after=size)
-        assert copies.mirror.update() == (first == 100)
-        assert copies.now() == {"runs/a": path.read_bytes()}
+    assert not copies.update()
+    shutil.rmtree(copies.directory)
+    assert copies.update()
+    assert copies.now() == {"a": path.read_bytes()}
 
 
-def test_runs_come_and_go_and_are_moved(tmp_path: Path) -> None:
-    first = written(tmp_path / "runs/a").read_bytes()
-    written(tmp_path / "runs/.hidden")
-    copies = Copies(tmp_path / "runs")
-    assert copies.now() == {"runs/a": first}
-    (tmp_path / "runs/a").rename(tmp_path / "runs/a.old")
-    second = written(tmp_path / "runs/a", points=3).read_bytes()
-    assert not copies.mirror.update()  # another run under this name
-    assert copies.now() == {"runs/a": second, "runs/a.old": first}
-    shutil.rmtree(tmp_path / "runs/a.old")
-    assert not copies.mirror.update()
-    assert copies.now() == {"runs/a": second}
+def test_runs_come_and_go(path: Path, copies: Copies) -> None:
+    runs = path.parents[1]
+    written(runs / ".hidden")
+    assert copies.update()
+    written(runs / "deep/b", points=3)
+    assert copies.update()
+    assert set(copies.now()) == {"a", "deep/b"}
+    shutil.rmtree(runs / "deep")
+    assert not copies.update()
 
 
 def test_names_begin_where_all_folders_are(tmp_path: Path) -> None:
-    for name in ("runs/a", "runs/b/c", "other/d"):
+    for name in ("runs/a", "runs/b/c"):
         written(tmp_path / name)
-    runs, other = tmp_path / "runs", tmp_path / "other"
-    assert [*Copies(runs / "a").now()] == ["runs/a"]
-    assert [*Copies(runs / "a", runs / "b").now()] == ["runs/a", "runs/b/c"]
-    shutil.rmtree(runs / "copies")
-    names = [*Copies(runs, other).now()]
-    assert names == [f"{tmp_path.name}/{name}" for name in ("other/d", "runs/a", "runs/b/c")]
+    for folders, names in ((["a"], {"."}), (["a", "b"], {"a", "b/c"})):
+        found = record_files([tmp_path / "runs" / folder for folder in folders], tmp_path)
+        assert {str(copy.parent.relative_to(tmp_path)) for copy in found} == names
 
 
-@pytest.mark.parametrize(
-    ("at", "wrong"),
-    [(8, b"\xff" * 9), (0, b"\xff" * 8), (0, bytes(40))],
-    ids=["payload", "length", "zeros"],
-)
-def test_damage_is_told_once_and_what_comes_before_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: int, wrong: bytes
+def test_visualdl_is_stopped_while_copies_grow(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path / "runs/a")
-    other = written(tmp_path / "runs/b").read_bytes()
-    good, size = path.read_bytes(), ends(path)[12]
-    path.write_bytes(good[: size + at] + wrong + good[size + at + len(wrong) :])
-    copies = Copies(tmp_path / "runs")
-    assert copies.now() == copies.now() == {"runs/a": good[:size], "runs/b": other}
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{path}: damaged at byte {size}: ")
-    assert line.endswith(". Shown is what comes before.")
-    add_points(path.parent, range(99, 100), after=size)  # as a resumed run does
-    assert copies.now()["runs/a"] == path.read_bytes()
-
-
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    secret = written(tmp_path / "runs/secret")
-    written(tmp_path / "runs/a")
-    copies = Copies(tmp_path / "runs")
-    opened = Path.open
-
-    def refusing(path: Path, *words: Any, **options: Any) -> Any:  # root may read everything
-        if path == secret:
-            raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *words, **options)
-
-    monkeypatch.setattr(Path, "open", refusing)
-    assert [*copies.now()] == [*copies.now()] == ["runs/a"]
-    assert capsys.readouterr().out == f"{secret}: Permission denied. Not shown.\n"
-
-
-def test_visualdl_is_stopped_while_a_copy_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(tmp_path / "runs/a")
-    mirror = Mirror([tmp_path / "runs"], tmp_path / "copies")
     server = subprocess.Popen(["sleep", "100"])
-    state = psutil.Process(server.pid).status
-    seen = []
-    whole_records = board.whole_records
+    process = psutil.Process(server.pid)
+    was_stopped: list[bool] = []
 
-    def records(file: Any) -> Iterator[bytes]:
-        seen.append(state())
-        yield from whole_records(file)
+    def updated(*given: Any) -> bool:
+        was_stopped.append(process.status() == "stopped")
+        return len(was_stopped) < 3
 
-    monkeypatch.setattr(board, "whole_records", records)
-    try:
-        for points in (range(20, 21), range(21, 22)):
-            add_points(path.parent, points)
-            assert mirror.update(server)
-            assert state() != "stopped"
-            assert mirror.update(server)  # there is nothing new
-    finally:
-        server.kill()
-        server.wait()
-    assert seen == ["stopped", "stopped"]
-    monkeypatch.undo()
-    add_points(path.parent, range(22, 23))
-    assert mirror.update(server)  # it has ended, which `_check` reports
+    goes_on = SimpleNamespace(sleep=lambda _: until(lambda: process.status() != "stopped"))
+    monkeypatch.setattr(board, "update", updated)
+    monkeypatch.setattr(board, "time", goes_on)
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **options: server)
+    board.show([path.parents[1]], tmp_path / "copies", "127.0.0.1", 0)
+    assert was_stopped == [False, True, True]  # the first one is before it is started
+    assert server.returncode == -signal.SIGKILL
 
 
 # --- errors ----------------------------------------------------------------------------------
@@ -311,56 +267,31 @@ def test_visualdl_is_stopped_while_a_copy_grows(
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["board", *words]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
+    err = capsys.readouterr().err
     assert err.startswith("python -m expbase board: error: ")
     assert err.count("\n") == 1
     return err
 
 
 def test_what_cannot_be_shown_or_bound_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    empty, run = tmp_path / "empty", tmp_path / "run"
+    empty, run = tmp_path / "empty", str(path.parent)
     empty.mkdir()
-    file = written(run)
-    assert "no: no such directory; expected" in refused(capsys, str(tmp_path / "no"))
-    assert f"{FILE_NAME}: is a file; expected" in refused(capsys, str(file))
     assert f"no runs with VisualDL records below {empty}." in refused(capsys, str(empty))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        error = refused(capsys, str(run), "--port", port)
-        assert f"--port: {port} is in use; expected a free one" in error
-    assert "expected an address of this machine, and a port from 0 to 65535" in refused(
-        capsys, str(run), "--port", "65536"
-    )
-    for host in ("203.0.113.1", "a..b"):
-        error = refused(capsys, str(run), "--host", host)
-        assert f"--host {host} --port 0: cannot be bound: " in error
-    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        error = refused(capsys, run, "--port", port)
+        assert f"--port {port}: [Errno 98] Address already in use" in error
+    assert "--host 203.0.113.1 --port" in refused(capsys, run, "--host", "203.0.113.1")
 
 
 def test_a_visualdl_that_ends_by_itself_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(tmp_path / "run")
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho first >&2\necho no such thing >&2\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    error = refused(capsys, str(tmp_path / "run"))
+    error = refused(capsys, str(path.parent), "--port", "0")
     assert error.endswith("VisualDL ended with exit code 3: no such thing\n")
-
-
-def test_a_free_port_is_found_when_none_is_asked_for() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert free_port("127.0.0.1", None) not in (0, taken.getsockname()[1])
-
-
-def test_the_address_is_one_that_a_browser_takes() -> None:
-    assert next(addresses("::1", 80)) == "http://[::1]:80/app/scalar (Ctrl-C ends it)"
-    assert "ssh -N -L 80:127.0.0.1:80 " in [*addresses("127.0.0.1", 80)][1]
-    here, others = addresses("0.0.0.0", 80)
-    assert here == "http://127.0.0.1:80/app/scalar (Ctrl-C ends it)"
-    assert others == f"from another machine: http://{socket.gethostname()}:80/app/scalar"

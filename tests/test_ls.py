@@ -13,7 +13,6 @@ import pytest
 from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
-from expbase.tools import ls
 from expbase.tools.runs import find
 
 
@@ -158,27 +157,6 @@ def test_the_config_is_that_of_the_last_start(
     assert runs["longer"]["differs"] == {"training.max_iteration": 4}
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_narrow_terminal_has_what_differs_below_and_a_wide_one_beside(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    columns: int,
-) -> None:
-    for seed in (1, 2):
-        trained(Tiny, tmp_path / f"a-run-with-a-name-{seed}", max_iteration=2, seed=seed)
-    capsys.readouterr()
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["ls", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    head, first, *_ = shown.splitlines()
-    assert head.split()[:4] == ["run", "state", "iteration", "best"]
-    assert first.startswith("a-run-with-a-name-1  finished  2/2")
-    assert ("training.seed=1" in first) == (columns == 120)
-    assert ("\n    training.seed=1\n" in shown) == (columns == 80)
-
-
 def test_a_run_whose_config_is_lost_does_not_make_all_values_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,7 +185,3 @@ def test_runs_are_found_by_their_files_but_not_in_a_run_or_a_hidden_folder(tmp_p
             (tmp_path / name / file).touch()
     assert find(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
     assert find(tmp_path / "a/deep/below") == [tmp_path / "a/deep/below"]
-
-
-def test_ages_are_short() -> None:
-    assert [ls._age(s) for s in (5, 130, 7300, 200000)] == ["5s", "2m", "2h", "2d"]

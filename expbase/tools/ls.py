@@ -1,17 +1,15 @@
 """A table of runs: what state they are in, how far they are, what differs in their configs.
 
-Changes nothing, so other people's runs can be listed, too. A run is running if its process holds
-the lock; how it ended is in its ledger; one that ended without a record there is lost (kill -9,
-power).
+Changes nothing, so other people's runs can be listed, too. A run that ended without a record of it
+in its ledger is lost (kill -9, power).
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -47,12 +45,14 @@ def main(args: argparse.Namespace) -> int:
         run.differs = own
     if args.json:
         for run in runs:
-            differs = {key: json_value(value) for key, value in run.differs.items()}
-            facts = {**asdict(run), "differs": differs}
-            print(json.dumps({name: json_value(value) for name, value in facts.items()}))
+            print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
     elif runs:
         head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
-        _print_table([head, *map(_row, runs)])
+        rows = [head, *map(_row, runs)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            print("  ".join(cells).rstrip())
     else:
         print(f"no runs in {printable(str(args.dir))}")
     return 0
@@ -77,7 +77,7 @@ def _row(run: Run) -> list[str]:
         f"{run.iteration}/{run.max_iteration}" if run.max_iteration else str(run.iteration),
         _number(run.best),
         _number(run.loss),
-        _age(run.age),
+        str(datetime.timedelta(seconds=round(run.age))),
         (run.commit or "")[:7] + "*" * run.dirty,
         run.note or " ".join(f"{key}={value}" for key, value in run.differs.items()),
     ]
@@ -86,25 +86,3 @@ def _row(run: Run) -> list[str]:
 
 def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value or "")
-
-
-def _age(seconds: float) -> str:
-    for name, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f}{name}"
-    return f"{seconds:.0f}s"
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows; on a terminal that is too narrow the last cell is below its row.
-
-    rich would fold the last column into the few characters that are left beside the others.
-    """
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_narrow = limit is not None and sum(widths) + 2 * (len(widths) - 1) > limit
-    for number, row in enumerate(rows):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(cells[:-1] if is_narrow else cells).rstrip())
-        if limit is not None and is_narrow and number:  # the head has nothing below
-            print(textwrap.indent(textwrap.fill(row[-1] or "-", limit - 4), "    "))

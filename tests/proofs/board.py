@@ -6,9 +6,11 @@ python tests/proofs/board.py PICTURES    # needs chromium on the PATH
 from __future__ import annotations
 
 import argparse
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,15 @@ def train(folder: Path, rate: float) -> None:
     words = ["--config", str(script.with_name("config.yaml")), "--output", str(folder)]
     words += ["--device", "cpu", f"optim.lr={rate}", "training.log_interval=10"]
     subprocess.run([sys.executable, str(script), *words], cwd=ROOT, check=True)
+
+
+def wait_for(port: int) -> None:
+    """Returns when somebody listens."""
+    while True:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
 
 
 def picture(address: str, path: Path, profile: Path) -> None:
@@ -42,11 +53,12 @@ def main() -> int:
         runs = Path(temporary, "runs")
         for rate in (0.002, 0.0002):
             train(runs / f"lr={rate}", rate)
-        command = [sys.executable, "-m", "expbase", "board", str(runs)]
+        command = [sys.executable, "-m", "expbase", "board", str(runs), "--port", "0"]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as board:
             assert board.stdout
             address = board.stdout.readline().split()[0].removesuffix("scalar")
             try:
+                wait_for(int(address.split(":")[2].partition("/")[0]))
                 for page in ("scalar", "hyper-parameter"):
                     picture(
                         f"{address}{page}", pictures / f"{page}.png", Path(temporary, "profile")
