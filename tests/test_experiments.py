@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
-from tiny import curve, run_script
+from tiny import curve
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,19 +33,28 @@ ROOT = Path(__file__).parents[1]
     ],
 )
 def test_an_experiment_trains_is_continued_and_evaluated(
-    tmp_path: Path, name: str, words: list[str], metric: str
+    tmp_path: Path,
+    name: str,
+    words: list[str],
+    metric: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = ROOT / "experiments" / name / "train.py"
     output = tmp_path / "run"
-    given = ["--output", str(output), *(word.format(tmp=tmp_path / "data") for word in words)]
+    monkeypatch.syspath_prepend(str(script.parent))  # as for a script
+
+    def run(*given: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(script), "--output", str(output), *given])
+        runpy.run_path(str(script), run_name="__main__")
+
+    given = [word.format(tmp=tmp_path / "data") for word in words]
     if name != "ctr":  # whose YAML is for the runner
         given += ["--config", str(script.with_name("config.yaml"))]
     given += ["training.valid_interval=4", "training.save_interval=4", "training.log_interval=2"]
     for end in (4, 8):
-        result = run_script(script, *given, f"training.max_iteration={end}")
-        assert result.returncode == 0, result.stderr
-    assert "CONTINUING" in result.stderr
+        run(*given, f"training.max_iteration={end}")
+    assert "CONTINUING" in capsys.readouterr().err
     assert sorted(curve(output, metric)) == [4, 8]
-    result = run_script(script, "--output", str(output), "--evaluate", "best")
-    assert result.returncode == 0, result.stderr
-    assert metric.removeprefix("valid/") in result.stdout
+    run("--evaluate", "best")
+    assert metric.removeprefix("valid/") in capsys.readouterr().out

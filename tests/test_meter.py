@@ -113,6 +113,7 @@ def test_every_metrics_line_is_strict_json(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", clock=lambda: 12.34567)
     file.write(400, 2, {"b": math.nan, "a": 0.5, "c": -math.inf})
     file.write(401, 2, {})
+    file.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     first, second = (json.loads(text, parse_constant=refuse) for text in lines)
     start = {"iteration": 400, "epoch": 2, "time": 12.346}
@@ -130,6 +131,7 @@ def test_metrics_are_cut_back_to_a_size_and_go_on_from_there(tmp_path: Path) -> 
     file.cut(size)
     file.cut(size + 1000)  # there is nothing to remove
     file.write(2, 1, {})
+    file.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [set(json.loads(text)) for text in lines] == [{"iteration", "epoch", "time"}] * 2
 
