@@ -40,8 +40,8 @@ class Events:
     def on_setup_end(self) -> None:
         """After everything was built and checked; the state is not restored yet."""
 
-    # Sanity check: it calls only valid(), and its effects on the state, on plain data of the
-    # experiment and on VisualDL are undone
+    # Sanity check: it calls only valid(). What that does to the state is rolled back, and nothing
+    # of it reaches VisualDL; other attributes of the experiment stay as it leaves them.
 
     def on_sanity_check_begin(self) -> None:
         """Before the sanity check, once per start, if training.sanity_batches asks for it."""
@@ -61,7 +61,7 @@ class Events:
         """At the start of an epoch; not again when a run is resumed within one."""
 
     def on_train_epoch_end(self) -> None:
-        """When the batches of an epoch are used up, after a validation that is due then."""
+        """When an epoch is used up, after a validation by iterations and before one by epochs."""
 
     def on_fetch_data_begin(self) -> None:
         """Before a training batch is fetched, in read_batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -211,3 +212,45 @@ def test_an_attribute_that_is_set_before_super_init_is_an_error(tmp_path: Path) 
 
     with pytest.raises(TypeError, match=r"Hasty\.__init__: self\.mine was set before super"):
         make(Hasty, tmp_path / "run")
+
+
+def test_a_stop_opens_no_further_epoch(tmp_path: Path) -> None:
+    class Stopping(ByEpochs):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.stop()
+
+    exp = trained(Stopping, tmp_path / "run", **OPTIONS)
+    assert exp.noted == [("begin", 1, 0)]
+    assert (exp.iteration, exp.epoch, exp.epochs_ended) == (3, 1, 0)
+
+
+def test_an_experiment_is_set_up_and_run_once(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(RuntimeError, match="setup: called a second time"):
+        exp.setup()
+    exp.run()
+    assert exp.finished
+    with pytest.raises(RuntimeError, match="run: this experiment is closed"):
+        exp.run()
+
+
+def test_a_terminal_that_fails_is_in_the_record(tmp_path: Path) -> None:
+    class Failing(Tiny):
+        def terminal(self) -> None:
+            raise OSError("no upload")
+
+    exp = make(Failing, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(OSError, match="no upload"):
+        exp.run()
+    assert not exp.finished
+    last = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["reason"], last["exit_code"]) == ("end", "OSError('no upload')", 1)
+
+
+def test_going_on_before_setup_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="going_on: called before setup"):
+        make(Tiny, tmp_path / "run").going_on()
