@@ -33,7 +33,6 @@ from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find, printable
 from expbase.visualizer import FILE_NAME, whole_records
 
-_EXIT_CODES: dict[int, int | None] = {signal.SIGHUP: 129, signal.SIGINT: 0, signal.SIGTERM: 143}
 _PORT = 8040  # VisualDL's own default
 _SECONDS = 1.0  # between two looks at the runs' files
 _LOG = "visualdl.log"  # in the temporary directory: what VisualDL prints on stderr
@@ -178,7 +177,7 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the tool until a signal ends it."""
     with (
-        ended_by_signals(_EXIT_CODES),
+        ended_by_signals(ctrl_c=0),
         tempfile.TemporaryDirectory(prefix="expbase-board-") as directory,
     ):
         mirror = Mirror(args.dirs, Path(directory))
