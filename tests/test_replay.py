@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+import numpy as np
 import paddle
 import pytest
 from terminal import terminal
@@ -142,7 +143,7 @@ def test_a_failure_leaves_its_batch_traceback_and_checkpoint(
     failed(folder, "error")
     assert "to see it fail again: python -m expbase replay runs/a" in capfd.readouterr().err
     left = folder / "runs/a/crash/iteration-7"
-    facts = crash.read(left)[0]
+    facts = crash.last_failure(folder / "runs/a")[0]
     arrays = paddle.load(str(left / "batch_0.safetensors"), safetensors=True)
     assert facts["error"] == f"ValueError: a sum of {float(arrays['0'].sum())!r}"
     assert facts["checkpoint"] == "step-00000006"
@@ -151,6 +152,14 @@ def test_a_failure_leaves_its_batch_traceback_and_checkpoint(
     assert facts["batch"] == ["float32 [4, 4]", "int64 [4]"]
     assert sorted(arrays) == ["0", "1"]
     assert 'raise ValueError(f"a sum of' in (left / "traceback_0.txt").read_text()
+
+
+def test_a_batch_of_anything_is_described_and_in_two_processes_alike() -> None:
+    batch = {"ids": np.zeros(2, "uint32"), "image": np.zeros((2, 3), "float32"), "odd": object()}
+    described, arrays = crash.describe_batch(batch)
+    assert described["image"] == "float32 [2, 3]"
+    assert described["odd"] == "<object object>"
+    assert list(arrays) == ["image"]
 
 
 def test_a_failure_comes_again_and_the_run_stays_as_it_is(
@@ -163,7 +172,7 @@ def test_a_failure_comes_again_and_the_run_stays_as_it_is(
     capfd.readouterr()
     assert main(["replay", "runs/a"]) == 0
     captured = capfd.readouterr()
-    error = crash.read(run / "crash/iteration-7")[0]["error"]
+    error = crash.last_failure(run)[0]["error"]
     assert f"replay: the same error at iteration 7: {error}" in captured.out
     assert "replay: from step-00000006 to" in captured.out
     assert "to see it fail again" not in captured.err  # of the copy

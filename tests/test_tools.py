@@ -243,7 +243,7 @@ ERRORS: dict[str, dict[str, str]] = {
         **dict.fromkeys(OTHERS, f"{_NO_RUN}."),
         **dict.fromkeys(
             ("finished", "stopped", "lost", "running", "new"),
-            "(crash/iteration-N is not there). How it ended: python -m expbase show ",
+            "no failure in training was noted in crash/iteration-N.",
         ),
     },
 }
@@ -298,7 +298,7 @@ READERS: dict[str, dict[str, dict[str, str]]] = {
         "show": {},
         "replay": {
             **dict.fromkeys((*_UNREADABLE, "directory"), "crash_0.json: damaged: "),
-            "gone": "no failure in training was noted (crash/iteration-N is not there).",
+            "gone": "no failure in training was noted in crash/iteration-N.",
         },
     },
     ".lock-0": {"ls": {}, "show": {}},

@@ -81,28 +81,15 @@ def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))[:200]  # an address is another in each run
 
 
-def newest(run: Path) -> Path | None:
-    """The folder of the last failure of a run; None if there is none."""
-    return max(folders(run), key=lambda path: path.stat().st_mtime_ns, default=None)
-
-
-def folders(run: Path) -> list[Path]:
-    """The folders of the failures of a run, sorted by name."""
-    return [path for path in sorted((run / CRASH).glob("iteration-*")) if _of_ranks(path)]
-
-
-def read(folder: Path) -> dict[int, dict[str, Any]]:
-    """What each rank that failed noted, by rank.
+def last_failure(run: Path) -> dict[int, dict[str, Any]]:
+    """What each rank that failed noted of the last failure of a run; empty if there was none.
 
     Raises:
         ValueError: A file is damaged, or cannot be read.
     """
-    return {rank: _read_one(path) for rank, path in _of_ranks(folder).items()}
-
-
-def _of_ranks(folder: Path) -> dict[int, Path]:
-    paths = sorted(folder.glob("crash_[0-9]*.json"))
-    return {int(path.stem.removeprefix("crash_")): path for path in paths}
+    folders = sorted((run / CRASH).glob("iteration-*"), key=lambda path: path.stat().st_mtime_ns)
+    paths = sorted(folders[-1].glob("crash_[0-9]*.json")) if folders else []
+    return {int(path.stem.removeprefix("crash_")): _read_one(path) for path in paths}
 
 
 def _read_one(path: Path) -> dict[str, Any]:

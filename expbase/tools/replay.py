@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -49,7 +48,11 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the tool; returns its exit code."""
     run = Path(os.path.realpath(args.dir))
-    of_ranks = _last_failure(run)
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run}: holds no run; expected the output directory of one.")
+    of_ranks = crash.last_failure(run)
+    if not of_ranks:
+        raise ValueError(f"{run}: no failure in training was noted in {crash.CRASH}/iteration-N.")
     facts = next(iter(of_ranks.values()))
     if args.pdb and facts["ranks"] > 1:
         raise ValueError(f"--pdb: the run has {facts['ranks']} processes; expected one.")
@@ -78,19 +81,6 @@ def main(args: argparse.Namespace) -> int:
         ]
     repeated = [_judge(*of_rank, end) for of_rank, end in zip(of_ranks.items(), ends, strict=True)]
     return 0 if any(repeated) else 1
-
-
-def _last_failure(run: Path) -> dict[int, dict[str, Any]]:
-    """What each rank that failed noted."""
-    if not (run / CONFIG).is_file():
-        raise ValueError(f"{run}: holds no run; expected the output directory of one.")
-    folder = crash.newest(run)
-    if folder is None:
-        raise ValueError(
-            f"{run}: no failure in training was noted ({crash.CRASH}/iteration-N is not there). "
-            f"How it ended: python -m expbase show {shlex.quote(str(run))}"
-        )
-    return crash.read(folder)
 
 
 def _program(run: Path) -> tuple[list[str], Path]:

@@ -70,7 +70,7 @@ class Repeated(ExperimentBase):
 
 
 def leave(ended: str, code: int) -> None:
-    """Writes how it ended, and ends the process; a code but 0 makes a launcher end the others."""
+    """Writes how it ended, and ends the process; with another code than 0 its launcher, too."""
     copy = Path(Repeated.replay_spec["copy"])
     copy.with_name(f"ended_{distributed.rank()}.json").write_text(json.dumps(ended))
     sys.stdout.flush()

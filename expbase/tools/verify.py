@@ -2,9 +2,8 @@
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every tensor, counter, random state and logged number. The
-script must take expbase's options (`main(Experiment)`, or `default_argument_parser()`); the likely
-cause of a difference is named only if it calls `main`. The words after -- are for the script:
---config FILE, say, or --device gpu (the default is the CPU).
+script must take expbase's options; the likely cause of a difference is named only if it calls
+`main(Experiment)`. The words after -- are for the script: --config FILE, say, or --device gpu.
 """
 
 from __future__ import annotations
@@ -132,10 +131,8 @@ class Side:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
             raise RuntimeError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
-            raise RuntimeError(
-                f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
-                "that ends in main(Experiment), and trains with the options that it is given."
-            )
+            made = f"{self._args.script}: made no checkpoint in {self.directory}"
+            raise RuntimeError(f"{made}; expected a script that ends in main(Experiment).")
 
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
         """Kills it at random moments, continues it each time, and at last runs it to its end."""
@@ -149,10 +146,7 @@ class Side:
                 # Anywhere within an iteration, not only just after a line was written.
                 time.sleep(source.uniform(0, 0.02) if kind == _KINDS[-1] else 0.0)
                 if self.process.poll() is not None:
-                    raise RuntimeError(
-                        f"the run ended before it was killed {kind}. Look into {self._stderr}, or "
-                        "give more --iterations."
-                    )
+                    raise RuntimeError(f"the run ended too early; see {self._stderr}.")
             finally:
                 kill(self.process)
             print(f"  killed {kind}", flush=True)
@@ -173,8 +167,8 @@ class Side:
     def _last_logged(self, prefix: str) -> int:
         """The last iteration at which metrics of such names were logged."""
         lines = _lines(self.directory / METRICS)
-        found = (one["iteration"] for one in lines if any(k.startswith(prefix) for k in one))
-        return max(found, default=0)
+        logged = [one["iteration"] for one in lines if any(k.startswith(prefix) for k in one)]
+        return max(logged, default=0)
 
     def tensors(self) -> dict[str, Any]:
         """The type, shape and checksum of each tensor of the last checkpoint, by file and name."""
