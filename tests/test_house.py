@@ -45,6 +45,9 @@ TOPICS = {
 }  # fmt: skip
 
 
+CORE = 8650  # lines
+
+
 def name_of(path: Path) -> str:
     """`state.arrays` for expbase/state/arrays.py."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -199,10 +202,16 @@ def test_the_loop_has_at_most_30_lines() -> None:
     assert sum(without_docstrings) <= 30
 
 
-@pytest.mark.parametrize(
-    ("rooms", "budget"),
-    [(("extras",), 1400), (("tools",), 1350), (("",), 9500)],
-)
-def test_the_house_keeps_its_budget(rooms: tuple[str, ...], budget: int) -> None:
+OPTIONAL = ("extras", "tools")
+
+
+@pytest.mark.parametrize(("room", "budget"), [("extras", 1400), ("tools", 1350)])
+def test_an_optional_room_keeps_its_budget(room: str, budget: int) -> None:
     sizes = {name_of(path): lines(path) for path in FILES}
-    assert sum(size for name, size in sizes.items() if name.startswith(rooms)) <= budget
+    assert sum(size for name, size in sizes.items() if name.startswith(room)) <= budget
+
+
+def test_the_core_only_becomes_smaller() -> None:
+    """The aim is 6,500 lines; whoever makes it smaller writes the new number here."""
+    core = [path for path in FILES if not name_of(path).startswith(OPTIONAL)]
+    assert sum(map(lines, core)) <= CORE

@@ -30,11 +30,6 @@ def test_the_first_signal_ends_the_block_and_the_handler_is_as_before(
     assert signal.getsignal(number) == before
 
 
-def test_a_signal_for_somebody_else_does_nothing() -> None:
-    with ended_by_signals({signal.SIGINT: None}):
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_what_a_process_started_is_dead_when_it_was_killed(tmp_path: Path) -> None:
     command = f"setsid sleep 100 & echo $! > {tmp_path}/pid; echo up; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as process:

@@ -206,8 +206,8 @@ def test_a_sound_experiment_is_identical(
 ) -> None:
     assert verify(tmp_path, MAIN, "--kills", "2") == 0
     output = capsys.readouterr().out
-    assert "killed 1 times inside a save" in output
-    assert "killed 1 times inside a validation" in output
+    assert "killed inside a save" in output
+    assert "killed inside a validation" in output
     assert "identical: 24 iterations, 2 kills" in output
     assert "note: " not in output
 
@@ -217,7 +217,6 @@ def test_a_script_without_main_is_proven_too_but_for_the_cause(
 ) -> None:
     assert verify(tmp_path, BY_HAND, "--kills", "1") == 1
     output = capsys.readouterr().out
-    assert "note: the script does not call main(), so causes" in output
     assert "NOT IDENTICAL: train/weight at iteration " in output
 
 

@@ -10,6 +10,7 @@ Of each rank that failed there are, in `crash/iteration-N` of the output directo
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from expbase.state.arrays import Array, serialize
+from expbase.state.arrays import LABELS, Array, serialize
 from expbase.state.checkpoint import write_single_file
 
 CRASH = "crash"
@@ -43,8 +44,7 @@ def write_crash_report(
     folder = run / CRASH / f"iteration-{facts['iteration']}"
     report = {"error": f"{type(error).__name__}: {error}", **facts}
     if batch is not _NO_BATCH:
-        arrays: dict[str, Array] = {}
-        report["batch"] = _described(batch, "", arrays)
+        report["batch"], arrays = describe_batch(batch)
         write_single_file(folder / f"batch_{rank}.safetensors", serialize(arrays))
     text = "".join(traceback.format_exception(error))
     write_single_file(folder / f"traceback_{rank}.txt", [text.encode()])
@@ -60,42 +60,36 @@ def is_in_method(error: BaseException, owner: object, name: str) -> bool:
     return any(frame.f_locals.get("self") is owner for frame in named)
 
 
+def describe_batch(batch: Any) -> tuple[Any, dict[str, Array]]:
+    """A batch as JSON values, in which an array is its type and shape; and its arrays by place."""
+    arrays: dict[str, Array] = {}
+    return _described(batch, "", arrays), arrays
+
+
 def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
-    """A batch as JSON: tensors and arrays go into `arrays`, and their type and shape stay."""
     if isinstance(value, Mapping):
         return {str(k): _described(v, f"{place}.{k}".lstrip("."), arrays) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_described(v, f"{place}.{i}".lstrip("."), arrays) for i, v in enumerate(value)]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+    if isinstance(value, np.ndarray) and value.dtype.name in LABELS:
         value = paddle.to_tensor(value, place=paddle.CPUPlace())
     if isinstance(value, paddle.Tensor):
         arrays[place or "batch"] = array = Array.of(value)
         return str(array)
-    return value if isinstance(value, (str, int, float, type(None))) else repr(value)[:200]
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))[:200]  # an address is another in each run
 
 
-def newest(run: Path) -> Path | None:
-    """The folder of the last failure of a run; None if there is none."""
-    return max(folders(run), key=lambda path: path.stat().st_mtime_ns, default=None)
-
-
-def folders(run: Path) -> list[Path]:
-    """The folders of the failures of a run, sorted by name."""
-    return [path for path in sorted((run / CRASH).glob("iteration-*")) if _of_ranks(path)]
-
-
-def read(folder: Path) -> dict[int, dict[str, Any]]:
-    """What each rank that failed noted, by rank.
+def last_failure(run: Path) -> dict[int, dict[str, Any]]:
+    """What each rank that failed noted of the last failure of a run; empty if there was none.
 
     Raises:
         ValueError: A file is damaged, or cannot be read.
     """
-    return {rank: _read_one(path) for rank, path in _of_ranks(folder).items()}
-
-
-def _of_ranks(folder: Path) -> dict[int, Path]:
-    paths = sorted(folder.glob("crash_[0-9]*.json"))
-    return {int(path.stem.removeprefix("crash_")): path for path in paths}
+    folders = sorted((run / CRASH).glob("iteration-*"), key=lambda path: path.stat().st_mtime_ns)
+    paths = sorted(folders[-1].glob("crash_[0-9]*.json")) if folders else []
+    return {int(path.stem.removeprefix("crash_")): _read_one(path) for path in paths}
 
 
 def _read_one(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _TYPES = {  # paddle's name and the bytes of an element, by the name in a file
     "BOOL": ("bool", 1),
     "C64": ("complex64", 8),
 }
-_LABELS = {dtype: label for label, (dtype, _) in _TYPES.items()}
+LABELS = {dtype: label for label, (dtype, _) in _TYPES.items()}
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -117,10 +117,10 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
-        if array.dtype not in _LABELS:
+        if array.dtype not in LABELS:
             raise TensorFileError(f"{name}: {array.dtype} has no place in a safetensors file.")
         start, end = end, end + array.data.nbytes
-        label, shape = _LABELS[array.dtype], list(array.shape)
+        label, shape = LABELS[array.dtype], list(array.shape)
         header[name] = {"dtype": label, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the data aligned

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from expbase.cli import Paragraphs
 from expbase.processes import die_with_parent
-from expbase.tools.process import CODES, ended_by_signals, kill
+from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
 from expbase.visualizer import FILE_NAME, RECORD_HEAD
 
@@ -150,7 +150,7 @@ def main(args: argparse.Namespace) -> int:
     """Runs the tool until a signal ends it."""
     folders = [folder.resolve() for folder in args.dirs]
     with (
-        ended_by_signals({**CODES, signal.SIGINT: 0}),
+        ended_by_signals(ctrl_c=0),
         tempfile.TemporaryDirectory(prefix="expbase-board-") as directory,
     ):
         copies = Path(directory, Path(os.path.commonpath(folders)).name or "runs")

@@ -20,49 +20,41 @@ from typing import Any
 from expbase.cli import put_in_front
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.state import encoding, rng
+from expbase.record.crash import describe_batch
+from expbase.state import rng
 from expbase.tools.process import run_program
-
-_PAUSE_SECONDS = 0.01  # after each update, so that a kill finds even a toy at work
 
 
 class Fingerprints(ExperimentBase):
-    """Goes in front of an experiment class and writes a JSON line for each update.
-
-    `verify._CAUSES` says what a difference in each field tells.
-    """
+    """Writes a JSON line for each update; `verify._CAUSES` says what a difference in it tells."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._verify_indices: list[Any] = []
-        self._verify_batches: list[int] = []
+        self._verify_note: dict[str, Any] = {"indices": [], "batches": []}
 
     @on("on_train_batch_begin")
-    def note_fingerprint(self, batch: Any, indices: Sequence[int] | None) -> None:
+    def note_batch(self, batch: Any, indices: Sequence[int] | None) -> None:
         """Notes a batch as train_batch will see it: the experiment's own listeners came before."""
-        arrays: dict[str, Any] = {}
-        encoded = json.dumps(encoding.encode(_encodable(batch), "batch", arrays), default=repr)
-        self._verify_indices.append(indices)
-        self._verify_batches.append(_checksum(encoded, arrays))
+        described, arrays = describe_batch(batch)
+        self._verify_note["indices"].append(indices)
+        self._verify_note["batches"].append(_checksum(arrays, json.dumps(described)))
 
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
-        self._verify_indices, self._verify_batches = [], []
-        states = zlib.crc32(json.dumps(rng.RandomStates().state_dict()).encode())
-        iteration, before, rates = self.iteration, self._sums(), self.learning_rates()
+        self._verify_note = note = {"iteration": self.iteration, "indices": [], "batches": []}
+        note["random"] = zlib.crc32(json.dumps(rng.RandomStates().state_dict()).encode())
+        before, rates = self._sums(), self.learning_rates()
         super().train_batch()
-        line = {"iteration": iteration, "before": before, "random": states, "after": self._sums()}
-        line |= {"indices": self._verify_indices, "batches": self._verify_batches}
-        line |= {"rates": [rates, self.learning_rates()]}
+        note |= {"before": before, "after": self._sums(), "rates": [rates, self.learning_rates()]}
         with notes_path(self.output_dir, self.rank).open("a") as file:
             # On a line of its own: a kill may have torn the one before.
-            file.write(f"\n{json.dumps(line, default=repr)}\n")
-        time.sleep(_PAUSE_SECONDS)
+            file.write(f"\n{json.dumps(note, default=repr)}\n")
+        time.sleep(0.01)  # so that a kill finds even a toy at work
 
     def _sums(self) -> dict[str, int]:
         # Excluded objects, too: that one is not saved is a likely cause.
         tensors, _ = self.stateful_objects().state_dict()
-        return {name: _checksum("", arrays) for name, arrays in tensors.items()}
+        return {name: _checksum(arrays) for name, arrays in tensors.items()}
 
 
 def notes_path(output: Path, rank: int) -> Path:
@@ -70,32 +62,15 @@ def notes_path(output: Path, rank: int) -> Path:
     return output.with_name(f"{output.name}.notes.rank_{rank}.jsonl")
 
 
-def _encodable(batch: Any) -> Any:
-    """The batch; what cannot be encoded in it is replaced by the name of its type."""
-    if isinstance(batch, (list, tuple)):
-        return [*map(_encodable, batch)]
-    if isinstance(batch, Mapping):
-        return {str(key): _encodable(value) for key, value in batch.items()}
-    try:
-        encoding.encode(batch, "", {})
-    except TypeError:
-        return type(batch).__qualname__  # not by its repr, which may hold an address
-    return batch
-
-
-def _checksum(text: str, arrays: Mapping[str, Any]) -> int:
+def _checksum(arrays: Mapping[str, Any], text: str = "") -> int:
     value = zlib.crc32(text.encode())
     for key, array in arrays.items():
         value = zlib.crc32(array.data, zlib.crc32(key.encode(), value))
     return value
 
 
-def main() -> None:
-    """Runs the script that the command line names, with notes."""
-    with put_in_front(Fingerprints):
-        run_program(sys.argv[1:])
-
-
 if __name__ == "__main__":
     # By its full name, under which the processes of --nprocs can import the class, too.
-    importlib.import_module("expbase.tools.fingerprints").main()
+    module = importlib.import_module("expbase.tools.fingerprints")
+    with put_in_front(module.Fingerprints):
+        run_program(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Curves of runs as a picture, from metrics.jsonl: several runs in one picture, no browser.
 
-Each metric has axes of its own; runs have colours. Of what is logged in training the thin line is
-what was logged, the thick one its average, with weights that fall by --smooth from point to point.
+Each metric has axes of its own; runs have colours. The thick line of a training metric is its
+average, with weights that fall by --smooth from point to point.
 """
 
 from __future__ import annotations

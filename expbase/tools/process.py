@@ -8,26 +8,20 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import psutil
 
-CODES: dict[int, int | None] = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
-
 
 @contextlib.contextmanager
-def ended_by_signals(codes: Mapping[int, int | None] = CODES) -> Iterator[None]:
-    """Makes the first signal in the block raise SystemExit; later ones are ignored.
-
-    Args:
-        codes: The exit code for each signal; None: it is for somebody else, and nothing happens.
-    """
+def ended_by_signals(ctrl_c: int = 130) -> Iterator[None]:
+    """Makes the first signal in the block raise SystemExit; later ones are ignored."""
+    codes: dict[int, int] = {signal.SIGHUP: 129, signal.SIGINT: ctrl_c, signal.SIGTERM: 143}
 
     def end(number: int, frame: object) -> None:
-        if codes[number] is not None:
-            for other in before:  # nothing may interrupt the cleaning up
-                signal.signal(other, signal.SIG_IGN)
-            raise SystemExit(codes[number])
+        for other in codes:  # nothing may interrupt the cleaning up
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(codes[number])
 
     before = {number: signal.getsignal(number) for number in codes}
     for number, handler in before.items():
@@ -41,12 +35,10 @@ def ended_by_signals(codes: Mapping[int, int | None] = CODES) -> Iterator[None]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process, if it still runs, with all that it started, and waits for their ends.
-
-    They may lead process groups of their own, so a signal to one group does not reach them all.
-    """
+    """Kills a process, if it still runs, with all that it started, and waits for their ends."""
     if process.poll() is None:
-        # Listed before the first one dies: orphans get another parent.
+        # One by one: they may lead process groups of their own. Listed before the first one dies:
+        # orphans get another parent.
         parent = psutil.Process(process.pid)
         family = [parent, *parent.children(recursive=True)]
         for member in family:
@@ -59,11 +51,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def run_program(program: Sequence[str]) -> None:
     """Runs a script, or a module after `-m`, in this process, as python would."""
+    sys.argv = [*program]
     if program[0] == "-m":
-        sys.argv = [*program[1:]]
+        del sys.argv[0]
         sys.path[0] = os.getcwd()
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [*program]
         sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
         runpy.run_path(program[0], run_name="__main__")

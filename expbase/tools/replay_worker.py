@@ -1,7 +1,7 @@
 """Runs a user's script on a copy of its run, up to an iteration. A script for `replay`.
 
-Each rank writes how it ended to a file: the error, nothing if the iteration passed, else what
-happened instead.
+Each rank writes how it ended to ended_RANK.json beside the copy: the error, nothing if the
+iteration passed, else what happened instead.
 
     python replay_worker.py SPEC.json train.py --output …        # or -m expbase run FILE …
 """
@@ -9,7 +9,6 @@ happened instead.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -29,30 +28,21 @@ from expbase.experiment import ExperimentBase
 from expbase.metrics import NonFiniteError
 from expbase.tools.process import run_program
 
-_SPEC = "EXPBASE_REPLAY"  # the variable with its path; the processes of --nprocs inherit it
-
-
-def read_spec() -> dict[str, Any]:
-    """What to repeat, as `replay.main` wrote it."""
-    return dict(json.loads(Path(os.environ[_SPEC]).read_bytes()))
-
 
 class Repeated(ExperimentBase):
     """Goes in front of an experiment class: works on the copy, and ends after the iteration."""
 
+    replay_spec: ClassVar[dict[str, Any]]  # as `replay.main` wrote it
     was_made: ClassVar[bool] = False
     finished = False  # training is broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        spec = read_spec()
+        spec = self.replay_spec
         if Path(args.output).resolve() != Path(spec["run"]):
-            raise ValueError(
-                f"the script makes a run in {args.output}; expected the one in {spec['run']}."
-            )
+            raise ValueError(f"a run in {args.output} was made; expected the one in {spec['run']}.")
         # As with --smoke the directory is gone in a moment: nobody is told to look into it.
         changed = {"output": spec["copy"], "fresh": False, "smoke": True}
         super().__init__(config, argparse.Namespace(**{**vars(args), **changed}))
-        self.replay_spec = spec
         Repeated.was_made = True
 
     def train_batch(self) -> None:
@@ -65,11 +55,11 @@ class Repeated(ExperimentBase):
         """Logs; for a debugger it raises here what a run finds out when it writes a line."""
         super().log(mapping, **scalars)
         spec = self.replay_spec
-        if not spec["pdb"] or not spec["error"].startswith(NonFiniteError.__name__):
+        is_wanted = spec["pdb"] and spec["error"].startswith("NonFiniteError")
+        if not is_wanted or self.phase != "train":
             return
         for name, value in {**(mapping or {}), **scalars}.items():
-            number = distributed.number(value)
-            if self.phase == "train" and not math.isfinite(number):
+            if not math.isfinite(number := distributed.number(value)):
                 raise NonFiniteError(f"not finite: {name}={number} at iteration {self.iteration}.")
 
     def run(self) -> None:
@@ -80,35 +70,32 @@ class Repeated(ExperimentBase):
 
 
 def leave(ended: str, code: int) -> None:
-    """Writes how it ended, and ends the process with whatever the script left running in it.
-
-    A code that is not 0 makes a launcher end the other ranks.
-    """
-    result = ended.encode("utf-8", "surrogatepass")  # as json has it in the run
-    Path(f"{read_spec()['result']}_{distributed.rank()}").write_bytes(result)
+    """Writes how it ended, and ends the process; with another code than 0 its launcher, too."""
+    copy = Path(Repeated.replay_spec["copy"])
+    copy.with_name(f"ended_{distributed.rank()}.json").write_text(json.dumps(ended))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # with whatever the script left running
 
 
 def in_user_code(trace: TracebackType | None) -> TracebackType | None:
     """The traceback up to the last line that is the user's, where the debugger should be."""
-    ours = (os.path.dirname(os.path.abspath(expbase.__file__)), sysconfig.get_path("stdlib"))
-    entry, last = trace, None
+    ours = (os.path.dirname(expbase.__file__), sysconfig.get_path("stdlib"))
+    last = entry = trace
     while entry is not None:
-        file = os.path.abspath(entry.tb_frame.f_code.co_filename)
+        file = entry.tb_frame.f_code.co_filename
         # Installed packages, paddle above all, are not the user's either.
         if not file.startswith(ours) and "-packages" + os.sep not in file:
             last = entry
         entry = entry.tb_next
-    if last is not None and last.tb_next is not None:
+    if last is not None:
         last.tb_next = None
     return trace
 
 
 def main() -> None:
     """Runs what the command line names."""
-    os.environ[_SPEC] = sys.argv[1]
+    Repeated.replay_spec = spec = json.loads(Path(sys.argv[1]).read_bytes())
     try:
         with put_in_front(Repeated):
             run_program(sys.argv[2:])
@@ -118,7 +105,7 @@ def main() -> None:
     except BaseException as error:
         traceback.print_exception(error)
         ended = f"{type(error).__name__}: {error}"
-        if read_spec()["pdb"] and isinstance(error, Exception):
+        if spec["pdb"] and isinstance(error, Exception):
             pdb.post_mortem(in_user_code(error.__traceback__))
     if not Repeated.was_made:
         ended = f"no run was made by main(Experiment), which replay needs ({ended})"
@@ -126,5 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its full name, under which the processes of --nprocs can import the class, too.
-    importlib.import_module("expbase.tools.replay_worker").main()
+    main()

@@ -1,4 +1,4 @@
-"""How a run was made: how far it came, its starts and ends, and what changed in between.
+"""How a run was made: its starts and ends, and what changed in between.
 
 Reads what the run wrote and changes nothing; the run may be running. With --reproduce it prints the
 commands that make the run again, for the top of a fresh clone of its repository: the code with the
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import shlex
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,85 +25,71 @@ from expbase.state import checkpoint
 from expbase.tools.runs import Run, printable, read_run
 
 
-@dataclass
-class RunReport:
-    """What is known of a run."""
+def add_parser(tools: Any) -> None:
+    """Adds the tool to the command line of `python -m expbase`."""
+    parser = tools.add_parser(
+        "show",
+        help="how a run was made, and the commands that make it again",
+        description=__doc__,
+        formatter_class=Paragraphs,
+        epilog="exit codes: 0, or 1 if there is no such run or session",
+    )
+    add = parser.add_argument
+    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
+    add("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
+        help="print the commands that make it again (default: 1, the whole run)")  # fmt: skip
+    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
-    path: Path  # its directory
-    run: Run  # what `ls` knows of it
-    config: dict[str, Any]  # of the last start, by full keys
-    checkpoints: list[str]  # their names, oldest first
-    sessions: list[Session]
 
-
-def read_report(path: Path) -> RunReport:
-    """Reads what is known of a run.
-
-    Args:
-        path: Its output directory.
-
-    Raises:
-        ValueError: There is no run.
-    """
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise ValueError(f"{path}: {what}; expected the output directory of a run.")
+def main(args: argparse.Namespace) -> int:
+    """Runs the tool; returns its exit code."""
+    path: Path = args.run_dir
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueError(f"{path}: holds no run; expected the output directory of one.")
-    run, config = read_run(path, str(path), time.time())
-    names = [found.name for found in checkpoint.listed(path / checkpoint.FOLDER)]
-    records = read(path / LEDGER) if (path / LEDGER).is_file() else []
-    return RunReport(path, run, config, names, sessions(records))
+    run, _ = read_run(path, str(path), time.time())
+    found = sessions(read(path / LEDGER))
+    if args.reproduce is None:
+        lines = describe(path, run, found)
+    else:
+        lines = reproduce(path, found, args.reproduce)
+    print("\n".join(lines))
+    return 0
 
 
-# --- for a person ----------------------------------------------------------------------------
-
-
-def describe(report: RunReport) -> Iterator[str]:
-    """The report in lines of at most 80 columns, as far as its words are short enough."""
-    yield printable(str(report.path))
-    yield from _rows(_facts_of_run(report))
+def describe(path: Path, run: Run, found: Sequence[Session]) -> Iterator[str]:
+    """What is known of a run, in lines of 80 columns as far as its words are short enough."""
+    saved = checkpoint.listed(path / checkpoint.FOLDER)
+    limit = f" of {run.max_iteration}" if run.max_iteration else ""
+    yield printable(str(path))
+    yield from _row("state", f"{run.state}, {run.iteration} iterations{limit}")
+    yield from _row(
+        "checkpoints", f"{len(saved)}, the newest {saved[-1].name}" if saved else "none"
+    )
+    yield from _row("note", run.note)
     before: Mapping[str, Any] = {}
-    for number, session in enumerate(report.sessions, 1):
-        is_running = number == len(report.sessions) and report.run.state == "running"
+    for number, session in enumerate(found, 1):
+        is_running = number == len(found) and run.state == "running"
         yield ""
-        yield f"session {number} of {len(report.sessions)}: {_span(session, is_running)}"
+        yield f"session {number} of {len(found)}: {_span(session, is_running)}"
         if session.end is not None:
-            reason, code = session.end.get("reason"), session.end.get("exit_code")
-            yield from _rows([("ended", f"{reason}, exit code {code}")])
+            yield from _row("ended", "{reason}, exit code {exit_code}".format_map(session.end))
         if session.start is not None:
-            yield from _rows(_facts_of_start(session.start, before))
+            yield from _start(session.start, before)
             before = session.start
 
 
-def _facts_of_run(report: RunReport) -> Iterator[tuple[str, str]]:
-    run, names = report.run, report.checkpoints
-    limit = f" of {run.max_iteration}" if run.max_iteration else ""
-    yield "state", f"{run.state}, {run.iteration} iterations{limit}"
-    if run.best is not None:
-        monitor = report.config.get("training.monitor", "best")
-        yield "best", f"{monitor}={run.best:.6g} at iteration {run.best_iteration}"
-    if run.loss is not None:
-        yield "loss", f"{run.loss:.6g}" if isinstance(run.loss, float) else str(run.loss)
-    yield "checkpoints", f"{len(names)}, the newest {names[-1]}" if names else "none"
-    yield "note", run.note
-
-
-def _facts_of_start(
-    start: Mapping[str, Any], before: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
     """A start, and what differs from the one before it."""
-    yield "resumed", start["resumed"] or ""
-    yield "on", _machine(start)
-    yield "code", _code(start["git"])
-    yield "config", _changes((key, *pair) for key, pair in start["config_changes"].items())
+    yield from _row("resumed", start["resumed"] or "")
+    yield from _row("on", _machine(start))
+    yield from _row("code", _code(start["git"]))
+    yield from _row("config", _changes(start["config_changes"]))
     for name in ("packages", "environment") if before else ():
         was, now = before[name], start[name]
-        yield name, _changes((key, was.get(key), now.get(key)) for key in sorted({**was, **now}))
+        keys = sorted({**was, **now})
+        yield from _row(name, _changes({k: (was.get(k, "none"), now.get(k, "none")) for k in keys}))
     if start["command"] != before.get("command", ()):
-        yield "command", _shell(start["command"]) if start["command"] else "no script"
-    if start["directory"] not in (None, ".", before.get("directory")):
-        yield "in", start["directory"]
+        yield from _row("command", _shell(start["command"]) if start["command"] else "no script")
 
 
 def _span(session: Session, is_running: bool) -> str:
@@ -138,17 +122,13 @@ def _code(git: Mapping[str, Any]) -> str:
     return "; ".join(part for part in (text, git.get("note")) if part)
 
 
-def _changes(triples: Iterable[tuple[str, Any, Any]]) -> str:
-    def text(value: Any) -> str:
-        return "none" if value is None else str(value)
-
-    return "; ".join(f"{k}: {text(was)} → {text(now)}" for k, was, now in triples if was != now)
+def _changes(pairs: Mapping[str, Sequence[Any]]) -> str:
+    return "; ".join(f"{key}: {was} → {now}" for key, (was, now) in pairs.items() if was != now)
 
 
-def _rows(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Each fact behind its name; those without a text are left out."""
-    for name, text in facts:
-        yield from _folded(f"{name:<12}", " " * 12, text)
+def _row(name: str, text: str) -> list[str]:
+    """A fact behind its name; none without a text."""
+    return _folded(f"{name:<12}", " " * 12, text) if text else []
 
 
 def _comment(text: str) -> list[str]:
@@ -161,42 +141,27 @@ def _folded(first: str, rest: str, text: str) -> list[str]:
     return folder.wrap(printable(text))
 
 
-# --- to make it again ------------------------------------------------------------------------
-
-
-def reproduce(report: RunReport, number: int) -> Iterator[str]:
-    """The commands that make a session again, for the top of a fresh clone.
-
-    Args:
-        report: Of the run.
-        number: Of the session, from 1: the first one began the run, so its command makes all of
-            it again. A later one begins with the checkpoint that it continued.
-
-    Raises:
-        ValueError: There is no such session, or it does not say how it was started.
-    """
-    if not 1 <= number <= len(report.sessions):
-        count = len(report.sessions)
-        raise ValueError(f"--reproduce: session {number} given; {LEDGER} has {count}.")
-    start = report.sessions[number - 1].start
+def reproduce(path: Path, found: Sequence[Session], number: int) -> Iterator[str]:
+    """The commands that make a session again, the first of which has the number 1."""
+    if not 1 <= number <= len(found):
+        raise ValueError(f"--reproduce: session {number} given; {LEDGER} has {len(found)}.")
+    start = found[number - 1].start
     if start is None or not start["command"]:
         raise ValueError(
             f"--reproduce: session {number} failed before it began, or was not started by a script "
             "(a notebook, say): there is no command to run again."
         )
-    yield from _comment(f"Session {number} of {report.path}, for the top of a fresh clone.")
+    yield from _comment(f"Session {number} of {path}, for the top of a fresh clone.")
     yield from _comment(f"It was on: {_machine(start)}, {start['platform']}.")
-    if len(report.sessions) > number:
+    if len(found) > number:
         yield from _comment(f"A later session continued it: --reproduce {number + 1}.")
-    yield from _checkout(report.path, start["git"])
+    yield from _checkout(path, start["git"])
     yield from _install(start["packages"], start["local_packages"])
     for name, value in start["environment"].items():
         yield f"export {name}={shlex.quote(value)}"
-    if start["directory"] is None:
-        yield from _comment("It was not started within the repository: its paths are from there.")
-    elif start["directory"] != ".":
+    if start["directory"] not in (None, "."):
         yield f"cd {shlex.quote(start['directory'])}"
-    yield from _command(report, start["command"], start["resumed"] if number > 1 else None)
+    yield from _command(path, start["command"], start["resumed"] if number > 1 else None)
 
 
 def _checkout(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
@@ -219,7 +184,7 @@ def _install(packages: Mapping[str, str], local: Sequence[str]) -> Iterator[str]
     yield f"python -m pip install {shlex.join(wanted)}"
 
 
-def _command(report: RunReport, typed: list[str], name: str | None) -> Iterator[str]:
+def _command(run: Path, typed: list[str], name: str | None) -> Iterator[str]:
     """The command with another --output, from a checkpoint of the run, if one is named."""
     words = [
         f"{word.rstrip('/')}-again" if word.startswith("--output=") or last == "--output" else word
@@ -227,10 +192,10 @@ def _command(report: RunReport, typed: list[str], name: str | None) -> Iterator[
     ]
     is_runner = "-m expbase run" in " ".join(typed)
     if words == typed:  # the output of a runner is the folder of its runs
-        output = (report.path.parent if is_runner else report.path).absolute()
+        output = (run.parent if is_runner else run).absolute()
         words += ["--output", f"{output.name}-again"]
     if name:
-        path = (report.path / checkpoint.FOLDER / name).absolute()
+        path = (run / checkpoint.FOLDER / name).absolute()
         if path.is_dir() and not is_runner:  # which takes checkpoints from its file alone
             words += ["--checkpoint_path", str(path)]
         else:
@@ -238,37 +203,5 @@ def _command(report: RunReport, typed: list[str], name: str | None) -> Iterator[
     yield _shell(words)
 
 
-def _shell(words: Sequence[str]) -> str:
+def _shell(words: Iterable[str]) -> str:
     return shlex.join(["python", *words])
-
-
-# --- the tool --------------------------------------------------------------------------------
-
-
-def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "show",
-        help="how a run was made, and the commands that make it again",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        epilog="exit codes: 0, or 1 if there is no such run or session",
-    )
-    add = parser.add_argument
-    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="all of it as a JSON object, for scripts")
-    form.add_argument("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
-        help="print the commands that make it again (default: 1, the whole run)")  # fmt: skip
-    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
-
-
-def main(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code."""
-    report = read_report(args.run_dir)
-    if args.json:
-        print(json.dumps({**asdict(report), "path": str(report.path)}))
-        return 0
-    lines = describe(report) if args.reproduce is None else reproduce(report, args.reproduce)
-    print("\n".join(lines))
-    return 0

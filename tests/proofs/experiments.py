@@ -84,7 +84,7 @@ def verify(name: str, folder: Path) -> bool:
     """Kills and compares one experiment."""
     experiment = ROOT / "experiments" / name
     command = [sys.executable, "-m", "expbase", "verify", str(experiment / "train.py")]
-    command += [*_config(name), "--output", str(folder / f"{name}-verified")]
+    command += ["--output", str(folder / f"{name}-verified"), "--", *_config(name)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     print(f"{name}: {(result.stdout.strip() or result.stderr.strip()).splitlines()[-1]}")
     return result.returncode == 0
