@@ -7,6 +7,7 @@ and chooses the exit code.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -92,6 +93,9 @@ def _join(processes: Sequence[Any]) -> int:
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     die_with_parent(parent)
+    # Paddle spawned this process, and its loaders' workers would be spawned, too: an import of
+    # paddle for each, at every epoch. Under paddle's launcher they are forked; so they are here.
+    multiprocessing.set_start_method("fork", force=True)
     try:
         function(*args)
     except Exception:  # paddle would show it only when all processes have ended

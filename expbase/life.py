@@ -40,7 +40,7 @@ class Step(enum.Enum):
     OUTSIDE = "before the first iteration of this start"
     BETWEEN_EPOCHS = "before the first iteration of an epoch or of this start"
     BETWEEN = "between two iterations of an epoch"
-    WITHIN = "within an iteration"
+    WITHIN = "in an iteration that self.end_iteration() has not ended"
     ENDING = "in end_iteration()"
     SAVING = "while a checkpoint is written"
     OVER = "after the last iteration"

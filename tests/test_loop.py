@@ -149,7 +149,10 @@ def test_an_iteration_that_is_not_ended_is_an_error_that_names_the_method(tmp_pa
             self.going_on()
             self.train_batch()
 
-    with pytest.raises(RuntimeError, match=r"going_on: called within an iteration.*end_iteration"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"going_on: called in an iteration that self\.end_iteration\(\) has not ended",
+    ):
         trained(Forgetting, tmp_path / "forgetting")
     with pytest.raises(RuntimeError, match=r"train: returned within iteration 1.*end_iteration"):
         trained(Leaving, tmp_path / "leaving")

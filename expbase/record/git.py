@@ -127,5 +127,8 @@ def _ask(top: Path, *words: str) -> bytes:
         raise _NoAnswer(f"git took more than {_SECONDS:g} s") from error
     if result.returncode not in (0, 1):  # 1: --no-index found a difference
         lines = result.stderr.decode("utf-8", "replace").replace(str(top), ".").splitlines()
-        raise _NoAnswer(f"git refuses: {lines[0] if lines else 'no reason given'}")
+        reason = (lines[0] if lines else "no reason given").removesuffix(".")
+        if "ambiguous argument 'HEAD'" in reason:
+            raise _NoAnswer("the repository has no commit yet, so the code is not recorded")
+        raise _NoAnswer(f"git refuses: {reason}")
     return result.stdout
