@@ -46,6 +46,24 @@ def forking() -> Iterator[None]:
         gc.unfreeze()
 
 
+@contextlib.contextmanager
+def sigterm_held() -> Iterator[None]:
+    """Around the start of processes that call `leave_process_group`: SIGTERM waits meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_process_group() -> None:
+    """Makes this process survive the signals of its group, those since `sigterm_held`, too."""
+    os.setpgrp()
+    while signal.sigtimedwait({signal.SIGTERM}, 0):  # came before, and was for the whole group
+        pass
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
 def end_with_parent(files: str) -> None:
     """Ends this process when its parent ends, and then removes the files of a glob pattern."""
     # Multiprocessing knows who started this process. The system may not any more: when a process

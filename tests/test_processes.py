@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from expbase import processes
+from expbase.processes import leave_process_group, sigterm_held
 
 # Each child has the stdout of its parent, so the pipe ends when all of them have ended: waiting
 # for that end is the test. The module is read by its path, without the seconds that paddle takes.
@@ -98,3 +101,25 @@ def test_a_killed_run_leaves_no_workers_and_no_shared_memory() -> None:
 
 def test_an_exit_code_is_the_one_that_a_shell_shows() -> None:
     assert [processes.exit_code(code) for code in (0, 1, 124, -9)] == [0, 1, 124, 137]
+
+
+def test_a_child_survives_the_sigterm_of_its_group_from_its_first_moment() -> None:
+    with sigterm_held():
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)  # the group's, before anything was done
+            leave_process_group()
+            os._exit(os.getpgrp() == os.getpid())
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+
+
+def test_sigterm_reaches_a_child_that_has_left_its_group() -> None:
+    with sigterm_held():
+        child = os.fork()
+        if child == 0:
+            leave_process_group()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM

@@ -27,7 +27,7 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.data.order import Numbered
-from expbase.processes import end_with_parent, forking
+from expbase.processes import end_with_parent, forking, leave_process_group, sigterm_held
 from expbase.state import rng
 
 # Each a batch, the indices of its samples (None: unknown), and whether it is the epoch's last one.
@@ -72,7 +72,7 @@ class Fetcher:
         self._idle = None
         loader.batch_sampler.keys = ([(base, *batch)] for batch, _ in ahead)
         # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
-        with rng.isolated(base), forking():
+        with rng.isolated(base), forking(), sigterm_held():
             iterator = iter(loader)
         last = False
         try:
@@ -164,12 +164,12 @@ def with_hardened_workers(loader: DataLoader) -> DataLoader:
 
 
 def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+    # The launcher sends SIGTERM to the whole process group. A worker that died of it would make
+    # the training process fail, which wants to finish its iteration and save.
+    leave_process_group()
     # These are paddle's shared memory. It removes them when a batch was received; if the main
     # process was killed, they would stay in memory until the machine is started again.
     end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
-    # The launcher sends SIGTERM to the whole process group. A worker that died of it would make
-    # the training process fail, which wants to finish its iteration and save.
-    os.setpgrp()
     # get_worker_info().dataset is the user's data set, not the wrapper around it.
     paddle_worker._worker_info.__dict__["dataset"] = dataset
     if init_fn is not None:
