@@ -8,7 +8,6 @@ log.write(iteration, epoch, {"train/loss": 0.25})
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ class MetricLog:
         self._logger = logger
         self._file = file
         self._visualizer = visualizer
-        self._has_hparams = False  # whether VisualDL's file has the row for its table of runs
+        self.is_compared = False  # whether VisualDL's file has the row for its table of runs
 
     def write(
         self, iteration: int, epoch: int, metrics: Mapping[str, float], *, is_routine: bool = False
@@ -47,22 +46,21 @@ class MetricLog:
         self._file.write(iteration, epoch, metrics)
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
-            tag = re.sub("^speed/", "wall_clock/", name)
+            tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self._visualizer.add_scalar(tag, value, iteration)
 
     def compare(
         self, changes: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
     ) -> None:
-        """Adds the run to VisualDL's table of runs, once in the life of the run.
+        """Adds the run to VisualDL's table of runs; call it once in the life of a run.
 
         Args:
             changes: Config values that are not by default, by key.
             keys: All keys of the config.
             names: The metrics to compare, by full name.
         """
-        if names and not self._has_hparams:
-            self._has_hparams = True
-            self._visualizer.add_hparams(changes, names, keys=keys)
+        self.is_compared = True
+        self._visualizer.add_hparams(changes, names, keys=keys)
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""
@@ -70,19 +68,19 @@ class MetricLog:
 
     def cut(self, sizes: Mapping[str, int] | None) -> None:
         """Removes what was written after the files had these sizes; None: everything."""
-        self._has_hparams = self._has_hparams and sizes is not None
+        self.is_compared = self.is_compared and sizes is not None
         sizes = sizes or {}
         self._file.cut(sizes.get("metrics_bytes", 0))
         self._visualizer.cut(sizes.get("visualdl_bytes", 0))
 
     def state_dict(self) -> dict[str, Any]:
         """What was logged since the last line, and whether the table of runs knows this one."""
-        return {"pending": self.meter.state_dict(), "hparams": self._has_hparams}
+        return {"pending": self.meter.state_dict(), "hparams": self.is_compared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
         self.meter.load_state_dict(state["pending"])
-        self._has_hparams = state["hparams"]
+        self.is_compared = state["hparams"]
         return []
 
     def close(self) -> None:

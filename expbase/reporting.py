@@ -71,8 +71,9 @@ class Reporting(Attributes):
 
     def _compare(self, names: Sequence[str]) -> None:
         """Adds the run to the board's table of runs, with what is not by default in its config."""
-        keys = [*flatten(self.config)]
-        self._metric_log.compare(self._config_changes(), keys, names)
+        if names and not self._metric_log.is_compared:
+            keys = [*flatten(self.config)]
+            self._metric_log.compare(self._config_changes(), keys, names)
 
     def _config_changes(self) -> dict[str, Any]:
         changes = differences(type(self).default_config(), self.config)
