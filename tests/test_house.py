@@ -45,7 +45,7 @@ TOPICS = {
 }  # fmt: skip
 
 
-CORE = 8650  # lines
+CORE = 8674  # lines
 
 
 def name_of(path: Path) -> str:

@@ -17,7 +17,6 @@ import operator
 import os
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import numpy as np
@@ -141,6 +140,8 @@ def _sendable(error: Exception) -> Any:
         pickle.loads(pickle.dumps(error))
     except Exception:  # it has arguments of its own, say
         error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(trace)
+    from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+
     return ExceptionWithTraceback(error, trace)
 
 
