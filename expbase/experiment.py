@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expbase import checks, distributed, schedule
@@ -275,7 +275,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             raise
 
     def _setup(self) -> None:
-        check_training(self.config.training)
+        check_training(self.config.training)  # it may have been changed since it was made
         self.prepare()
         self.setup_device()
         if self.parallel:
@@ -440,10 +440,3 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self._quietly("telling the other ranks", self._other_ranks.tell, repr(error))
         self._quietly("close", self.close)
         self._quietly("close", ExperimentBase.close, self)  # if an override failed before super's
-
-    def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
-        try:
-            function(*args)
-        except BaseException as error:  # a second Ctrl-C ends this step, and not the closing
-            error.__suppress_context__ = True  # the original one was logged before
-            self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)

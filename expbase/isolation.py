@@ -1,6 +1,5 @@
 """A block that has no effect on training: eval mode, no gradients, random states of its own.
-
-with isolated_eval(layers, seed=rng.derive(0, rng.VALID, 400)): ...
+A leaf: which layers and which seed is passed in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The metrics of a run on their way out: a line of text, a line of JSON, a point on each curve.
+Formats are in meter.py and visualizer.py.
 
-log = MetricLog(logger, MetricsFile(path), visualizer)
-log.meter.add(iteration, {"loss": loss})
-log.write(iteration, epoch, {"train/loss": 0.25})
+    log = MetricLog(logger, MetricsFile(path), visualizer)
+    log.write(iteration, epoch, {"train/loss": 0.25})
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Child processes on Linux: none outlives its parent, however that ends.
+A leaf over the standard library.
 
-with forking(): start_children()
-die_with_parent()                          # in a child without files of its own
-end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
+    with forking(): start_children()
+    die_with_parent()                          # in a child without files of its own
+    end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from expbase.meter import Meter, short
 from expbase.metrics import NonFiniteError
 from expbase.record import card, crash, provenance
 from expbase.record.hang import HangWatch
-from expbase.state.checkpoint import CheckpointError
 
 
 class Reporting(Attributes):
@@ -118,14 +117,14 @@ class Reporting(Attributes):
             "update": card.update_row(adapter.batch_size, batches),
             "device": card.device_row(self.world_size),
         }
-        changes, layers = self._config_changes(), self._saved_objects().layers
+        changes, saved = self._config_changes(), self._saved_objects()
         name, output = type(self).__name__, str(self.args.output)
-        for text in card.card(name, changes, layers, adapter, facts, output):
+        for text in card.card(name, changes, saved.layers, adapter, facts, output):
             self.logger.info("%s", text)
         if self.read_only:
             return
         for text in checks.likely_mistakes(
-            self.stateful_objects(), self._saved_objects(), training, parallel=self.parallel
+            self.stateful_objects(), saved, training, parallel=self.parallel
         ):
             self.logger.warning("%s", text)
 
@@ -227,8 +226,7 @@ class Reporting(Attributes):
         explained = isinstance(error, ConfigError) or not isinstance(error, Exception)
         if explained or getattr(self.args, "smoke", False):  # whose directory is gone in a moment
             return
-        with contextlib.suppress(CheckpointError):
-            self._checkpointer.close()  # the last one may still be under way
+        self._quietly("saving", self._checkpointer.close)  # the last one may be under way
         newest = self._checkpointer.newest_saved
         facts = {**self._progress(), "epoch": self.epoch, "ranks": self.world_size}
         facts["checkpoint"] = newest and newest.name
@@ -242,3 +240,11 @@ class Reporting(Attributes):
             folder.relative_to(self.output_dir),
             shlex.quote(str(self.args.output)),
         )
+
+    def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
+        """Calls it after a failure: what fails now is logged, and hides nothing."""
+        try:
+            function(*args)
+        except BaseException as error:  # a second Ctrl-C ends this step, and not the closing
+            error.__suppress_context__ = True  # the original one was logged before
+            self.logger.error("in %s, after the failure: %r", name, error, exc_info=error)

@@ -1,8 +1,9 @@
 """What is due at the end of an iteration: a pure function of the config and two counters.
+Epochs count as ended when they are used up; one update that accumulates may end several.
 
-due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3)
-if due.checkpoint: ...
-next_due(config.training, iteration)     # nothing is due before, unless an epoch ends
+    due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3)
+    if due.checkpoint: ...
+    next_due(config.training, iteration)     # nothing is due before, unless an epoch ends
 """
 
 from __future__ import annotations

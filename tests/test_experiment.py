@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -997,3 +998,27 @@ def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match="valid: the metric 'accuracy' is 'good'; expected a numb"):
         trained(Wordy, tmp_path)
+
+
+def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_crash_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = threading.Event()
+
+    def refuse(*args: Any) -> None:
+        failing.wait(30)
+        raise checkpoint.CheckpointError("no room")
+
+    class Failing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                failing.set()
+                raise ValueError("broken")
+
+    monkeypatch.setattr(checkpoint, "write", refuse)
+    with pytest.raises(ValueError, match="broken"):
+        trained(Failing, tmp_path / "run", save_interval=2)
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert "in saving, after the failure: CheckpointError" in log
+    assert (tmp_path / "run/crash/iteration-3/crash_0.json").exists()

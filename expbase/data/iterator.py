@@ -1,10 +1,10 @@
 """Where one rank is in its training data: the epoch, and the place in it.
+Which batches an epoch has, a LoaderAdapter decides.
 
-iterator = TrainIterator()
-iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
-iterator.open(epoch=3)
-batch = iterator.read()
-state = iterator.state_dict()    # another process continues behind that batch
+    iterator = TrainIterator()
+    iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
+    iterator.open(epoch=3)
+    state = iterator.state_dict()    # another process continues behind that batch
 """
 
 from __future__ import annotations

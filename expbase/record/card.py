@@ -1,7 +1,6 @@
 """What a run says of itself before its first batch, and at its end, in lines of text.
 
-for text in card(...): logger.info("%s", text)
-for text in summary(...): logger.info("%s", text)
+Functions of what they are handed; they change nothing.
 """
 
 from __future__ import annotations

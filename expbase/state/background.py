@@ -1,8 +1,9 @@
 """Saving while training goes on: a snapshot into reused memory, and a thread that writes it.
+One job runs at a time, so the memory is never overwritten while it is written.
 
-writer.wait()                          # for the previous job; raises its error
-arrays = buffer.snapshot(live_arrays)
-writer.start(lambda: write(arrays))
+    writer.wait()                          # for the previous job; raises its error
+    arrays = buffer.snapshot(live_arrays)
+    writer.start(lambda: write(arrays))
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Model files: weights alone, out of checkpoints and other tools' files, and into such files.
+Optimizers and counters are not here: they come out of checkpoints alone.
 
-found = read_weights(Path("other/checkpoints/step-00000400"))  # {"model": {"fc.weight": Array}}
-reports = load(found, {"model": layer}, into=None, partial=False)
-reports["model"].fitted
+    found = read_weights(Path("other/checkpoints/step-00000400"))  # {"model": {"fc.weight": Array}}
+    reports = load(found, {"model": layer}, into=None, partial=False)
 """
 
 from __future__ import annotations
