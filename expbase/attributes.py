@@ -138,7 +138,8 @@ class Attributes(Events):
         loop = self._loop
         by_config = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
         over = by_config or loop.stopped_by is StopReason.CALL
-        return loop.step is Step.OVER and over and loop.failure is None
+        is_done = loop.step is Step.OVER and not loop.is_pending  # a stop may have left it
+        return is_done and over and loop.failure is None
 
     @property
     def read_only(self) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed
+from expbase import distributed, schedule
 from expbase.life import Life, Step
 from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
 from expbase.state import checkpoint, rng
-from expbase.state.checkpointer import choose
+from expbase.state.checkpointer import VALIDATIONS_BYTES, choose
 from expbase.state.entries import Environment, OwnStates
 from expbase.state.objects import Attributes, Gradients, named_parameters
+from expbase.stopping import StopReason
 from expbase.training import TrainingSteps
 
 
@@ -47,7 +48,6 @@ class Checkpoints(TrainingSteps, ModelFiles):
             "registered": Attributes(self, self._names.registered),
             "gradients": Gradients(named_parameters(found)),
             "log": self._metric_log,
-            "best": self._checkpointer.scores,
             "listeners": self._subscribers,
             "environment": Environment(),
             "random": rng.RandomStates(),
@@ -84,16 +84,34 @@ class Checkpoints(TrainingSteps, ModelFiles):
             self._check_finite()
             self._update.check_complete()
             self._update_scaler()
-            validated = loop.validated_at == self.iteration
-            if validated:
-                self._check_monitor(loop.results)
-            results = loop.results if validated and loop.score_counts else {}
-            checkpointer.save(self.iteration, self._metric_log.sizes(), results)
+            is_last = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+            needed = is_last or bool(loop.stopped_by)  # there will be no later one
+            checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
         loop.saved_at = self.iteration
 
     def _save_now(self) -> None:
-        self._loop.step, self._loop.save_requested = Step.SAVING, False
+        loop = self._loop
+        before, loop.step, loop.save_requested = loop.step, Step.SAVING, False
         self.save()
+        loop.step = before
+
+    def _save_if_stopping(self) -> None:
+        """At the end of an iteration: a checkpoint if the run stops or save() was called.
+
+        Then the results of this iteration's validation are noted.
+        """
+        loop, stopped_by = self._loop, self._loop.stopped_by
+        # A signal's stop at another iteration must not choose another best checkpoint.
+        if loop.save_requested or stopped_by is StopReason.CALL:
+            loop.is_candidate = True
+        if loop.save_requested or (stopped_by and schedule.is_wanted(self.config.training, "save")):
+            self._save_now()
+        if loop.validated_at == self.iteration and not loop.is_pending:
+            self._check_monitor(loop.results)
+            has_checkpoint = loop.is_candidate and loop.saved_at == self.iteration
+            self._checkpointer.validations.add(
+                self.iteration, self.epoch, loop.results, has_checkpoint=has_checkpoint
+            )
 
     def resume_or_load(self) -> None:
         """Restores the state: this run's own, else checkpoint_path's, else init_model_path's.
@@ -122,14 +140,33 @@ class Checkpoints(TrainingSteps, ModelFiles):
             rng.seed_all(rng.derive(seed, rng.TRAIN, self.rank, *([self.iteration] * bool(path))))
         if path is not None and weights:
             self.logger.info("--init_model_path: not used, since the whole state is restored")
-        self._metric_log.cut(None if own is None else checkpointer.sizes)  # it is logged again
+        self._continue_files(own)
         self.life = Life.RESTORED
         self._begin_record(path)
+
+    def _continue_files(self, own: Path | None) -> None:
+        """Cuts the logs back to the checkpoint: what came after it is done and logged again.
+
+        Not if the run has come to its end, on_train_end included: then nothing is done again.
+        """
+        validations, sizes = self._checkpointer.validations, self._checkpointer.sizes
+        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        if own is None:  # a new run, perhaps with the state of another one
+            self._metric_log.cut(None)
+            validations.cut(0)
+        elif is_over and distributed.on_rank_zero(validations.is_finished, "looking for the end"):
+            validations.cut()
+        else:
+            is_over = False
+            self._metric_log.cut(sizes)
+            validations.cut(sizes.get(VALIDATIONS_BYTES, 0))
+        if is_over:
+            self._loop.step = Step.OVER
 
     def _resume(self, path: Path) -> None:
         loop, own = self._loop, path == self._checkpointer.resumable
         notes = self._checkpointer.restore(path)
-        loop.validated_at = loop.saved_at = self.iteration
+        loop.saved_at = self.iteration if own else -1
         self.logger.info(
             "resumed %s: iteration %d, epoch %d, batch %d of the epoch, %s",
             path.name if own else path,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import signal
 import threading
@@ -30,7 +29,7 @@ from expbase.processes import die_with_parent
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_counter = itertools.count()  # numbers the waits of this process, so that each has its own key
+_wait = [0, 0]  # the number of this process's next wait, so that each has its own key
 _POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
 _WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
 _TELL_SECONDS = 3.0  # for which a failing rank waits until the others know
@@ -116,18 +115,34 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def wait_for_all() -> None:
-    """Returns when every rank has called it, however late one is."""
+def wait_for_all(meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Returns when every rank has called it, however late one is.
+
+    `meanwhile` is called until then. If it raises an exception, it must do so on all ranks that
+    wait, and all ranks then call `renumber_waits`.
+    """
     if not dist.is_initialized():
         return
-    store = core.create_or_get_global_tcp_store()
-    key = f"expbase/wait/{next(_counter)}"  # the same on all ranks, which make the same waits
-    with _without_signals():
-        arrived = store.add(key, 1)  # adds this rank to those that are here
+    key = "expbase/wait/{}/{}".format(*_wait)  # the same on all ranks, which make the same waits
+    _wait[1] += 1
+    arrived = add_to_store(key, 1)  # adds this rank to those that are here
     while arrived < world_size():
+        meanwhile()
         time.sleep(_POLL_SECONDS)
-        with _without_signals():
-            arrived = store.add(key, 0)  # adds nothing, only reads
+        arrived = add_to_store(key, 0)
+
+
+def renumber_waits() -> None:
+    """After a wait that not all ranks have come to: they count the next ones from 0 again."""
+    _wait[:] = _wait[0] + 1, 0
+
+
+def add_to_store(key: str, number: int) -> int:
+    """Adds to a number that all processes share, 0 at first; returns the sum."""
+    if not dist.is_initialized():
+        return 0
+    with _without_signals():
+        return int(core.create_or_get_global_tcp_store().add(key, number))
 
 
 @contextlib.contextmanager

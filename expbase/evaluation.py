@@ -23,6 +23,7 @@ from expbase.meter import Meter, line
 from expbase.predictions import split
 from expbase.reporting import Reporting
 from expbase.state import objects, rng
+from expbase.stopping import ValidationExit, ValidationLeft
 from expbase.visualizer import Visualizer
 
 _PURPOSES = {"valid": rng.VALID, "sanity": rng.VALID, "predict": rng.PREDICT}
@@ -40,6 +41,8 @@ class EvaluationState:
     adapters: dict[int, LoaderAdapter] = field(default_factory=dict)
     running: list[Batches] = field(default_factory=list)  # that may have been left early
     warned: bool = False  # a bare valid() was told
+    validations: int = 0  # that the loop has begun
+    exit: ValidationExit | None = None  # how the one under way is left when the run stops
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends runs that were left early, and the workers of loaders that are not kept."""
@@ -231,29 +234,45 @@ class Evaluation(Reporting):
         if not num_batches:
             return
         state, visualizer = self._evaluation, self.visualizer
-        rolled_back = self._checkpointer.rolled_back("objects", "registered", "listeners")
+        roll_back = self._checkpointer.remember("objects", "registered", "listeners")
         with tempfile.TemporaryDirectory() as elsewhere:
             self.visualizer = Visualizer(elsewhere if self.rank == 0 else None)
             state.limit = num_batches
             try:
-                with rolled_back, self._in_phase("sanity"):
+                with self._in_phase("sanity"):
                     self._fire("on_sanity_check_begin")
                     results = self._results_of_rank_zero(self.valid())
                     self._fire("on_sanity_check_end", results)
             finally:
+                roll_back()
                 self.visualizer.close()
                 state.limit, self.visualizer = None, visualizer
         self._check_monitor(results)
         self.logger.info("sanity check passed: %s", line(self.iteration, results))
 
     def _validate(self) -> None:
-        """The validation of this iteration, unless there was one."""
-        loop = self._loop
-        if loop.validated_at != self.iteration:
+        """The validation of this iteration, unless there was one.
+
+        Raises:
+            ValidationLeft: The run stops, on all ranks; the experiment is as it was before, but for
+                what valid() itself changed in tensors.
+        """
+        loop, state = self._loop, self._evaluation
+        if loop.validated_at == self.iteration:
+            return
+        roll_back = self._checkpointer.remember("registered", "listeners")
+        state.validations += 1
+        state.exit = ValidationExit(self._stop_requests, state.validations)
+        try:
             with self._in_phase("valid"):  # here, too: evaluate may be overridden
                 loop.results = dict(self.evaluate() or {})
-            loop.validated_at = self.iteration
-            self._check_monitor(loop.results)
+        except ValidationLeft:
+            roll_back()
+            distributed.renumber_waits()
+            raise
+        finally:
+            state.exit = None
+        loop.validated_at = self.iteration
 
     def _check_monitor(self, results: Mapping[str, float]) -> None:
         if monitor := self.config.training.monitor:
@@ -275,7 +294,8 @@ class Evaluation(Reporting):
     def _wait_in_phase(self) -> None:
         # The shares of other ranks may take longer than a collective waits.
         if self.phase != "train":
-            distributed.wait_for_all()
+            way_out = self._evaluation.exit
+            distributed.wait_for_all(*([way_out.while_waiting] if way_out else []))
 
     # --- running over a loader -----------------------------------------------------------
 
@@ -305,6 +325,8 @@ class Evaluation(Reporting):
     def _limited(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in itertools.islice(batches, self._evaluation.limit):
             self._evaluation.batches_read += 1
+            if self._evaluation.exit is not None:
+                self._evaluation.exit.before_batch()
             yield batch
 
     def _predicted(self, loader: Any) -> list[Any]:

@@ -14,9 +14,9 @@ not know your model, your loss or your batch: forward, backward, step and schedu
                 self.end_iteration()
 
 The words: an iteration is one call of train_batch, one update. An epoch is one pass over the
-training data. A batch is what the loader yields. A checkpoint holds the state at the end of an
-iteration. A start is one process's part of a run; a run may need several. The states of a run and
-of its loop are drawn in life.py.
+training data. A batch is what the loader yields. A checkpoint holds the state right after an
+update. A start is one process's part of a run; a run may need several. The states of a run and of
+its loop are drawn in life.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expbase import checks, distributed, schedule
+from expbase import checks, schedule
 from expbase.checkpoints import Checkpoints
 from expbase.config import check_training
 from expbase.data.loaders import FirstBatches
@@ -36,7 +36,7 @@ from expbase.life import Life, Step
 from expbase.logs import close_log
 from expbase.setup_steps import SetupSteps
 from expbase.state import rng
-from expbase.stopping import StopReason
+from expbase.stopping import StopReason, ValidationLeft
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
 _BETWEEN, _WITHIN = Step.BETWEEN, Step.WITHIN  # an enum's members are slow to look up
@@ -133,11 +133,15 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self.resume_or_load()
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
-        loop.epochs_before = self.epochs_ended
         loop.has_listeners = "on_train_batch_end" in self._subscribers.subscribed
-        loop.stopped_by = self._stop_requests.agreed(self.iteration)
-        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-        loop.step = Step.OVER if is_over or loop.stopped_by else Step.BETWEEN_EPOCHS
+        if loop.is_pending:
+            loop.step = Step.ENDING
+            self._do_what_follows()
+        else:
+            loop.epochs_before = self.epochs_ended
+            loop.stopped_by = self._stop_requests.agreed(self.iteration)
+        is_over = loop.stopped_by or self._due().last
+        loop.step = Step.OVER if is_over else Step.BETWEEN_EPOCHS
         self._plan()
 
     def end_iteration(self) -> None:
@@ -159,34 +163,43 @@ class ExperimentBase(SetupSteps, Checkpoints):
             loop.step = _BETWEEN
 
     def _do_what_is_due(self) -> None:
-        """Logs, validates (by iterations), ends the epoch, validates (by epochs), asks whether to
-        stop, saves: each if it is due.
-
-        Saving comes last, so that a checkpoint holds everything that happened in its iteration.
-        The first iteration of a start is always looked at.
-        """
-        loop, training = self._loop, self.config.training
+        """Logs and saves, each if it is due: what was trained is safe, whatever fails afterwards."""
+        loop, due = self._loop, self._due()
         self._check_first_update()
-        due = schedule.due_at(training, self.iteration, loop.epochs_before, self.epochs_ended)
-        loop.epochs_before = self.epochs_ended
         if due.log:
             self._log_line()
-        if due.validation:
-            self._validate()
-        if self._iterator.ended:
-            self._end_epoch()
-        if due.epoch_validation:
-            self._validate()
-        loop.stopped_by = self._stop_requests.agreed(self.iteration)
-        asked_for = due.checkpoint or loop.save_requested
-        if asked_for or (loop.stopped_by and schedule.is_wanted(training, "save")):
-            # A signal's stop at another iteration must not choose another best checkpoint.
-            loop.score_counts = asked_for or loop.stopped_by is StopReason.CALL
+        loop.is_pending, loop.is_candidate = True, due.checkpoint or loop.save_requested
+        if loop.is_candidate:
             self._save_now()
+        self._do_what_follows()
+
+    def _do_what_follows(self) -> None:
+        """What comes after the checkpoint of an iteration; a run that resumes there does it again.
+
+        Validates (by iterations), ends the epoch, validates (by epochs), asks whether to stop.
+        """
+        loop, due = self._loop, self._due()
+        try:
+            if due.validation:
+                self._validate()
+            if self._iterator.ended:
+                self._end_epoch()
+            if due.epoch_validation:
+                self._validate()
+            loop.is_pending = False
+        except ValidationLeft:
+            self.logger.info("[%d] left the validation; the next start makes it", self.iteration)
+        loop.stopped_by = self._stop_requests.agreed(self.iteration, ask_now=loop.is_pending)
+        self._save_if_stopping()
         self._checkpointer.raise_failure()
+        loop.epochs_before = self.epochs_ended
         between = Step.BETWEEN_EPOCHS if self._iterator.ended else Step.BETWEEN
         loop.step = Step.OVER if due.last or loop.stopped_by else between
         self._plan()
+
+    def _due(self) -> schedule.Due:
+        training, before = self.config.training, self._loop.epochs_before
+        return schedule.due_at(training, self.iteration, before, self.epochs_ended)
 
     def _plan(self) -> None:
         """Decides until which iteration the loop need not look at anything."""
@@ -298,23 +311,10 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.startup()
         self.iteration = 0
         self.epoch = 0
+        checks.check_names(vars(self), ExperimentBase)
         self.check_setup()
         self.life = Life.READY
         self._fire("on_setup_end")
-
-    def check_setup(self) -> None:
-        """Checks that training has what it needs, and says what there is.
-
-        Raises:
-            ValueError: Something is missing, or would fail at the first batch.
-        """
-        found = self._saved_objects()
-        names = distributed.gather_objects(found.names())
-        checks.check_names(vars(self), ExperimentBase)
-        checks.check_ranks(names)
-        checks.check_state_and_data(found, self._iterator.adapter)
-        self._checkpointer.expect(found.names())
-        self._say_what_there_is()
 
     # --- the run -------------------------------------------------------------------------
 
@@ -333,8 +333,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
             if self.life is Life.READY:
                 self.resume_or_load()
             self._watch_for_hanging()
-            if schedule.is_last(self.config.training, self.iteration, self.epochs_ended):
-                self.life, loop.step = Life.ENDED, Step.OVER
+            if loop.step is Step.OVER:
+                self.life = Life.ENDED
                 self._say_it_is_over()
             else:
                 self._say_the_goal()
@@ -350,10 +350,16 @@ class ExperimentBase(SetupSteps, Checkpoints):
         seed = rng.derive(self.config.training.seed, rng.SETUP, 1, self.rank)
         with rng.isolated(seed):  # it comes once per start, so it must have no effect on training
             self._fire("on_train_begin")
+        if (
+            self._loop.is_pending
+        ):  # here, too: a train() of the user's may not call going_on() again
+            self._begin_loop()
         self.train()
         self._check_end_of_train()
         self.life = Life.ENDED
         self._fire("on_train_end")
+        if self.finished:
+            self._checkpointer.finish(self.iteration, self.epoch)
 
     def _check_end_of_train(self) -> None:
         """After train(), which may be the user's own.

@@ -5,7 +5,7 @@
 
     Step:  OUTSIDE -- the first going_on --> BETWEEN_EPOCHS
            BETWEEN or BETWEEN_EPOCHS -- going_on --> WITHIN
-           WITHIN -- end_iteration --> ENDING, perhaps SAVING --> BETWEEN or BETWEEN_EPOCHS,
+           WITHIN -- end_iteration --> ENDING, perhaps SAVING in it --> BETWEEN or BETWEEN_EPOCHS,
            or, after the last iteration or a stop --> OVER
 
 A leaf: nothing is decided here.
@@ -20,6 +20,7 @@ from typing import Any
 
 from expbase.stopping import StopReason
 
+_SAVED = ("epoch_is_open", "epochs_before", "is_candidate", "is_pending")
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 
 
@@ -59,7 +60,8 @@ class LoopState:
     saved_at: int = -1  # the iteration of the last checkpoint
     results: dict[str, float] = field(default_factory=dict)  # of the last validation
     save_requested: bool = False  # save() was called within the iteration
-    score_counts: bool = True  # the checkpoint to be saved may be the best one
+    is_candidate: bool = False  # the checkpoint of this iteration may be the best one
+    is_pending: bool = False  # what follows the checkpoint of this iteration is not done yet
     first_update_checked: bool = False  # what only the first update shows was looked at
     stopped_by: StopReason = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
@@ -79,9 +81,10 @@ class LoopState:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of it; the rest belongs to one start."""
-        return {"epoch_is_open": self.epoch_is_open}
+        return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
-        self.epoch_is_open = state["epoch_is_open"]
+        for name in _SAVED:
+            setattr(self, name, state[name])
         return []

@@ -24,6 +24,21 @@ import paddle
 METRICS = "metrics.jsonl"
 
 
+class NonFiniteError(FloatingPointError):
+    """A logged training scalar, a parameter or an accumulator is not finite.
+
+    Args:
+        bad: Which, and where.
+        newest: The name of the newest good checkpoint.
+    """
+
+    def __init__(self, bad: str, newest: str) -> None:
+        super().__init__(
+            f"not finite: {bad}. No checkpoint holds it; the last good one is {newest}. Lower the "
+            "learning rate or clip gradients; with training.nonfinite=warn the run goes on."
+        )
+
+
 class Meter:
     """The scalars that were logged since the last line, and their means.
 

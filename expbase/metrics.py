@@ -15,10 +15,6 @@ from expbase.meter import Meter, MetricsFile, line
 from expbase.visualizer import Visualizer
 
 
-class NonFiniteError(FloatingPointError):
-    """A logged training scalar was not a finite number."""
-
-
 class MetricLog:
     """Where the metrics of one rank go: the text log, metrics.jsonl and VisualDL."""
 

@@ -16,8 +16,7 @@ from typing import Any
 from expbase import checks, console, logs, schedule
 from expbase.attributes import Attributes
 from expbase.config import ConfigError, differences, flatten
-from expbase.meter import Meter, short
-from expbase.metrics import NonFiniteError
+from expbase.meter import Meter, NonFiniteError, short
 from expbase.record import card, crash, provenance
 from expbase.record.hang import HangWatch
 
@@ -90,12 +89,7 @@ class Reporting(Attributes):
             self.logger.warning("[%d] not finite: %s", self.iteration, bad)
         elif bad:
             self._checkpointer.close()  # one may still be under way
-            newest = self._checkpointer.newest_saved
-            raise NonFiniteError(
-                f"not finite: {bad}. No checkpoint holds it; the last good one is "
-                f"{newest.name if newest else 'none yet'}. Lower the learning rate or "
-                "clip gradients; with training.nonfinite=warn the run goes on."
-            )
+            raise NonFiniteError(bad, self._checkpointer.newest_name)
 
     def _seconds_left(self) -> float | None:
         """Until the end that the config asks for; None if nobody knows."""
@@ -171,7 +165,7 @@ class Reporting(Attributes):
         watch, loop, newest = self._stopwatch, self._loop, self._checkpointer.newest_saved
         shown = self.rank == 0 and not getattr(self.args, "smoke", False)
         output = str(self.args.output)
-        best, monitor = self._checkpointer.scores.best, self.config.training.monitor
+        best, monitor = self._checkpointer.validations.best, self.config.training.monitor
         shares = watch.time_breakdown()
         for text in card.summary(watch.seconds(), shares, best, monitor, output if shown else None):
             self.logger.info("%s", text)

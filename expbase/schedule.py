@@ -18,9 +18,9 @@ class Due:
     """What is due at the end of one iteration, in the order in which it is done."""
 
     log: bool  # a line with the means since the last one
+    checkpoint: bool
     validation: bool  # asked for by iterations
     epoch_validation: bool  # asked for by epochs; it comes after the end of the epoch
-    checkpoint: bool
     last: bool  # the config asks for no iteration after this one
 
 
@@ -38,13 +38,15 @@ def due_at(training: Any, iteration: int, epochs_before: int, epochs_ended: int)
         return passed(interval, iteration - 1, iteration)
 
     last = is_last(training, iteration, epochs_ended)
+    of_epoch = passed(training.valid_every_epoch, epochs_before, epochs_ended)
+    at_the_end = last and is_wanted(training, "valid") and not of_epoch
     return Due(
         log=falls_on(training.log_interval) or (last and training.log_interval > 0),
-        validation=falls_on(training.valid_interval) or (last and is_wanted(training, "valid")),
-        epoch_validation=passed(training.valid_every_epoch, epochs_before, epochs_ended),
         checkpoint=falls_on(training.save_interval)
         or passed(training.save_every_epoch, epochs_before, epochs_ended)
         or (last and is_wanted(training, "save")),
+        validation=falls_on(training.valid_interval) or at_the_end,
+        epoch_validation=of_epoch,
         last=last,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import paddle
 
-from expbase import distributed
+from expbase import checks, distributed
 from expbase.config import ConfigError
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
@@ -19,7 +19,7 @@ from expbase.visualizer import Visualizer
 
 
 class SetupSteps(Reporting):
-    """Device, processes, output directory, config dump, VisualDL, log."""
+    """Device, processes, output directory, config dump, VisualDL, log; the checks at the end."""
 
     def prepare(self) -> None:
         """The first thing in setup: downloads, environment. Does nothing here."""
@@ -99,3 +99,16 @@ class SetupSteps(Reporting):
             parallel=self.parallel,
         )
         self._on_close.callback(self._stop_requests.remove_stop_file)
+
+    def check_setup(self) -> None:
+        """Checks that training has what it needs, and says what there is.
+
+        Raises:
+            ValueError: Something is missing, or would fail at the first batch.
+        """
+        found = self._saved_objects()
+        names = distributed.gather_objects(found.names())
+        checks.check_ranks(names)
+        checks.check_state_and_data(found, self._iterator.adapter)
+        self._checkpointer.expect(found.names())
+        self._say_what_there_is()

@@ -28,6 +28,7 @@ from expbase import distributed
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
+_LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
 
 
 class StopReason(enum.IntEnum):
@@ -120,11 +121,11 @@ class StopRequests:
         self.next_iteration = iteration
         self._asked = (self._clock(), iteration)
 
-    def agreed(self, iteration: int) -> StopReason:
-        """The reason for which all ranks stop here; NONE: they go on."""
-        if self._on_all_ranks:
+    def agreed(self, iteration: int, *, ask_now: bool = False) -> StopReason:
+        """The reason for which all ranks stop here, if they ask now; NONE: they go on."""
+        if self._on_all_ranks and not ask_now:
             return StopReason.CALL
-        if iteration < self.next_iteration:
+        if iteration < self.next_iteration and not ask_now:
             return StopReason.NONE if self._parallel else self.reason
         self.poll()
         now = self._clock()
@@ -169,3 +170,50 @@ class StopRequests:
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+class ValidationLeft(BaseException):
+    """A validation was left, since the run stops. Not an Exception: valid() should not catch it."""
+
+
+class ValidationExit:
+    """How all ranks leave a validation, when one of them has a reason to stop from outside.
+
+    A rank leaves before a batch, and says so in the processes' store. One that has read its share
+    waits for the others; it asks them to leave, and leaves when another one has. So nobody leaves
+    once all have come to where they wait for each other: all go on from there, or none does.
+
+    Args:
+        requests: Of this process.
+        number: Of the validation, the same on all ranks.
+    """
+
+    def __init__(self, requests: StopRequests, number: int) -> None:
+        self._requests = requests
+        self._asked, self._left = f"expbase/asked/{number}", f"expbase/left/{number}"
+        self._next_look = 0.0
+        self._is_time = False  # to look; not at each of many quick batches
+
+    def before_batch(self) -> None:
+        """Raises ValidationLeft if this rank, or another one, has a reason to stop."""
+        if self._has_reason() or self._asks(self._asked) or self._asks(self._left):
+            distributed.add_to_store(self._left, 1)
+            raise ValidationLeft
+
+    def while_waiting(self) -> None:
+        """Raises ValidationLeft if another rank has left; call it again and again."""
+        if self._has_reason():
+            distributed.add_to_store(self._asked, 1)
+        if self._asks(self._left):
+            raise ValidationLeft
+
+    def _has_reason(self) -> bool:
+        now = time.monotonic()
+        self._is_time = now >= self._next_look
+        if self._is_time:
+            self._next_look = now + _LOOK_SECONDS
+            self._requests.poll()
+        return self._requests.reason > StopReason.CALL
+
+    def _asks(self, key: str) -> bool:
+        return self._is_time and distributed.add_to_store(key, 0) > 0

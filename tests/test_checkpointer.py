@@ -64,7 +64,7 @@ def test_a_layer_that_is_excluded_makes_no_file(two_iterations: Path) -> None:
 
 
 ENTRIES = (
-    "objects counters loop data registered gradients log best listeners environment random own"
+    "objects counters loop data registered gradients log listeners environment random own"
 ).split()
 
 
@@ -85,8 +85,8 @@ def test_an_entry_that_is_dropped_is_missed(
 
 def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path, two_iterations: Path) -> None:
     shutil.copytree(two_iterations, tmp_path / "run")
-    rewrite(tmp_path / "run", lambda state: state.update(format=3))
-    with pytest.raises(CheckpointError, match="format 3; expected 2"):
+    rewrite(tmp_path / "run", lambda state: state.update(format=4))
+    with pytest.raises(CheckpointError, match="format 4; expected 3"):
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 

@@ -84,11 +84,11 @@ def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
         {SETUP} {SANITY} on_train_begin
         on_train_epoch_begin
         {update}
-        {update} {VALIDATE} on_save_checkpoint
+        {update} on_save_checkpoint {VALIDATE}
         {update} on_log on_train_epoch_end
         on_train_epoch_begin
-        {update} {VALIDATE} on_save_checkpoint
-        {update} on_log {VALIDATE} on_save_checkpoint
+        {update} on_save_checkpoint {VALIDATE}
+        {update} on_log on_save_checkpoint {VALIDATE}
         {END}
     """
     assert trace == expected.split()
@@ -107,9 +107,9 @@ def test_with_accumulation_each_batch_has_a_backward_and_a_pass_may_end_within(
         {READ} {BACKWARD}
         on_train_epoch_end
         on_train_epoch_begin
-        {READ} {BACKWARD} {STEP} {VALIDATE} on_save_checkpoint
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log {VALIDATE}
-        on_train_epoch_end on_save_checkpoint
+        {READ} {BACKWARD} {STEP} on_save_checkpoint {VALIDATE}
+        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint
+        on_train_epoch_end {VALIDATE}
         {END}
     """
     assert trace == expected.split()
@@ -119,9 +119,9 @@ def test_a_run_with_accumulation_is_continued_within_a_pass(tmp_path: Path) -> N
     trace_of(tmp_path / "run", max_iteration=2, accumulation_steps=2, log_interval=9)
     trace = trace_of(tmp_path / "run", max_iteration=3, accumulation_steps=2, log_interval=9)
     expected = f"""
-        {SETUP} on_load_checkpoint on_train_begin
-        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log {VALIDATE}
-        on_train_epoch_end on_save_checkpoint
+        {SETUP} on_load_checkpoint on_train_begin {VALIDATE}
+        {READ} {BACKWARD} {READ} {BACKWARD} {STEP} on_log on_save_checkpoint {VALIDATE}
+        on_train_epoch_end
         {END}
     """
     assert trace == expected.split()
@@ -132,10 +132,10 @@ def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path:
     trace = trace_of(tmp_path / "run", max_iteration=4, log_interval=3)
     update = f"{READ} {BACKWARD} {STEP}"
     expected = f"""
-        {SETUP} on_load_checkpoint on_train_begin
+        {SETUP} on_load_checkpoint on_train_begin {VALIDATE}
         {update} on_log on_train_epoch_end
         on_train_epoch_begin
-        {update} on_log {VALIDATE} on_save_checkpoint
+        {update} on_log on_save_checkpoint {VALIDATE}
         {END}
     """
     assert trace == expected.split()

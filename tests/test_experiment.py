@@ -18,7 +18,7 @@ from paddle.io import DataLoader
 from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
-from expbase.metrics import NonFiniteError
+from expbase.meter import NonFiniteError
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
 
@@ -982,7 +982,7 @@ def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, 
     if how == "stop":
         options["save_interval"] = 100
     exp = trained(Rising, tmp_path, **options)
-    assert exp._checkpointer.scores.best[0] == (3, 0)
+    assert exp._checkpointer.validations.best[0] == (3, 0)
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])

@@ -28,7 +28,7 @@ def names(due: Due) -> str:
         ({"log_interval": 5}, 4, (0, 0), ""),
         ({"log_interval": 5}, 5, (0, 0), "log"),
         ({"valid_interval": 5, "save_interval": 10}, 5, (0, 0), "validation"),
-        ({"valid_interval": 5, "save_interval": 10}, 10, (0, 0), "validation checkpoint"),
+        ({"valid_interval": 5, "save_interval": 10}, 10, (0, 0), "checkpoint validation"),
         # The last one, whatever the interval; an interval of 0 is never, at the end neither.
         ({"max_iteration": 7}, 7, (0, 0), "last"),
         ({"max_iteration": 7, "log_interval": 5}, 7, (0, 0), "log last"),
@@ -46,6 +46,9 @@ def names(due: Due) -> str:
         ({"max_epoch": 3}, 5, (1, 2), ""),
         ({"max_epoch": 3}, 5, (2, 3), "last"),
         ({"max_epoch": 3, "max_iteration": 9}, 9, (0, 0), "last"),
+        # The last epoch's validation comes after the end of the epoch, as all others do.
+        ({"max_epoch": 3, "valid_every_epoch": 1}, 9, (2, 3), "epoch_validation last"),
+        ({"max_epoch": 3, "valid_every_epoch": 2}, 9, (2, 3), "validation last"),
     ],
 )
 def test_what_is_due_follows_from_the_config_the_iteration_and_the_epochs(

@@ -39,6 +39,13 @@ _TYPES = {  # paddle's name and the bytes of an element, by the name in a file
     "C64": ("complex64", 8),
 }
 LABELS = {dtype: label for label, (dtype, _) in _TYPES.items()}
+_EXPONENTS: dict[str, tuple[str, Any]] = {  # a word of the same size, and the exponent's bits
+    "float64": ("uint64", np.uint64(0x7FF << 52)),
+    "float32": ("uint32", np.uint32(0xFF << 23)),
+    "float16": ("uint16", np.uint16(0x1F << 10)),
+    "bfloat16": ("uint16", np.uint16(0xFF << 7)),
+}
+_CHUNK = 1 << 20  # elements that are looked at together, so that little memory is needed
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -84,6 +91,15 @@ class Array:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
             tensor.copy_(self.tensor(), True)
+
+    def is_finite(self) -> bool:
+        """Whether no element is nan or infinite; whole numbers never are."""
+        if self.dtype not in _EXPONENTS:
+            return True
+        word, mask = _EXPONENTS[self.dtype]  # all bits of the exponent set: nan or infinite
+        words = self.data.view(word)
+        chunks = (words[start : start + _CHUNK] for start in range(0, words.size, _CHUNK))
+        return not any(((chunk & mask) == mask).any() for chunk in chunks)
 
     def copy(self) -> Array:
         """The same content in memory of its own."""

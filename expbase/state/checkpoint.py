@@ -95,6 +95,17 @@ def write(
     return target
 
 
+def lack_of_room(directory: Path, files: Mapping[str, Iterable[Any]]) -> str:
+    """How much is needed and how much there is, if the disk has no room for a checkpoint; or ""."""
+    size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
+    # Up to a block more for each file, and for the directory.
+    needed = size + 4096 * (len(files) + 2)
+    free = shutil.disk_usage(directory.parent).free
+    if needed <= free:
+        return ""
+    return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
+
+
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:
     """Writes one file; it appears complete or not at all, and is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,38 +7,76 @@ anything is captured and after everything is restored. What has a method `proble
 first, so nothing is changed by a checkpoint that does not fit.
 
     checkpointer.contents = lambda: {"objects": …, "counters": …, "random": …}
-    checkpointer.save(iteration, sizes, results)
+    checkpointer.save(iteration, sizes)
     notes = checkpointer.restore(checkpointer.newest())
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.state import checkpoint, sharing
+from expbase.meter import NonFiniteError
+from expbase.state import checkpoint, sharing, validations
 from expbase.state.arrays import Array, parse, serialize
 from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
-from expbase.state.entries import BestScores
 from expbase.state.objects import StatefulObjects, Tensors
 from expbase.state.sharing import Part
 
 STATE_FILE = "state.json"
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
-_FORMAT = 2
+VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
+_FORMAT = 3
 _SUFFIX = ".safetensors"
 # Names of files that no attribute can have.
 _ARRAYS = "@values"  # of the arrays in the other entries
 _RANK = "@rank_"  # of what a rank has other than rank 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is written into one checkpoint."""
+
+    iteration: int
+    tensors: Tensors
+    values: dict[str, Any]
+    ranks: list[Part]  # what each has other than rank 0
+    facts: Mapping[str, int]  # for the manifest: sizes of files
+    trained: set[tuple[str, str]]  # file and key of each trained parameter and each accumulator
+    best: list[int]  # iterations whose checkpoints are kept for being the best
+    needed: bool  # whether it is an error that there is no room for it
+
+    def nonfinite(self) -> str:
+        """The first trained parameters or accumulators that are not finite; "" if all are."""
+        bad = [(file, key) for file, key in self.trained if not self.tensors[file][key].is_finite()]
+        return ", ".join(f"{file}.{key}" for file, key in sorted(bad)[:3])
+
+    def files(self, world_size: int) -> dict[str, list[Any]]:
+        """The content of each file, in buffers."""
+        files: dict[str, list[Any]] = {
+            f"{n}{_SUFFIX}": list(serialize(a)) for n, a in self.tensors.items()
+        }
+        for rank, (other, _) in enumerate(self.ranks):
+            flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
+            if flat:
+                files[f"{_RANK}{rank}{_SUFFIX}"] = list(serialize(flat))
+        text = {
+            "format": _FORMAT,
+            "world_size": world_size,
+            "values": self.values,
+            "ranks": [values for _, values in self.ranks],
+        }
+        files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
+        return files
 
 
 class Checkpointer:
@@ -53,7 +91,8 @@ class Checkpointer:
         logger: logging.Logger,
     ) -> None:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
-        self.scores = BestScores(training)
+        file = directory.parent / validations.FILE if rank == 0 else None
+        self.validations = validations.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
@@ -85,7 +124,7 @@ class Checkpointer:
 
         return distributed.on_rank_zero(look, "looking for a checkpoint")
 
-    def save(self, iteration: int, sizes: Mapping[str, int], results: Mapping[str, float]) -> None:
+    def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails
@@ -94,23 +133,29 @@ class Checkpointer:
         Args:
             iteration: Of now.
             sizes: Of the logs, in bytes.
-            results: Of the validation in this iteration; empty if there was none.
+            needed: Whether it is an error that there is no room; else a line says so.
 
         Raises:
             CheckpointError, TypeError, RuntimeError: It could not be written; a value that a
                 checkpoint cannot hold; something with state was added after setup.
+            NonFiniteError: A trained parameter or an accumulator is not finite.
         """
         contents = self.contents()
-        self.refuse_newcomers(contents[OBJECTS])
-        self.scores.add(iteration, results)
+        found = contents[OBJECTS]
+        self.refuse_newcomers(found)
         distributed.on_rank_zero(self._background.wait, "saving")  # the one before
         tensors, values = _capture(contents)
-        ranks = self._parts_of_ranks(contents[OBJECTS], tensors, values)
+        # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
+        trained = sharing.trained(found)
+        trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
+        ranks = self._parts_of_ranks(found, tensors, values, trained)
         background = self._training.background_save
         if background and self._rank == 0:
             tensors = self._buffer.snapshot(tensors)
-        best = self.scores.kept()  # of now, not of when it is written
-        write = functools.partial(self._write, iteration, tensors, values, ranks, sizes, best)
+        facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
+        best = self.validations.kept()  # of now, not of when it is written
+        snapshot = Snapshot(iteration, tensors, values, ranks, facts, trained, best, needed)
+        write = functools.partial(self._write, snapshot)
         if not background:
             distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
@@ -120,8 +165,14 @@ class Checkpointer:
         """Raises what went wrong in the background, if anything did by now."""
         self._background.raise_failure()
 
+    @property
+    def newest_name(self) -> str:
+        """Of the newest good checkpoint, for a message."""
+        return self.newest_saved.name if self.newest_saved else "none yet"
+
     def close(self) -> None:
         """Returns when this rank writes no more; raises what went wrong. May be called twice."""
+        self.validations.close()
         self._background.wait()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -138,14 +189,16 @@ class Checkpointer:
             )
 
     def _parts_of_ranks(
-        self, found: StatefulObjects, tensors: Tensors, values: dict[str, Any]
+        self,
+        found: StatefulObjects,
+        tensors: Tensors,
+        values: dict[str, Any],
+        same: set[tuple[str, str]],
     ) -> list[Part]:
         """What each rank has other than rank 0."""
-        # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
-        trained = sharing.trained(found)
         if self._world_size > 1 and not self._compared:
             self._compared = True
-            if drifted := sharing.drifted(tensors, trained):
+            if drifted := sharing.drifted(tensors, sharing.trained(found)):
                 self._logger.warning(
                     "%d trained parameters differ between the ranks (%s …), and only rank 0's are "
                     "saved: a resumed run will not be exact. Put their layer into "
@@ -153,39 +206,39 @@ class Checkpointer:
                     len(drifted),
                     drifted[0],
                 )
-        optimizers = {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
-        return sharing.differing(tensors, values, trained | optimizers)
+        return sharing.differing(tensors, values, same)
 
-    def _write(
-        self,
-        iteration: int,
-        tensors: Tensors,
-        values: dict[str, Any],
-        ranks: list[Part],
-        sizes: Mapping[str, int],
-        best: list[int],
-    ) -> None:
-        """Writes what was captured; it looks at nothing that training changes."""
-        files: dict[str, Any] = {f"{n}{_SUFFIX}": list(serialize(a)) for n, a in tensors.items()}
-        for rank, (other, _) in enumerate(ranks):
-            flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
-            if flat:
-                files[f"{_RANK}{rank}{_SUFFIX}"] = list(serialize(flat))
-        text = {
-            "format": _FORMAT,
-            "world_size": self._world_size,
-            "values": values,
-            "ranks": [differing for _, differing in ranks],
-        }
-        files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
-        self.newest_saved = checkpoint.write(self._directory, iteration, files, sizes)
+    def _write(self, snapshot: Snapshot) -> None:
+        """Writes what was captured, if it is good; it looks at nothing that training changes."""
+        iteration, newest = snapshot.iteration, self.newest_name
+        bad = snapshot.nonfinite() if self._training.nonfinite != "ignore" else ""
+        if bad and self._training.nonfinite == "error":
+            raise NonFiniteError(f"{bad} after iteration {iteration}", newest)
+        files = snapshot.files(self._world_size)
+        lack = "" if snapshot.needed else checkpoint.lack_of_room(self._directory, files)
+        if bad or lack:
+            reason = f"not finite: {bad}" if bad else lack
+            text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
+            self._logger.warning(text, iteration, reason, newest)
+            return
+        self.newest_saved = checkpoint.write(self._directory, iteration, files, snapshot.facts)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+        self._prune(snapshot.best)
+
+    def _prune(self, best: list[int]) -> None:
         checkpoint.prune(
             self._directory,
             keep_last=self._training.keep_last,
             keep_every=self._training.keep_every,
             keep_best=best,
         )
+
+    def finish(self, iteration: int, epoch: int) -> None:
+        """Notes that the run has come to its end, and deletes what is not the best any more."""
+        self.close()
+        if self._rank == 0:
+            self.validations.finish(iteration, epoch)
+            self._prune(self.validations.kept())
 
     def restore(self, path: Path) -> list[str]:
         """Restores a checkpoint; seed the random states anew if `saved_by` is another number.
@@ -221,16 +274,12 @@ class Checkpointer:
         self.inspected = path.name
         return dict(states["counters"])
 
-    @contextlib.contextmanager
-    def rolled_back(self, *names: str) -> Iterator[None]:
-        """Takes back afterwards what the block did to these entries; to nothing else."""
+    def remember(self, *names: str) -> Callable[[], object]:
+        """Copies the state of these entries; the function that restores it."""
         contents = self.contents()
         tensors, values = _capture({name: contents[name] for name in names})
         copies = {n: {k: a.copy() for k, a in of_file.items()} for n, of_file in tensors.items()}
-        try:
-            yield
-        finally:
-            self._load(_decoded(copies, values))
+        return lambda: self._load(_decoded(copies, values))
 
     def _load(self, states: Mapping[str, Any]) -> list[str]:
         notes = []
@@ -293,23 +342,25 @@ class Checkpointer:
 def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of the entries by file and key, live views, and JSON values by entry."""
     arrays: dict[str, Array] = {}
-    states = {name: contents[name].state_dict() for name in reversed([*contents])}
-    tensors, values = states.pop(OBJECTS)
-    encoded = {
-        name: {key: encode(v, f"{name}.{key}", arrays) for key, v in state.items()}
-        for name, state in states.items()
-    }
-    return (tensors | {_ARRAYS: arrays} if arrays else tensors), {OBJECTS: values, **encoded}
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    for name in reversed([*contents]):
+        state = contents[name].state_dict()
+        if name == OBJECTS:
+            tensors, values[name] = state
+        else:
+            values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
+    return (tensors | {_ARRAYS: arrays} if arrays else tensors), values
 
 
 def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
     arrays = tensors.pop(_ARRAYS, {})
-    states: dict[str, Any] = {
-        name: {key: decode(value, arrays) for key, value in entry.items()}
+    return {
+        name: (tensors, entry)
+        if name == OBJECTS
+        else {key: decode(value, arrays) for key, value in entry.items()}
         for name, entry in values.items()
-        if name != OBJECTS
     }
-    return {OBJECTS: (tensors, values[OBJECTS]), **states}
 
 
 def choose(run: Path, which: str) -> Path:
@@ -325,7 +376,7 @@ def choose(run: Path, which: str) -> Path:
     if which == "last" or (run / checkpoint.MANIFEST).exists():
         return checkpoint.find(run)
     if which == "best":
-        scores = scores_of(checkpoint.find(run))
+        scores = validations.best_of(run)
         if not scores:
             raise CheckpointError(
                 f"{run}: no checkpoint is the best one; expected training.monitor to name a metric "
@@ -342,10 +393,3 @@ def choose(run: Path, which: str) -> Path:
         raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
     checkpoint.verify(path)
     return path
-
-
-def scores_of(path: Path) -> list[tuple[int, float]]:
-    """Iteration and score of the best checkpoints that a checkpoint knows of, best first."""
-    values = json.loads((path / STATE_FILE).read_bytes())["values"]
-    scores: list[tuple[int, float]] = decode(values["best"]["scores"], {})
-    return scores

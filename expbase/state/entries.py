@@ -1,8 +1,7 @@
-"""Small entries of a checkpoint: the best scores, the environment, what the user adds."""
+"""Small entries of a checkpoint: the environment, what the user adds."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,36 +9,6 @@ from typing import Any
 import paddle
 
 from expbase.state import rng
-
-
-class BestScores:
-    """Iteration and score of the best checkpoints, by the `training` section of a config."""
-
-    def __init__(self, training: Any) -> None:
-        self.best: list[tuple[int, float]] = []  # of those that were saved, best first
-        self._training = training
-
-    def add(self, iteration: int, results: Mapping[str, float]) -> None:
-        """Remembers the score of a checkpoint if it was validated; nan is never the best."""
-        name = self._training.monitor.removeprefix("valid/")
-        if name and results and not math.isnan(results[name]):
-            sign = -1 if self._training.monitor_mode == "max" else 1
-            scores = [*self.best, (iteration, results[name])]
-            count = max(self._training.keep_best, 1)
-            self.best = sorted(scores, key=lambda score: sign * score[1])[:count]
-
-    def kept(self) -> list[int]:
-        """The iterations whose checkpoints stay for being the best."""
-        return [iteration for iteration, _ in self.best[: self._training.keep_best]]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best ones so far."""
-        return {"scores": self.best}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores them; always exact."""
-        self.best = state["scores"]
-        return []
 
 
 class Environment:

@@ -123,7 +123,8 @@ def _judge(rank: int, facts: Mapping[str, Any], end: str) -> bool:
     error, place = facts["error"], f"iteration {facts['iteration']}"
     where = f"rank {rank}, " if facts["ranks"] > 1 else ""
     # With --pdb a value that is not finite fails where it is logged, with its beginning alone.
-    if end == error or end.startswith("NonFiniteError") and error.startswith(end.removesuffix(".")):
+    is_nonfinite = end.startswith("NonFiniteError")
+    if end == error or is_nonfinite and error.startswith(end.partition(". ")[0]):
         _say(f"{where}the same error at {place}: {error}")
         return True
     if not end:

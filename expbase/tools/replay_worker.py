@@ -25,7 +25,7 @@ import expbase
 from expbase import distributed
 from expbase.cli import put_in_front
 from expbase.experiment import ExperimentBase
-from expbase.metrics import NonFiniteError
+from expbase.meter import NonFiniteError
 from expbase.tools.process import run_program
 
 
@@ -60,7 +60,7 @@ class Repeated(ExperimentBase):
             return
         for name, value in {**(mapping or {}), **scalars}.items():
             if not math.isfinite(number := distributed.number(value)):
-                raise NonFiniteError(f"not finite: {name}={number} at iteration {self.iteration}.")
+                raise NonFiniteError(f"{name}={number} at iteration {self.iteration}", "?")
 
     def run(self) -> None:
         """Runs, and ends the process: what the script does after its training is not repeated."""

@@ -23,7 +23,7 @@ from expbase.meter import METRICS, json_lines
 from expbase.record.run_record import LEDGER, last_config, last_start, read
 from expbase.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
-from expbase.state.checkpointer import scores_of
+from expbase.state.validations import best_of
 
 _LOCK = LOCK.format(rank=0)
 
@@ -107,8 +107,8 @@ def _read_progress(path: Path, run: Run) -> None:
                 run.loss = line.get("train/loss", run.loss)
     if saved := checkpoint.listed(path / checkpoint.FOLDER):
         run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
-        with contextlib.suppress(Exception):  # a damaged checkpoint may hold anything
-            run.best_iteration, run.best = scores_of(saved[-1])[0]
+        with contextlib.suppress(Exception):  # a damaged file may hold anything
+            run.best_iteration, run.best = best_of(path)[0]
 
 
 def _state(path: Path, records: Sequence[Mapping[str, Any]], *, has_begun: bool) -> str:

@@ -1,0 +1,100 @@
+"""The results of a run's validations, in a file beside its checkpoints, and which were best.
+
+They are no part of a checkpoint, which is written before its iteration is validated. The file has
+a JSON line for each validation, with the best checkpoints until then, and one when the run has come
+to its end. Like the logs it is cut back to where it was at the checkpoint that is continued.
+
+    validations = Validations(run / FILE, config.training)
+    validations.add(400, 2, {"accuracy": 0.9}, has_checkpoint=True)
+    validations.best            # [(400, 0.9)]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from expbase.meter import MetricsFile, json_lines
+
+FILE = "validations.jsonl"  # in the directory of a run
+
+Scores = list[tuple[int, float]]  # iterations and their scores, best first
+
+
+class Validations:
+    """What is known of the validations of a run.
+
+    Args:
+        path: Of the file; None: nothing is written.
+        training: That section of the config.
+    """
+
+    def __init__(self, path: Path | None, training: Any) -> None:
+        self.best: Scores = []  # of those that have a checkpoint
+        self._path = path
+        self._file = MetricsFile(path)
+        self._training = training
+
+    def add(
+        self, iteration: int, epoch: int, results: Mapping[str, float], *, has_checkpoint: bool
+    ) -> None:
+        """Notes the results of one; a score that is not finite is never the best."""
+        training = self._training
+        score = results.get(training.monitor.removeprefix("valid/"), math.nan)
+        if has_checkpoint and math.isfinite(score):
+            sign = -1 if training.monitor_mode == "max" else 1
+            scores = sorted([*self.best, (iteration, score)], key=lambda one: sign * one[1])
+            self.best = scores[: max(training.keep_best, 1)]
+        self._write(iteration, epoch, {f"valid/{name}": n for name, n in results.items()})
+
+    def finish(self, iteration: int, epoch: int) -> None:
+        """Notes that the run has come to its end."""
+        self._write(iteration, epoch, {"finished": True})
+
+    def _write(self, iteration: int, epoch: int, facts: Mapping[str, Any]) -> None:
+        facts = {**facts, "monitor": self._monitor, "best": self.best}
+        self._file.write(iteration, epoch, facts)
+
+    @property
+    def _monitor(self) -> str:
+        return f"{self._training.monitor_mode} {self._training.monitor}"
+
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end, and was not continued since."""
+        return "finished" in _last_line(self._path)
+
+    def kept(self) -> list[int]:
+        """The iterations whose checkpoints stay for being the best."""
+        return [iteration for iteration, _ in self.best[: self._training.keep_best]]
+
+    def size(self) -> int:
+        """The size of the file now, in bytes."""
+        return self._file.size()
+
+    def cut(self, size: int | None = None) -> None:
+        """Goes back to where the file had this size, in bytes; other metrics' scores are gone."""
+        if size is not None:
+            self._file.cut(size)
+        last = _last_line(self._path)
+        self.best = _scores(last) if last.get("monitor") == self._monitor else []
+
+    def close(self) -> None:
+        """Closes the file. May be called twice."""
+        self._file.close()
+
+
+def best_of(run: Path) -> Scores:
+    """The best checkpoints of a run, by the file in its output directory."""
+    return _scores(_last_line(run / FILE))
+
+
+def _last_line(path: Path | None) -> dict[str, Any]:
+    if path is None or not path.exists():
+        return {}
+    return next(reversed([*json_lines(path.read_bytes())]), {})
+
+
+def _scores(line: Mapping[str, Any]) -> Scores:
+    return [(iteration, score) for iteration, score in line.get("best", ())]
