@@ -2,26 +2,34 @@
 A leaf over the standard library.
 
     with forking(): start_children()
-    die_with_parent()                          # in a child without files of its own
-    end_with_parent("/dev/shm/paddle_77_*")    # in a child whose files are removed, too
+    die_with_parent()      # in a child without files of its own
+    end_with_parent()      # in a child whose files in shared memory are removed, too
+    remove_left_files()    # at the next start, if both were killed at once
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import glob
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 LAUNCHER = "paddle.distributed.launch"
+SHARED_MEMORY = Path("/dev/shm")
+# A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
+# unlike an id, means the same in all containers that share this memory.
+_NOTE = "expbase_worker_"
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -65,17 +73,18 @@ def leave_process_group() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def end_with_parent(files: str) -> None:
-    """Ends this process when its parent ends, and then removes the files of a glob pattern."""
+def end_with_parent() -> None:
+    """Ends this process when its parent ends, and then removes what it left in shared memory."""
+    note = _noted()
     # Multiprocessing knows who started this process. The system may not any more: when a process
     # dies, its children get another parent, and that is also how they learn of it. The change is
     # seen at once, even if nobody has asked for the dead parent's exit code.
     started_by = multiprocessing.parent_process()
     parent = started_by.pid if started_by and started_by.pid else os.getppid()
-    threading.Thread(target=_wait_and_end, args=(parent, files), daemon=True).start()
+    threading.Thread(target=_wait_and_end, args=(parent, note), daemon=True).start()
 
 
-def _wait_and_end(parent: int, files: str) -> None:
+def _wait_and_end(parent: int, note: str) -> None:
     _wait_for_another_parent(parent)
     # This process cannot remove its files by itself: until it is dead, its main thread may make
     # another one. So it starts a child, which waits for that death.
@@ -83,15 +92,65 @@ def _wait_and_end(parent: int, files: str) -> None:
     if os.fork():
         os._exit(1)  # ends all threads at once
     _wait_for_another_parent(worker)
-    for path in glob.glob(files):
-        with contextlib.suppress(FileNotFoundError):  # one gone already must not keep the others
-            os.unlink(path)
+    _remove([*_files_of(worker), note])
     os._exit(0)
 
 
 def _wait_for_another_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.05)
+
+
+def _files_of(pid: int | str) -> list[str]:
+    """What paddle made in shared memory in a process."""
+    return glob.glob(f"{SHARED_MEMORY}/paddle_{pid}_*")
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # gone already, or another user's
+            os.unlink(path)
+
+
+def _noted() -> str:
+    """The path of this process's note, which goes when it ends by itself; "": there is none."""
+    try:
+        file, made = tempfile.mkstemp(prefix=f".{_NOTE}{os.getpid()}_", dir=SHARED_MEMORY)
+        fcntl.flock(file, fcntl.LOCK_EX)  # before it has its name, so none is found unlocked
+        note = made.replace(f".{_NOTE}", _NOTE)
+        os.rename(made, note)
+    except OSError:  # there is no such directory, or it is full
+        return ""
+    Finalize(None, _remove, ([note],), exitpriority=0)  # multiprocessing's children skip atexit
+    return note
+
+
+def remove_left_files() -> int:
+    """Removes what children left in shared memory that were killed together with their parents.
+
+    Returns:
+        The number of files.
+    """
+    dead, alive, num_removed = {}, set[str](), 0
+    with contextlib.ExitStack() as stack:
+        for note in SHARED_MEMORY.glob(f"{_NOTE}*"):
+            pid = note.name.removeprefix(_NOTE).partition("_")[0]
+            with contextlib.suppress(FileNotFoundError):  # it has just gone
+                if note.lstat().st_uid != os.getuid():  # not to be believed
+                    continue
+                file = stack.enter_context(note.open())
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    dead[note] = pid
+                except BlockingIOError:
+                    alive.add(pid)
+        for note, pid in dead.items():
+            # The id of a dead process may be in use again; a zombie has no program any more.
+            if pid not in alive and not os.path.exists(f"/proc/{pid}/exe"):
+                files = _files_of(pid)
+                _remove([*files, str(note)])
+                num_removed += len(files)
+    return num_removed
 
 
 def python(count: int, log_dir: Path) -> list[str]:

@@ -12,6 +12,7 @@ from expbase.config import ConfigError
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
+from expbase.processes import remove_left_files
 from expbase.record.run_record import LEDGER, RunRecord
 from expbase.reporting import Reporting
 from expbase.stopping import StopRequests
@@ -73,6 +74,8 @@ class SetupSteps(Reporting):
             self._run_dir.lock(self.rank)
         if moved_aside is not None:
             self.logger.info("the run that was here is now in %s", moved_aside)
+        if number := remove_left_files():
+            self.logger.info("%d files that killed workers left in /dev/shm are removed", number)
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""

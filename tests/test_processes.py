@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from tiny import Tiny, make, trained
 
 from expbase import processes
 from expbase.processes import leave_process_group, sigterm_held
@@ -24,7 +27,7 @@ child.wait()
 CHILD = """
 import os, runpy, signal, sys
 processes = runpy.run_path(sys.argv[1])
-processes[sys.argv[2]](*sys.argv[3:])
+processes[sys.argv[2]]()
 print("ready", flush=True)
 signal.alarm(100)  # if the test fails
 signal.pause()
@@ -32,17 +35,13 @@ signal.pause()
 
 
 @pytest.mark.parametrize("function", ["die_with_parent", "end_with_parent"])
-def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, function: str) -> None:
-    left = tmp_path / "left_by_the_child"
-    left.touch()
-    arguments = [str(tmp_path / "left_*")] if function == "end_with_parent" else []
-    command = [sys.executable, "-c", PARENT, CHILD, processes.__file__, function, *arguments]
+def test_a_child_ends_with_a_parent_that_is_killed(function: str) -> None:
+    command = [sys.executable, "-c", PARENT, CHILD, processes.__file__, function]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
         parent.communicate(timeout=60)
-    assert left.exists() == (function == "die_with_parent")
 
 
 ORPHAN = """
@@ -52,7 +51,7 @@ def work(parent):
     while os.getppid() == parent:  # until it is dead
         time.sleep(0.01)
     print("asks", flush=True)
-    runpy.run_path(sys.argv[1])["end_with_parent"]("no such file")
+    runpy.run_path(sys.argv[1])["end_with_parent"]()
     time.sleep(100)
 
 if __name__ == "__main__":
@@ -71,7 +70,7 @@ def test_a_child_ends_whose_parent_was_dead_before_it_asked(tmp_path: Path, way:
 
 
 KILLED_WITH_WORKERS = """
-import glob, os, signal, time
+import glob, os, signal, sys, time
 import numpy as np
 from paddle.io import DataLoader, Dataset
 from expbase.data.loaders import Shard, adapt_loader
@@ -88,15 +87,94 @@ worker = int(next(batches)[0, 0])
 while not glob.glob(f"/dev/shm/paddle_{worker}_*"):  # of the batches that it has read ahead
     time.sleep(0.01)
 print(worker, flush=True)
+if sys.argv[1] == "all":
+    os.kill(worker, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_run_leaves_no_workers_and_no_shared_memory() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS]
+def killed_with_a_worker(*, which: str) -> int:
+    """Kills a process while its worker has files in shared memory; returns the worker's id."""
+    command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS, which]
     killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert killed.returncode == -9, killed.stderr
-    assert not glob.glob(f"/dev/shm/paddle_{int(killed.stdout)}_*")
+    return int(killed.stdout)
+
+
+def test_a_killed_run_leaves_no_workers_and_no_shared_memory() -> None:
+    worker = killed_with_a_worker(which="main")
+    assert not glob.glob(f"/dev/shm/paddle_{worker}_*")
+
+
+def test_what_is_left_by_a_run_that_was_killed_with_its_workers_goes_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    worker = killed_with_a_worker(which="all")
+    experiment = make(Tiny, tmp_path)
+    experiment.setup()
+    experiment.close()
+    assert not glob.glob(f"/dev/shm/paddle_{worker}_*")
+
+
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in place of /dev/shm, where other tests clean up, too."""
+    monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path)
+    return tmp_path
+
+
+def test_files_are_left_alone_as_long_as_a_worker_of_that_id_lives_anywhere(
+    shared_memory: Path,
+) -> None:
+    # Two containers that share this memory may both have a process of this id.
+    pid = 2**22 + 1  # no process here has it: the system gives smaller ones
+    made, alive = shared_memory / f"paddle_{pid}_0_1", shared_memory / f"expbase_worker_{pid}_a"
+    for file in made, alive, shared_memory / f"expbase_worker_{pid}_dead":
+        file.touch()
+    with alive.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert processes.remove_left_files() == 0
+        assert made.exists()
+    assert processes.remove_left_files() == 1
+    assert not [*shared_memory.iterdir()]
+
+
+def test_files_of_an_id_that_is_in_use_again_are_left_alone_and_found_later(
+    shared_memory: Path,
+) -> None:
+    made, note = (
+        shared_memory / f"{kind}_{os.getpid()}_1" for kind in ("paddle", "expbase_worker")
+    )
+    made.touch()
+    note.touch()
+    assert processes.remove_left_files() == 0
+    assert made.exists()
+    assert note.exists()
+
+
+def test_a_note_of_another_user_is_not_believed(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shared_memory / "paddle_77_0_1"
+    made.touch()
+    (shared_memory / "expbase_worker_*_trap").touch()
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert processes.remove_left_files() == 0
+    assert made.exists()
+
+
+def test_workers_that_end_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path / "memory")
+    processes.SHARED_MEMORY.mkdir()
+
+    class WithWorkers(Tiny):
+        loader_options: ClassVar = {"num_workers": 2, "use_shared_memory": False}
+
+        def on_train_batch_end(self) -> None:
+            assert [*processes.SHARED_MEMORY.glob("expbase_worker_*")]
+
+    trained(WithWorkers, tmp_path / "run")
+    assert not [*processes.SHARED_MEMORY.iterdir()]
 
 
 def test_an_exit_code_is_the_one_that_a_shell_shows() -> None:

@@ -14,7 +14,6 @@ import copy
 import functools
 import itertools
 import operator
-import os
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -170,7 +169,7 @@ def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id
     leave_process_group()
     # These are paddle's shared memory. It removes them when a batch was received; if the main
     # process was killed, they would stay in memory until the machine is started again.
-    end_with_parent(f"/dev/shm/paddle_{os.getpid()}_*")
+    end_with_parent()
     # get_worker_info().dataset is the user's data set, not the wrapper around it.
     paddle_worker._worker_info.__dict__["dataset"] = dataset
     if init_fn is not None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
+from expbase.processes import remove_left_files
+
 
 @contextlib.contextmanager
 def ended_by_signals(ctrl_c: int = 130) -> Iterator[None]:
@@ -47,6 +49,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         # A rank that is not quite dead still holds the lock of its output directory.
         psutil.wait_procs(family[1:], timeout=10)
     process.wait()
+    remove_left_files()
 
 
 def run_program(program: Sequence[str]) -> None:
