@@ -119,9 +119,8 @@ class Evaluation(Reporting):
         """This rank's share of the validation data: each sample exactly once over all ranks.
 
         Args:
-            loader: What evaluate was given, or self.valid_loader, by default. Of an
-                IterableDataset or another iterable each rank gets what it yields: sharding is
-                yours.
+            loader: By default self.evaluated_loader. Of an IterableDataset or another iterable
+                each rank gets what it yields: sharding is yours.
 
         Returns:
             The batches; on some rank possibly none.
@@ -134,7 +133,16 @@ class Evaluation(Reporting):
                 "and with training's random numbers. Call self.evaluate(), not self.valid().",
                 self.iteration,
             )
-        return self._limited(self._run_over(loader, rng.VALID))  # it is opened now, not later
+        run = self._run_over(loader, rng.VALID)  # it is opened now, not later
+        if "on_valid_batch_end" in self._subscribers.subscribed:
+            return self._announced(run)
+        return self._limited(run)
+
+    @property
+    def evaluated_loader(self) -> Any:
+        """What valid_batches() reads by default: what evaluate was given, or self.valid_loader."""
+        given = self._evaluation.loader
+        return self.valid_loader if given is None else given
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the ranks, by weight. Call it once, after the loop.
@@ -314,13 +322,12 @@ class Evaluation(Reporting):
         return batches
 
     def _kept_adapter(self, loader: Any) -> LoaderAdapter:
-        state = self._evaluation
-        loader = state.loader if loader is None else loader
-        name = "self.valid_loader" if loader is None else "valid_batches"
-        loader = self.valid_loader if loader is None else loader
-        if id(loader) not in state.adapters:
-            state.adapters[id(loader)] = self._adapter(loader, name)
-        return state.adapters[id(loader)]
+        adapters = self._evaluation.adapters
+        loader = self.evaluated_loader if loader is None else loader
+        if id(loader) not in adapters:
+            name = "self.valid_loader" if loader is self.valid_loader else "valid_batches"
+            adapters[id(loader)] = self._adapter(loader, name)
+        return adapters[id(loader)]
 
     def _limited(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in itertools.islice(batches, self._evaluation.limit):
@@ -328,6 +335,11 @@ class Evaluation(Reporting):
             if self._evaluation.exit is not None:
                 self._evaluation.exit.before_batch()
             yield batch
+
+    def _announced(self, run: Batches) -> Iterator[Any]:
+        for batch in self._limited(run):
+            yield batch
+            self._fire("on_valid_batch_end", batch, run.indices)
 
     def _predicted(self, loader: Any) -> list[Any]:
         """The results of predict_batch, one per sample in the order of the data, on every rank."""

@@ -102,12 +102,19 @@ class Events:
     # Evaluation
 
     def on_evaluate_begin(self) -> None:
-        """Before valid(); the models are in eval mode."""
+        """Before valid(), in eval mode; `self.evaluated_loader` is what it will read."""
+
+    def on_valid_batch_end(self, batch: Any, indices: Sequence[int] | None) -> None:
+        """When a loop over valid_batches() is done with a batch; ranks may have unequal numbers.
+
+        `indices` are as in on_train_batch_begin. Not after a batch at which the loop was left.
+        """
 
     def on_evaluate_end(self, results: Mapping[str, float]) -> None:
         """After valid(), in eval mode; `results` is what it returned on rank 0.
 
         Changes to it count and are written, so make the same ones on every rank.
+        `self.evaluated_loader` is what it was about.
         """
 
     def on_predict_begin(self) -> None:

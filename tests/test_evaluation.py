@@ -653,6 +653,37 @@ def test_predict_without_predict_batch_says_what_is_missing(tmp_path: Path) -> N
         exp.predict(exp.valid_loader)
 
 
+class Noting(Tiny):
+    """Notes what its events tell about each batch and each loader."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.test_loader = DataLoader(Points(4), batch_size=3)
+        self.noted: list[Any] = []
+
+    def valid(self) -> dict[str, float]:
+        for points, _ in self.valid_batches():
+            self.wrong = len(points)  # what a listener of the batch wants to see
+        return {}
+
+    def on_valid_batch_end(self, batch: Any, indices: Any) -> None:
+        self.noted.append((len(batch[0]), indices, self.wrong, self.phase))
+
+    def on_evaluate_end(self, results: Any) -> None:
+        self.noted.append(self.evaluated_loader)
+
+
+def test_events_of_a_validation_know_its_batches_and_its_loader(tmp_path: Path) -> None:
+    exp: Any = make(Noting, tmp_path)
+    exp.setup()
+    with exp.closing():
+        exp.evaluate(exp.test_loader)
+        assert exp.noted == [(3, [0, 1, 2], 3, "valid"), (1, [3], 1, "valid"), exp.test_loader]
+        assert exp.evaluated_loader is exp.valid_loader
+        exp.evaluate()
+        assert exp.noted[-1] is exp.valid_loader
+
+
 # --- --evaluate --------------------------------------------------------------------------------
 
 

@@ -72,8 +72,8 @@ STEP = (
     "on_before_optimizers_step on_after_optimizers_step on_before_zero_grad on_after_zero_grad "
     "on_train_batch_end"
 )
-VALIDATE = "on_evaluate_begin valid on_evaluate_end"
-SANITY = "on_sanity_check_begin valid on_sanity_check_end"
+VALIDATE = f"on_evaluate_begin valid {4 * 'on_valid_batch_end '} on_evaluate_end"
+SANITY = "on_sanity_check_begin valid on_valid_batch_end on_sanity_check_end"
 END = "on_train_end terminal"
 
 
