@@ -3,8 +3,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pickle
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -351,6 +353,12 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
         (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
         (YAML + "  epohcs: 2", "runner[0] (first): unknown key 'epohcs'. Did you mean 'epochs'?"),
+        (YAML + "phase: [{name: a}]", "c.yaml: phase: a key of PaddleRec; here valid() says what"),
+        (
+            YAML + "  save_inference_interval: 1",
+            "(first): save_inference_interval: a key of PaddleRec; here it is self.export()",
+        ),
+        (YAML + "  save_step_path: a", "save_step_path: a key of PaddleRec; here each runner has"),
         (
             YAML.replace("single_train", "cluster_train"),
             "runner[0] (first).class: 'cluster_train' given",
@@ -451,6 +459,26 @@ def test_the_example_of_the_docs_runs(workspace: Path, capsys: pytest.CaptureFix
     assert main(["run", str(workspace / "c.yaml")]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["checkpoint"] for line in found] == ["2", "4"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: int) -> None:
+    command = re.findall(r"^.*nproc.* 2.*$", DOCS, re.MULTILINE)[number]
+    (workspace / "config.yaml").write_text(YAML)
+    python = workspace / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    result = subprocess.run(
+        command, shell=True, cwd=workspace, env=environment, capture_output=True, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    log = workspace / "runs/first/worker_0.log"
+    assert "ranks: 2" in log.read_text()
+    assert "[4] FINISHED" in log.read_text()
 
 
 def test_the_docs_name_every_key_of_a_runner() -> None:

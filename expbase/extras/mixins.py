@@ -105,13 +105,12 @@ class WeightAverages:
 
     def begin(self) -> None:
         """Starts from the present weights."""
-        # A copy: astype to the same type would share the weight's memory.
-        averages = {name: weight.detach().clone() for name, weight in self._weights.items()}
         # At least float32: in float16 the small change of one update would be rounded away.
-        self._averages = {
-            name: average.astype("float32") if average.dtype in _HALVES else average
-            for name, average in averages.items()
-        }
+        with paddle.no_grad():  # a copy in any case: astype to the same type would share the memory
+            self._averages = {
+                name: weight.astype("float32") if weight.dtype in _HALVES else weight.clone()
+                for name, weight in self._weights.items()
+            }
 
     def update(self, decay: float) -> None:
         """Moves the averages towards the present weights; `decay` is the share that stays."""

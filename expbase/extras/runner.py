@@ -27,7 +27,7 @@ from typing import Any
 
 from expbase import distributed
 from expbase.cli import Paragraphs, count, report_user_errors, spawn, with_tools
-from expbase.config import Config, ConfigError, check_training, did_you_mean, fill
+from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.meter import json_value
@@ -62,6 +62,16 @@ RUNNER_KEYS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("device", *_PATHS), ("", "as of a training script")),
     "init_partial": (False, "as of a training script"),
     **dict.fromkeys(_STAGE_KEYS, ("", "file.py:Class, in place of this stage")),
+}
+# What is here for other keys of PaddleRec, by how they begin. Source: its doc/yaml.md.
+_PADDLEREC: dict[str | tuple[str, ...], str] = {
+    "phase": "valid() says what is evaluated, and several runners are several phases",
+    "dataset": "setup_dataloader of the experiment makes the loaders",
+    "hyper_parameters": "they are sections of default_config, changed under `config:`",
+    "save_inference_": "it is self.export(), or --export of a training script",
+    ("save_step_", "save_checkpoint_path"): "each runner has a folder in `output:`",
+    "runner_result_dump_path": "results.jsonl of an infer runner has it, metrics.jsonl of a run",
+    ("selected_gpus", "fleet_mode"): "--nprocs or paddle's launcher starts several processes",
 }
 
 
@@ -107,25 +117,35 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         }
         staged = with_stages(experiment, stages, place)
         config = _config_of(runner, given, base, options, place)
-        args = _args_of(runner, folder, Path(plan.output))
-        runs.append(Run(runner, staged, config, args))
+        runs.append(Run(runner, staged, config, _args_of(runner, folder, Path(plan.output))))
     return runs
 
 
 def _load(path: Path, output: str) -> Config:
     """The file as a Config, its placeholders filled, `workspace` and `output` absolute."""
-    plan = Config(_FILE_DEFAULTS)
     try:
-        plan.merge_from_file(path)
+        given = load_yaml(path)
     except ConfigError as error:
         hint = "A value that begins with a { must be in quotes."
         raise ConfigError(f"{error} {hint}" if "not YAML" in str(error) else str(error)) from None
+    plan = _merged(_FILE_DEFAULTS, given, str(path))
     folder = path.resolve().parent
     values = {"workspace": str((folder / plan.workspace).resolve())}
     own_output = folder / _filled(plan.output, values, f"{path}: output")
     values["output"] = str(Path(output or own_output).resolve())
     filled = {key: _filled(plan[key], values, f"{path}: {key}") for key in plan}
     return Config({**filled, **values})
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any], place: str) -> Config:
+    """The defaults, changed by what is given; keys of PaddleRec are refused with what is here."""
+    for key in given:
+        for beginning, here in _PADDLEREC.items():
+            if str(key).startswith(beginning):
+                raise ConfigError(f"{place}: {key}: a key of PaddleRec; here {here}.")
+    merged = Config(dict(defaults))
+    merged.merge_from_other_cfg(given, place)
+    return merged
 
 
 def _filled(value: Any, values: Mapping[str, str], place: str) -> Any:
@@ -173,9 +193,9 @@ def _chosen(plan: Config, place: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Config:
     """All keys of a runner, with the defaults of those that are not given."""
-    runner = Config({key: default for key, (default, _) in RUNNER_KEYS.items()})
-    runner.update({key: base.training[ours] for key, ours in _SHORT.items()})
-    runner.merge_from_other_cfg(given, place)
+    defaults = {key: default for key, (default, _) in RUNNER_KEYS.items()}
+    defaults |= {key: base.training[ours] for key, ours in _SHORT.items()}
+    runner = _merged(defaults, given, place)
     kind, checkpoints = runner["class"].removeprefix("single_"), runner.checkpoints
     if kind not in ("train", "infer"):
         raise ConfigError(f"{place}.class: {runner['class']!r} given; expected train or infer.")

@@ -129,22 +129,18 @@ def _check(stage: str, cls: type, stages: Mapping[str, type], place: str) -> Non
             f"`def {method}(self)` or `def {method}(self, context)`."
         )
     allowed = {STAGES[other][1] for other in stages if stages[other] is cls} | {"setup_dataloader"}
-    for name in _names_of(cls) - allowed:
+    for name in {name for name in dir(cls) if not name.startswith("__")} - allowed:
         if hasattr(ExperimentBase, name):
             raise ConfigError(
                 f"{place}: {cls.__name__}.{name} would hide what the experiment has "
                 "under that name. Choose another name."
             )
         for other, other_cls in stages.items():
-            if other_cls is not cls and name in _names_of(other_cls):
+            if other_cls is not cls and hasattr(other_cls, name):
                 raise ConfigError(
                     f"{place}: {cls.__name__}.{name} and {other_cls.__name__}.{name} "
                     f"({other}_class_path) would hide each other. Rename one."
                 )
-
-
-def _names_of(cls: type) -> set[str]:
-    return {name for name in dir(cls) if not name.startswith("__")}
 
 
 def _step(method: Any, label: str) -> Any:
