@@ -366,15 +366,29 @@ def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:
 DOCS = Path(__file__).parents[1] / "docs" / "components.md"
 
 
-def test_the_example_of_the_docs_trains_and_is_exported(tmp_path: Path) -> None:
+def documented(name: str) -> Any:
+    """A class of the page."""
     scope: dict[str, Any] = {"__name__": "documented"}
-    exec(re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[0], scope)
-    exp: Any = trained(scope["Experiment"], tmp_path, max_iteration=40, valid_interval=40)
+    for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, scope)
+    return scope[name]
+
+
+def test_the_example_of_the_docs_trains_and_is_exported(tmp_path: Path) -> None:
+    exp: Any = trained(documented("Experiment"), tmp_path, max_iteration=40, valid_interval=40)
     assert curve(tmp_path, "valid/accuracy")[40] > 0.6
     assert len((tmp_path / "side.predict.jsonl").read_text().splitlines()) == 100
     exp.export(tmp_path / "side", *exp.unwrap(exp.model).for_export("side"))
     loaded = paddle.jit.load(str(tmp_path / "side"))
     assert loaded(paddle.randn([3, 4])).shape == [3]
+
+
+def test_heads_postprocess_in_training_by_the_two_calls_of_the_docs(tmp_path: Path) -> None:
+    trained(documented("Postprocessing"), tmp_path, max_iteration=20, valid_interval=0)
+    files = sorted(tmp_path.glob("*.train.jsonl"))  # of the last epoch's ten updates
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert len(lines) == 10
+    assert {line["task"] for line in lines} == {"side", "again"}
 
 
 # --- mistakes -------------------------------------------------------------------------------
