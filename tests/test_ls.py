@@ -13,6 +13,7 @@ import pytest
 from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
+from expbase.extras.mixins import GradientClipping
 from expbase.tools.runs import find
 
 
@@ -166,6 +167,20 @@ def test_a_run_whose_config_is_lost_does_not_make_all_values_differ(
     runs = listed(tmp_path, capsys)
     assert [runs[name]["differs"] for name in ("1", "2", "3")] == [
         {"training.seed": 1}, {"training.seed": 2}, {},
+    ]  # fmt: skip
+
+
+def test_what_all_runs_of_an_experiment_share_is_not_repeated_beside_another_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Clipped(GradientClipping, Tiny): ...
+
+    for seed in (1, 2):
+        trained(Tiny, tmp_path / str(seed), max_iteration=1, seed=seed)
+    trained(Clipped, tmp_path / "3", max_iteration=1)
+    runs = listed(tmp_path, capsys)
+    assert [runs[name]["differs"] for name in ("1", "2", "3")] == [
+        {"training.seed": 1}, {"training.seed": 2}, {"training.seed": 0},
     ]  # fmt: skip
 
 

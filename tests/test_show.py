@@ -204,7 +204,10 @@ def test_what_is_not_known_of_the_code_is_shown_and_a_comment_among_the_commands
     comment = expected.strip().rpartition("; ")[2].removeprefix("code        ")
     text = shown(run, capsys, "--reproduce")
     assert f"# Of its code: {comment}" in text
-    assert ("git checkout" in text) == ("commit" in code)
+    # Without a commit there is nothing to clone, and no command that needs git.
+    place = "the top of a fresh clone" if "commit" in code else "a folder with its code"
+    assert f"for {place}." in " ".join(text.replace("\n# ", " ").split())
+    assert ("\ngit " in text) == ("commit" in code)
 
 
 def test_a_run_that_never_began_is_shown(tmp_path: Path, capsys: Capture) -> None:

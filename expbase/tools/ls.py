@@ -63,10 +63,9 @@ def _report_unreadable(error: OSError) -> None:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each config the values that are not the same in all of them; empty ones do not count."""
-    known = [config for config in configs if config]
-    keys = dict.fromkeys(key for config in known for key in config)
-    varying = [k for k in keys if len({repr(config.get(k)) for config in known}) > 1]
+    """Of each config the values that are not the same in all that have such a key."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    varying = [k for k in keys if len({repr(c[k]) for c in configs if k in c}) > 1]
     return [{key: config[key] for key in varying if key in config} for config in configs]
 
 

@@ -151,7 +151,8 @@ def reproduce(path: Path, found: Sequence[Session], number: int) -> Iterator[str
             f"--reproduce: session {number} failed before it began, or was not started by a script "
             "(a notebook, say): there is no command to run again."
         )
-    yield from _comment(f"Session {number} of {path}, for the top of a fresh clone.")
+    place = "the top of a fresh clone" if start["git"].get("commit") else "a folder with its code"
+    yield from _comment(f"Session {number} of {path}, for {place}.")
     yield from _comment(f"It was on: {_machine(start)}, {start['platform']}.")
     if len(found) > number:
         yield from _comment(f"A later session continued it: --reproduce {number + 1}.")
@@ -169,10 +170,10 @@ def _checkout(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
         yield from _comment(f"Of its code: {git['note']}.")
     if git.get("commit"):
         yield f"git checkout --detach {git['commit']}"
-    if git.get("state"):
-        patch = (run / SOURCES / f"{git['state']}.diff").absolute()
-        yield f"git apply --index --whitespace=nowarn {shlex.quote(str(patch))}"
-    yield "git submodule update --init --recursive"  # last: the patch may move submodules
+        if git.get("state"):
+            patch = (run / SOURCES / f"{git['state']}.diff").absolute()
+            yield f"git apply --index --whitespace=nowarn {shlex.quote(str(patch))}"
+        yield "git submodule update --init --recursive"  # last: the patch may move submodules
 
 
 def _install(packages: Mapping[str, str], local: Sequence[str]) -> Iterator[str]:
