@@ -163,7 +163,9 @@ def test_a_note_of_another_user_is_not_believed(
     assert made.exists()
 
 
-def test_workers_that_end_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_hold_the_lock_of_a_note_and_leave_nothing_when_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path / "memory")
     processes.SHARED_MEMORY.mkdir()
 
@@ -171,7 +173,9 @@ def test_workers_that_end_leave_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         loader_options: ClassVar = {"num_workers": 2, "use_shared_memory": False}
 
         def on_train_batch_end(self) -> None:
-            assert [*processes.SHARED_MEMORY.glob("expbase_worker_*")]
+            (note, *_) = processes.SHARED_MEMORY.glob("expbase_worker_*")
+            with note.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     trained(WithWorkers, tmp_path / "run")
     assert not [*processes.SHARED_MEMORY.iterdir()]
