@@ -125,17 +125,13 @@ def _noted() -> str:
     return note
 
 
-def remove_left_files() -> int:
-    """Removes what children left in shared memory that were killed together with their parents.
-
-    Returns:
-        The number of files.
-    """
-    dead, alive, num_removed = {}, set[str](), 0
+def remove_left_files() -> None:
+    """Removes what children left in shared memory that were killed together with their parents."""
+    dead, alive = {}, set[str]()
     with contextlib.ExitStack() as stack:
         for note in SHARED_MEMORY.glob(f"{_NOTE}*"):
             pid = note.name.removeprefix(_NOTE).partition("_")[0]
-            with contextlib.suppress(FileNotFoundError):  # it has just gone
+            with contextlib.suppress(OSError):  # it has just gone
                 if note.lstat().st_uid != os.getuid():  # not to be believed
                     continue
                 file = stack.enter_context(note.open())
@@ -147,10 +143,7 @@ def remove_left_files() -> int:
         for note, pid in dead.items():
             # The id of a dead process may be in use again; a zombie has no program any more.
             if pid not in alive and not os.path.exists(f"/proc/{pid}/exe"):
-                files = _files_of(pid)
-                _remove([*files, str(note)])
-                num_removed += len(files)
-    return num_removed
+                _remove([*_files_of(pid), str(note)])
 
 
 def python(count: int, log_dir: Path) -> list[str]:

@@ -74,8 +74,7 @@ class SetupSteps(Reporting):
             self._run_dir.lock(self.rank)
         if moved_aside is not None:
             self.logger.info("the run that was here is now in %s", moved_aside)
-        if number := remove_left_files():
-            self.logger.info("%d files that killed workers left in /dev/shm are removed", number)
+        remove_left_files()
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""

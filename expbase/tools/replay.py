@@ -76,9 +76,7 @@ def main(args: argparse.Namespace) -> int:
         process = subprocess.Popen(command, cwd=directory)
         stack.callback(kill, process)
         process.wait()
-        ends = [
-            _end(folder / f"ended_{rank}.json").replace(str(copy), str(run)) for rank in of_ranks
-        ]
+        ends = [_end(folder / f"ended_{r}.json").replace(str(copy), str(run)) for r in of_ranks]
     repeated = [_judge(*of_rank, end) for of_rank, end in zip(of_ranks.items(), ends, strict=True)]
     return 0 if any(repeated) else 1
 
