@@ -163,7 +163,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             loop.step = _BETWEEN
 
     def _do_what_is_due(self) -> None:
-        """Logs and saves, each if it is due: what was trained is safe, whatever fails afterwards."""
+        """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
         loop, due = self._loop, self._due()
         self._check_first_update()
         if due.log:
