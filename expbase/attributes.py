@@ -71,10 +71,12 @@ class Attributes(Events):
     """
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        checks.check_arguments(type(self), vars(self), args)
+        checks.check_early_attributes(type(self), vars(self))
         # What mixins add is there, however the config was made.
-        self.config = fill({**type(self).default_config(), **config})
+        defaults = type(self).default_config()
+        self.config = fill({**defaults, **config})
         check_training(self.config.training)
+        checks.check_arguments(args, self.config, fill(defaults))
         self.args = args
         self.model: Any = None
         self.optimizer: Any = None
@@ -96,7 +98,7 @@ class Attributes(Events):
         self._names = StateNames()
         self._subscribers = Subscribers(self)
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
-        self._run_dir = RunDirectory(self.output_dir)
+        self._run_dir = RunDirectory(self.output_dir, checks.as_written(args, "output"))
         self._run_record = RunRecord(None)
         self._stop_requests = StopRequests()
         self._other_ranks: distributed.FailureWatch | None = None
@@ -144,7 +146,7 @@ class Attributes(Events):
     @property
     def read_only(self) -> bool:
         """Whether this start only looks at a run (--evaluate, --export) and writes nothing."""
-        return any(getattr(self.args, name, None) is not None for name in ("evaluate", "export"))
+        return checks.inspected(self.args) is not None
 
     # --- called in setup_model -----------------------------------------------------------
 
@@ -202,3 +204,8 @@ class Attributes(Events):
     def _need_setup(self, name: str) -> None:
         if self.life is Life.NEW:
             raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
+
+    def _need_training(self, name: str) -> None:
+        self._need_setup(name)
+        if self.read_only:
+            raise RuntimeError(f"{name}: --evaluate or --export only look; expected exp.run().")

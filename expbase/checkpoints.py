@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed, schedule
+from expbase import checks, distributed, schedule
 from expbase.life import Life, Step
+from expbase.meter import json_value
 from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
 from expbase.state import checkpoint, rng
-from expbase.state.checkpointer import VALIDATIONS_BYTES, choose
+from expbase.state.checkpointer import VALIDATIONS_BYTES, choose, find_named
 from expbase.state.entries import Environment, OwnStates
 from expbase.state.objects import Attributes, Gradients, named_parameters
 from expbase.stopping import StopReason
@@ -25,7 +27,9 @@ class Checkpoints(TrainingSteps, ModelFiles):
         checkpointer = self._checkpointer
         checkpointer.contents = self._contents
         self._on_close.callback(checkpointer.close)
-        if self.read_only:
+        if self.read_only:  # told before the data is there
+            which = checks.inspected(self.args) or ""
+            distributed.on_rank_zero(lambda: choose(self.output_dir, which), "the checkpoint")
             return
         checkpointer.resumable = checkpointer.newest()
         if checkpointer.resumable is not None:
@@ -120,10 +124,12 @@ class Checkpoints(TrainingSteps, ModelFiles):
             CheckpointError, WeightsError: It is damaged or does not fit.
         """
         self._need_setup("resume_or_load")
+        if self.read_only:
+            return
         checkpointer, own = self._checkpointer, self._checkpointer.resumable
         path, other = own, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
-            path = distributed.on_rank_zero(lambda: checkpoint.find(Path(other)), "checkpoint_path")
+            path = distributed.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
         if path is None and checkpointer.inspected:
             raise RuntimeError(
                 f"resume_or_load: {checkpointer.inspected} was loaded to be looked at, and "
@@ -214,6 +220,21 @@ class Checkpoints(TrainingSteps, ModelFiles):
         if self.life is Life.READY:  # there is no other place in training
             self.iteration, self.epoch = counters["iteration"], counters["epoch"]
         self.logger.info("loaded %s (%s)", path.name, which)
+
+    def _inspect(self) -> None:
+        """--evaluate and --export: prints what was found as one line of JSON."""
+        self.load_checkpoint(checks.inspected(self.args) or "")
+        found: dict[str, Any] = {"iteration": self.iteration, "epoch": self.epoch}
+        if getattr(self.args, "export", None) in (None, False):
+            found["loader"] = "valid_loader" if self.test_loader is None else "test_loader"
+            results = self.evaluate(self.test_loader)
+            found = {name: json_value(value) for name, value in results.items()} | found
+        else:
+            path = Path(self.args.output) / "export" / checkpoint.name_of(self.iteration) / "model"
+            self.export(path)
+            found["exported"] = str(path)
+        if self.rank == 0:
+            print(json.dumps(found))
 
     def load_best(self) -> None:
         """load_checkpoint("best"), for a final test."""

@@ -8,10 +8,14 @@ from typing import Any
 
 import paddle
 
-from expbase.config import ConfigError
+from expbase import distributed
+from expbase.config import Config, ConfigError, differences, fill_in, lookalikes
 from expbase.data.loaders import LoaderAdapter
 from expbase.events import HELPER_EVENTS, Subscribers
 from expbase.state import objects
+
+# The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
+DONE_BY_MAIN = "done_by_main"
 
 
 def check_state_and_data(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
@@ -76,20 +80,78 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return positional and parameter.default is parameter.empty
 
 
-def check_arguments(experiment: type, attributes: Iterable[str], args: Any) -> None:
-    """Checks what an experiment is made with.
-
-    Raises:
-        TypeError: An attribute was set before the template's, which could not be told from it.
-        ConfigError: There is no output directory.
-    """
+def check_early_attributes(experiment: type, attributes: Iterable[str]) -> None:
+    """Raises a TypeError if an attribute was set before the template's: it looks like one."""
     for name in attributes:
         raise TypeError(
             f"{experiment.__name__}.__init__: self.{name} was set before super().__init__(config, "
             "args), so its state would not be saved. Call super().__init__ first."
         )
-    if getattr(args, "output", None) in (None, ""):
-        raise ConfigError("args.output: not given; expected the directory of the run.")
+
+
+def as_written(args: Any, name: str) -> str:
+    """An option as its user wrote it: on the command line, or into a namespace by hand."""
+    return f"--{name}" if hasattr(args, DONE_BY_MAIN) else f"args.{name}"
+
+
+def check_arguments(args: Any, config: Config, defaults: Config) -> None:
+    """Checks what an experiment is made with, and does what is left to be done with it.
+
+    `main` has marked the options of `default_argument_parser` as done; a script without it has not,
+    and must not lose one in silence. Other namespaces than those of that parser have no mark.
+
+    Raises:
+        ConfigError: There is no output directory, options exclude each other, or one has no effect.
+    """
+    if not getattr(args, "output", None):
+        raise ConfigError(
+            f"{as_written(args, 'output')}: not given; expected the directory of the run."
+        )
+    for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
+        if getattr(args, option, None) and inspected(args) is not None:
+            raise ConfigError(
+                f"--{option}: given with --evaluate or --export, which only look at a run."
+            )
+    if getattr(args, DONE_BY_MAIN, True):
+        return
+    for name in ("smoke", "print_config"):
+        if getattr(args, name):
+            raise ConfigError(
+                f"--{name}: is done by main(Experiment), which this script does not call."
+            )
+    if args.nprocs > 1 and distributed.world_size() == 1:
+        raise ConfigError(
+            f"--nprocs: {args.nprocs} given, and this process is the only one; expected a script "
+            "that calls main(Experiment), or python -m paddle.distributed.launch."
+        )
+    _check_merged(args, config, defaults)
+    args.output = fill_in(args.output, config)
+
+
+def inspected(args: Any) -> str | None:
+    """The checkpoint that --evaluate or --export only look at; None: the run is to train."""
+    given = (getattr(args, option, None) for option in ("evaluate", "export"))
+    return next((str(which) for which in given if which not in (None, False)), None)
+
+
+def _check_merged(args: Any, config: Config, defaults: Config) -> None:
+    """Raises a ConfigError if the config of a script does not have what its options say."""
+    merged = config.clone()
+    merged.merge_from_list(args.opts or [])
+    for key, (there, given) in differences(config, merged).items():
+        raise ConfigError(
+            f"{key}={given!r}: given as an option, and the config has {there!r}; expected "
+            "config.merge_from_list(args.opts) in this script, or main(Experiment)."
+        )
+    if args.config:
+        of_file = defaults.clone()
+        of_file.merge_from_file(args.config)
+        told = differences(defaults, of_file).keys()
+        if told and told <= differences(config, of_file).keys():
+            raise ConfigError(
+                f"--config: nothing of {args.config} is in the config; expected "
+                "config.merge_from_file(args.config) in this script, or main(Experiment)."
+            )
 
 
 def check_private_names(experiment: type, names: Iterable[str]) -> None:
@@ -170,6 +232,8 @@ def likely_mistakes(
 
     `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
     """
+    for key, ours in lookalikes(training).items():
+        yield f"training.{key}: is a key of your own to expbase; did you mean {ours!r}?"
     valid, save = training["valid_interval"], training["save_interval"]
     wants_best = training["monitor"] and training["keep_best"] and not training["save_every_epoch"]
     if wants_best and valid and save and valid % save:

@@ -11,20 +11,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import multiprocessing
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from expbase import distributed, launch
-from expbase.config import Config, ConfigError, check_training, dump_yaml, fill, flatten
+from expbase.checks import DONE_BY_MAIN, inspected
+from expbase.config import (
+    Config,
+    ConfigError,
+    check_training,
+    did_you_mean,
+    dump_yaml,
+    fill,
+    fill_in,
+)
 from expbase.experiment import ExperimentBase
-from expbase.meter import json_value
 from expbase.run_dir import CONFIG
 from expbase.smoke import Smoke
-from expbase.state.checkpoint import CheckpointError, name_of
+from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError
 
 _OPTIONS = {
@@ -61,9 +69,18 @@ class Paragraphs(argparse.HelpFormatter):
         )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the option that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        if unknown := re.match("unrecognized arguments: (-[^ =]+)", message):
+            message += f".{did_you_mean(unknown[1], self._option_string_actions)}"
+        super().error(message)
+
+
 def default_argument_parser() -> argparse.ArgumentParser:
     """The parser with the options that every experiment has; add your own to it."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         formatter_class=Paragraphs,
         epilog="The same command continues a run that was ended by anything at all.\n\n"
         "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
@@ -75,8 +92,9 @@ def default_argument_parser() -> argparse.ArgumentParser:
     add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
-    add("--opts", action="extend", nargs="+", default=[], metavar="KEY VALUE", help="config values")
-    add("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="config values")
+    for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
+        add(name, action="extend", nargs=nargs, default=None, metavar=metavar, help="config values")
+    parser.set_defaults(**{DONE_BY_MAIN: False})
     inspection = parser.add_argument_group(
         "looking at a run", "It may be running. Its own config holds, but for --config and --opts."
     ).add_mutually_exclusive_group()
@@ -102,7 +120,9 @@ def main(
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
     """
     parser = parser or default_argument_parser()
+    _check_guard(parser.prog)
     args = parser.parse_intermixed_args(argv)
+    setattr(args, DONE_BY_MAIN, True)
     try:
         config = load_config(experiment, args)
         if args.print_config:
@@ -111,8 +131,7 @@ def main(
         if not args.output and not args.smoke:
             raise ConfigError("--output: not given; expected the directory of the run.")
         args.output = fill_in(args.output or "", config)
-        if args.evaluate is not None or args.export is not None:
-            _check_inspection(args)
+        if inspected(args) is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
@@ -125,16 +144,15 @@ def main(
             _run(experiment, config, args, parser.prog)
 
 
-def _check_inspection(args: argparse.Namespace) -> None:
-    for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
-        if getattr(args, option):
-            raise ConfigError(
-                f"--{option}: given with --evaluate or --export, which only look at a run."
-            )
-    for option in ("evaluate", "export"):
-        which = getattr(args, option)
-        if which is not None and not re.fullmatch("best|last|[0-9]+", which):
-            raise ConfigError(f"--{option}: {which!r} given; expected best, last or an iteration.")
+def _check_guard(prog: str) -> None:
+    """Ends a new process that imports the script and must not run it."""
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        text = (
+            f"{prog}: error: main(…) is called when this script is imported, as the processes of "
+            '--nprocs do; expected `if __name__ == "__main__":` before it.'
+        )
+        sys.exit(text if process.name.endswith("-1") else 1)  # said once
 
 
 def load_config(
@@ -155,24 +173,9 @@ def load_config(
         config.merge_from_file(str(of_run))
     if args.config:
         config.merge_from_file(args.config)
-    config.merge_from_list(args.opts)
-    config.merge_from_list(args.overrides)
+    config.merge_from_list(args.opts or [])
     check_training(config.training)
     return config
-
-
-def fill_in(output: str, config: Mapping[str, Any]) -> str:
-    """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
-    values = flatten(config)
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            raise ConfigError(
-                f"--output: {match[0]} names no config value; expected one of {', '.join(values)}."
-            )
-        return str(values[match[1]]).replace("/", "_")
-
-    return str(Path(re.sub(r"\{([^{}]*)\}", value, output)))
 
 
 def _run(
@@ -181,10 +184,7 @@ def _run(
     with report_user_errors(prog):
         exp = with_tools(experiment)(config, args)
         exp.setup()
-        if args.evaluate is None and args.export is None:
-            return exp.run()
-        with exp.closing():
-            _inspect(exp, args)
+        exp.run()
 
 
 @contextlib.contextmanager
@@ -196,22 +196,6 @@ def report_user_errors(prog: str) -> Iterator[None]:
         sys.exit(f"{prog}: error: {error}" if distributed.rank() == 0 else 1)
     except distributed.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
-
-
-def _inspect(exp: ExperimentBase, args: argparse.Namespace) -> None:
-    """Evaluates or exports a checkpoint, and prints what was found as one line of JSON."""
-    exp.load_checkpoint(args.export if args.evaluate is None else args.evaluate)
-    found: dict[str, Any] = {"iteration": exp.iteration, "epoch": exp.epoch}
-    if args.evaluate is None:
-        path = Path(args.output) / "export" / name_of(exp.iteration) / "model"
-        exp.export(path)
-        found["exported"] = str(path)
-    else:
-        found["loader"] = "valid_loader" if exp.test_loader is None else "test_loader"
-        results = exp.evaluate(exp.test_loader)
-        found = {name: json_value(value) for name, value in results.items()} | found
-    if exp.rank == 0:
-        print(json.dumps(found))
 
 
 def count(text: str) -> int:

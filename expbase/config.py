@@ -117,17 +117,23 @@ def fill(config: Mapping[str, Any]) -> Config:
             f"config: training.{missing[0]} is missing; expected a section `training` with whole "
             f"numbers for {', '.join(_REQUIRED)}. Start from get_default_training_config()."
         )
-    for key in given.keys() - _TRAINING_DEFAULTS:
-        # A user may add keys; one that nearly has the name of ours is a mistake.
-        if near := difflib.get_close_matches(key, _TRAINING_DEFAULTS, n=1, cutoff=0.85):
-            raise ConfigError(
-                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
-                "Put a key of your own into a section of its own."
-            )
+    # A user may add keys; one that is all but the name of ours is a mistake.
+    for key, near in lookalikes(given, 0.91).items():
+        raise ConfigError(
+            f"training: unknown key {key!r}. Did you mean {near!r}? "
+            "Put a key of your own into a section of its own."
+        )
     training = get_default_training_config()
     training.set_new_allowed(True)
     training = _merged(training, given, "config", prefix="training.")
     return Config({**config, "training": {**training}})
+
+
+def lookalikes(training: Mapping[str, Any], likeness: float = 0.85) -> dict[str, str]:
+    """The keys that a user has added to `training` and that look like ours: ours by theirs."""
+    own = sorted(training.keys() - _TRAINING_DEFAULTS)
+    near = {key: difflib.get_close_matches(key, _TRAINING_DEFAULTS, 1, likeness) for key in own}
+    return {key: found[0] for key, found in near.items() if found}
 
 
 def check_training(training: Mapping[str, Any]) -> None:
@@ -203,6 +209,20 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     pairs = {key: (before.get(key), after.get(key)) for key in before | after}
     # The texts are compared too, because nan is not equal to itself.
     return {key: (a, b) for key, (a, b) in pairs.items() if a != b and repr(a) != repr(b)}
+
+
+def fill_in(output: str, config: Mapping[str, Any]) -> str:
+    """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
+    values = flatten(config)
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise ConfigError(
+                f"--output: {match[0]} names no config value; expected one of {', '.join(values)}."
+            )
+        return str(values[match[1]]).replace("/", "_")
+
+    return str(Path(re.sub(r"\{([^{}]*)\}", value, output)))
 
 
 _TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number", str: "a text"}

@@ -127,7 +127,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         return True
 
     def _begin_loop(self) -> None:
-        self._need_setup("going_on")
+        self._need_training("going_on")
         loop = self._loop
         if self.life is Life.READY:  # a loop by hand, without run()
             self.resume_or_load()
@@ -309,8 +309,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._on_close.callback(self._evaluation.let_go)
         self.setup_model()
         self.startup()
-        self.iteration = 0
-        self.epoch = 0
         checks.check_names(vars(self), ExperimentBase)
         self.check_setup()
         self.life = Life.READY
@@ -319,7 +317,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
     # --- the run -------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Trains to the end, from wherever the state is, and closes.
+        """Trains to the end, from wherever the state is, and closes; or looks, if args say so.
 
         Raises:
             SystemExit: It was stopped by a signal or a time limit; with the exit code for that.
@@ -328,6 +326,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._need_setup("run")
         if self.life is Life.CLOSED:
             raise RuntimeError("run: this experiment is closed; make a new one.")
+        if self.read_only:
+            with self.closing():
+                return self._inspect()
         loop = self._loop
         with self._stop_requests.installed(loop.wake), self.closing():
             if self.life is Life.READY:
@@ -435,7 +436,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         loop.step = Step.OVER
         if error is not loop.failure:
             loop.failure = error
-            self.logger.error("[%d] ended by %r", self.iteration, error, exc_info=error)
+            self._say_failure(error)
         if was_training:
             self.life = Life.ENDED
             self._quietly("crash", self._report_crash, error)

@@ -80,9 +80,14 @@ def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> I
 
 
 class _Echo(logging.Handler):
-    """Writes to what is sys.stderr at the moment: while a live line is shown, that is rich's."""
+    """Writes to what is sys.stderr at the moment: while a live line is shown, that is rich's.
+
+    An exception that is raised (`extra={"is_raised": True}`) is left to whoever catches it.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "is_raised", False):
+            return
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()

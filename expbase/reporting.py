@@ -16,6 +16,7 @@ from typing import Any
 from expbase import checks, console, logs, schedule
 from expbase.attributes import Attributes
 from expbase.config import ConfigError, differences, flatten
+from expbase.life import Life
 from expbase.meter import Meter, NonFiniteError, short
 from expbase.record import card, crash, provenance
 from expbase.record.hang import HangWatch
@@ -173,6 +174,13 @@ class Reporting(Attributes):
         where = where if self.rank == 0 else "rank 0 has the checkpoints"
         place, reason = f"[{self.iteration}]", self._stop_requests.text
         self.logger.info("%s", card.ending(place, self.epoch, loop.stopped_by, reason, where))
+
+    def _say_failure(self, error: BaseException) -> None:
+        raised = {"is_raised": True}  # whoever catches it shows it on the terminal
+        text = "[%d] ended by %r"
+        self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
+        if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
+            self._quietly("ledger", self._note_end)
 
     # --- what stays of a start and an end ------------------------------------------------
 

@@ -22,6 +22,8 @@ from expbase.config import (
     get_default_training_config,
     load_yaml,
 )
+from expbase.meter import METRICS
+from expbase.state import checkpoint
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
@@ -36,10 +38,11 @@ _held: set[str] = set()
 
 
 class RunDirectory:
-    """The directory of a run."""
+    """The directory of a run; errors say by which `option` it was given."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, option: str = "args.output") -> None:
         self.path = Path(path).absolute()
+        self._option = option
         self._config = self.path / CONFIG  # written once the directory is a run's
         self._lock: tuple[str, IO[bytes]] | None = None
 
@@ -105,11 +108,13 @@ class RunDirectory:
             aside = self._move_aside()
             self.make()
             self.lock(rank=0)
+        if hint := "" if self.is_begun() else checkpoint.of_parakeet(self.path):
+            raise self._error(f"cannot be continued here. {hint}")
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
         if changed and not force:
-            lines = [f"\n  {k}: {old!r} there, {new!r} now" for k, (old, new) in changed.items()]
+            lines = "".join(f"\n  {k}: {a!r} there, {b!r} now" for k, (a, b) in changed.items())
             raise self._error(
-                f"holds a run of another config:{''.join(lines)}\n"
+                f"holds a run of another config:{lines.replace('None there', 'not there')}\n"
                 "Give another --output, --fresh to start over here (the old run is moved aside), "
                 "or --force to continue under the new config."
             )
@@ -127,14 +132,24 @@ class RunDirectory:
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The config keys that differ from those of the first start, with both values."""
-        return differences(load_yaml(self._config), config) if self._config.exists() else {}
+        is_there = self._config.exists() and self.is_begun()
+        return differences(load_yaml(self._config), config) if is_there else {}
+
+    def is_begun(self) -> bool:
+        """Whether a run here has a checkpoint or a line of metrics; starts before count for none.
+
+        Such a start failed early, perhaps because of its config: another one may begin here.
+        """
+        metrics = self.path / METRICS
+        has_line = metrics.exists() and metrics.stat().st_size > 0
+        return has_line or bool(checkpoint.listed(self.path / checkpoint.FOLDER))
 
     def dump(self, config: Mapping[str, Any]) -> None:
-        """Writes config.yaml at the first start; later starts leave it as it is."""
-        if not self._config.exists():
+        """Writes config.yaml until the run has begun; later starts leave it as it is."""
+        if not (self._config.exists() and self.is_begun()):
             temporary = self._config.with_name(f".{CONFIG}")
             temporary.write_text(dump_yaml(config), encoding="utf-8")
             os.replace(temporary, self._config)  # whole or not there, even after a kill
 
     def _error(self, what: str) -> ConfigError:
-        return ConfigError(f"args.output: {str(self.path)!r} {what}")
+        return ConfigError(f"{self._option}: {str(self.path)!r} {what}")

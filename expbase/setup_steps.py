@@ -35,16 +35,17 @@ class SetupSteps(Reporting):
             ConfigError: There is no such device, or the processes would share one.
         """
         device = getattr(self.args, "device", None) or distributed.default_device()
+        option = checks.as_written(self.args, "device")
         if self.parallel and ":" in device:
             raise ConfigError(
-                f"args.device: {device!r} given with {self.world_size} processes; expected "
+                f"{option}: {device!r} given with {self.world_size} processes; expected "
                 f"{device.partition(':')[0]!r}: each process takes its own."
             )
         try:
             paddle.set_device(device)
         except (ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"args.device: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
+                f"{option}: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
                 f"this machine has and this paddle was built for. ({error})"
             ) from error
         if self.config.training.deterministic and device.startswith("gpu"):

@@ -8,6 +8,7 @@ they will be. Training counts as broken off: what on_train_end does `if self.fin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -29,13 +30,14 @@ class Smoke(ExperimentBase):
     finished = False  # training was broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="expbase-smoke-")
-        output = str(Path(folder.name) / "run")
         config = fill(config)
         # Of two iterations in a row one is even: wherever training begins, both happen.
         config.training.update(log_interval=1, valid_interval=UPDATES, save_interval=UPDATES)
-        super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))
-        self.smoke_folder = folder
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
+            output = str(Path(folder) / "run")
+            super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))
+            self.smoke_folder = stack.pop_all()
 
     def train_batch(self) -> None:
         """One update, and no more than a few."""
@@ -72,4 +74,4 @@ class Smoke(ExperimentBase):
         try:
             super().close()
         finally:
-            self.smoke_folder.cleanup()
+            self.smoke_folder.close()

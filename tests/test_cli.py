@@ -55,7 +55,7 @@ def test_the_parser_has_the_documented_options_and_no_others() -> None:
         "config": None, "data": None, "output": None, "checkpoint_path": None,
         "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1,
         "fresh": False, "force": False, "print_config": False, "smoke": False,
-        "evaluate": None, "export": None, "opts": [], "overrides": [],
+        "evaluate": None, "export": None, "opts": [], "done_by_main": False,
     }  # fmt: skip
     args = parsed("--fresh", "--force", "--print_config", "--nprocs", "2", "--device", "gpu:0")
     assert (args.fresh, args.force, args.print_config) == (True, True, True)

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from expbase import Config, ConfigError, get_default_training_config
-from expbase.config import check_training, differences, dump_yaml, fill, flatten, load_yaml
+from expbase.checks import likely_mistakes
+from expbase.config import (
+    check_training,
+    differences,
+    dump_yaml,
+    fill,
+    flatten,
+    load_yaml,
+    lookalikes,
+)
+from expbase.state.objects import StatefulObjects
 
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
@@ -254,6 +264,22 @@ def test_a_training_section_that_is_of_no_use_is_refused(
     training: dict[str, Any] | None, part: str
 ) -> None:
     assert part in complaint(complete, {"training": training} if training else {})
+
+
+def test_a_key_of_ones_own_that_looks_like_ours_is_legal_and_told() -> None:
+    own = {"plot_interval": 1, "eval_interval": 2, "grad_accumulation_steps": 3, "warmup": 4}
+    training = complete({"training": {**TRIGGERS, **own}}).training
+    assert lookalikes(training) == {
+        "eval_interval": "valid_interval", "grad_accumulation_steps": "accumulation_steps",
+        "plot_interval": "log_interval",
+    }  # fmt: skip
+    told = list(likely_mistakes(StatefulObjects(), StatefulObjects(), training, parallel=False))
+    assert told[2] == (
+        "training.plot_interval: is a key of your own to expbase; did you mean 'log_interval'?"
+    )
+    for typo in ("save_intervall", "max_iterations", "max_epochs"):
+        text = complaint(complete, {"training": {**TRIGGERS, typo: 1}})
+        assert f"unknown key {typo!r}. Did you mean" in text
 
 
 def test_no_limit_of_iterations_is_legal_with_a_limit_of_passes() -> None:

@@ -18,9 +18,12 @@ from paddle.io import DataLoader
 from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
+from expbase.config import load_yaml
 from expbase.meter import NonFiniteError
+from expbase.record.run_record import last_config, read
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
+from expbase.state.checkpointer import choose
 
 
 def saved(output: Path) -> list[int]:
@@ -353,6 +356,43 @@ def test_another_runs_state_is_continued_in_a_new_place(tmp_path: Path) -> None:
         exp = trained(Tiny, output, {"checkpoint_path": str(tmp_path / where)}, max_iteration=6)
         assert list(curve(output, "train/loss")) == [5, 6]
         assert exp.iteration == 6
+
+
+def test_checkpoint_path_takes_the_names_that_evaluate_takes(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", monitor="accuracy", save_interval=3, valid_interval=3)
+    best = checkpoint.iteration_of(choose(tmp_path / "run", "best"))
+    for name, iteration in {
+        "best": best, "last": 6, "step-3": 3, "3": 3, "checkpoints/step-3": 3, "step-00000006": 6,
+    }.items():  # fmt: skip
+        exp = make(Tiny, tmp_path / "new", {"checkpoint_path": str(tmp_path / "run" / name)})
+        exp.setup()
+        exp.resume_or_load()
+        assert exp.iteration == iteration, name
+        exp.close()
+    for name, text in (("7", "there are: step-00000003"), ("bset", "no intact checkpoint there")):
+        with pytest.raises(CheckpointError, match=text):
+            trained(Tiny, tmp_path / "new", {"checkpoint_path": str(tmp_path / "run" / name)})
+
+
+def test_after_a_failure_before_the_first_update_another_config_may_begin(tmp_path: Path) -> None:
+    class Failing(Tiny):
+        def train_batch(self) -> None:
+            if self.config.training.seed < 2:
+                raise ValueError("too large")
+            super().train_batch()
+
+    for seed in (0, 1):
+        with pytest.raises(ValueError, match="too large"):
+            trained(Failing, tmp_path / "run", seed=seed)
+    trained(Failing, tmp_path / "run", seed=2, max_iteration=2)
+    assert load_yaml(tmp_path / "run/config.yaml")["training"]["seed"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    exp = trained(Failing, tmp_path / "run", seed=2, max_iteration=3)
+    assert exp.iteration == 3
+    records = read(tmp_path / "run/ledger.jsonl")
+    assert last_config(load_yaml(tmp_path / "run/config.yaml"), records)["training.seed"] == 2
+    with pytest.raises(ConfigError, match=r"training\.seed: 2 there, 1 now"):
+        trained(Failing, tmp_path / "run", seed=1)
 
 
 def test_the_own_checkpoint_goes_before_checkpoint_path(tmp_path: Path) -> None:

@@ -22,6 +22,11 @@ class Broken(Tiny):
         raise ArithmeticError("no")
 
 
+class Dataless(Tiny):
+    def setup_dataloader(self) -> None:
+        raise ValueError("no data")
+
+
 class Stopping(Tiny):
     def train_batch(self) -> None:
         super().train_batch()
@@ -51,13 +56,15 @@ def test_the_state_is_that_of_the_ledger_and_the_lock(
     exp = make(Tiny, tmp_path / "new")
     exp.setup()
     exp.close()
+    with pytest.raises(ValueError, match="no data"):
+        trained(Dataless, tmp_path / "failed")
     add_end(tmp_path / "lost", "")
     add_end(tmp_path / "preempted", '{"event": "end", "exit_code": 143, "reason": "SIGTERM"}\n')
     add_end(tmp_path / "torn", '{"event": "end", "exit_c')
     states = {name: run["state"] for name, run in listed(tmp_path, capsys).items()}
     assert states == {
-        "deep/crashed": "crashed", "finished": "finished", "lost": "lost", "new": "new",
-        "preempted": "preempted", "stopped": "stopped", "torn": "lost",
+        "deep/crashed": "crashed", "failed": "failed", "finished": "finished", "lost": "lost",
+        "new": "new", "preempted": "preempted", "stopped": "stopped", "torn": "lost",
     }  # fmt: skip
 
 

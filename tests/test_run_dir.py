@@ -29,10 +29,11 @@ sys.stdin.read()
 
 @pytest.fixture
 def output(tmp_path: Path) -> Iterator[RunDirectory]:
-    """A directory that is claimed for a run."""
+    """A directory that is claimed for a run, which has begun."""
     output = RunDirectory(tmp_path / "runs" / "one")
     output.claim(CONFIG, fresh=False, force=False)
     output.dump(CONFIG)
+    (output.path / "metrics.jsonl").write_text("{}\n")
     yield output
     output.release()
 
@@ -135,6 +136,25 @@ def test_the_config_of_the_first_start_stays(output: RunDirectory) -> None:
     output.dump(changed(optim__lr=0.5))
     assert (output.path / "config.yaml").read_text() == text
     assert [path.name for path in output.path.glob("*config*")] == ["config.yaml"]
+
+
+def test_a_start_that_failed_before_anything_was_kept_gives_way_to_another_config(
+    output: RunDirectory,
+) -> None:
+    output.release()
+    (output.path / "metrics.jsonl").write_text("")
+    assert claimed(output.path, changed(optim__lr=0.5)) is None
+    output.dump(changed(optim__lr=0.5))
+    assert "lr: 0.5" in (output.path / "config.yaml").read_text()
+    assert [path.name for path in output.path.parent.iterdir()] == ["one"]
+    (output.path / "checkpoints/step-00000001").mkdir(parents=True)  # it has begun
+    assert "optim.lr: 0.5 there, 0.1 now" in refusal(output.path)
+
+
+def test_a_key_that_the_old_config_did_not_have_is_not_there(output: RunDirectory) -> None:
+    output.release()
+    text = refusal(output.path, Config({**CONFIG, "data": {"root": "x"}}))
+    assert "data.root: not there, 'x' now" in text
 
 
 def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: RunDirectory) -> None:

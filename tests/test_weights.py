@@ -127,6 +127,49 @@ def test_what_does_not_fit_is_told_in_a_table_and_changes_nothing(tmp_path: Path
     exp.close()
 
 
+class Parts(Tiny):
+    """Two models and something without weights."""
+
+    first = "body"
+
+    def setup_model(self) -> None:
+        body, self.head = paddle.nn.Linear(4, 8), paddle.nn.Linear(8, 2)
+        self.model = None
+        self.act = paddle.nn.ReLU()
+        setattr(self, self.first, body)
+        parameters = [*body.parameters(), *self.head.parameters()]
+        self.optimizer = paddle.optimizer.Adam(0.1, parameters=parameters)
+
+
+class Renamed(Parts):
+    first = "encoder"
+
+
+def test_a_layer_that_gets_no_weights_at_all_is_an_error(tmp_path: Path) -> None:
+    exp = ready(tmp_path / "first", Parts)
+    exp.head.weight.set_value(paddle.zeros([8, 2]))
+    exp.resume_or_load()
+    exp.save()
+    exp.close()
+    again = ready(tmp_path / "again", Parts, init_model_path=str(tmp_path / "first"))
+    again.resume_or_load()
+    assert expected(again.body) == expected(exp.body)
+    again.close()
+    renamed = ready(tmp_path / "renamed", Renamed, init_model_path=str(tmp_path / "first"))
+    before = expected(renamed.head)
+    with pytest.raises(WeightsError) as caught:
+        renamed.resume_or_load()
+    text = str(caught.value)
+    assert "head: 2 fitted\nact: 0 fitted" in text
+    assert "encoder: 0 fitted\n  not in the file, which has body, head" in text
+    assert "--init_partial" in text
+    assert expected(renamed.head) == before != expected(exp.head)
+    renamed.args.init_partial = True
+    renamed.resume_or_load()
+    assert expected(renamed.head) == expected(exp.head)
+    renamed.close()
+
+
 def test_nothing_that_fits_is_an_error_even_for_a_part(tmp_path: Path) -> None:
     exp = ready(tmp_path / "run")
     write_weights(tmp_path / "other.safetensors", paddle.nn.Conv2D(1, 1, 3))

@@ -183,7 +183,21 @@ def find(path: Path) -> Path:
             return newest
     raise CheckpointError(
         f"{path}: no intact checkpoint there; expected a directory like "
-        f"{FOLDER}/{name_of(400)}, or the output directory of a run."
+        f"{FOLDER}/{name_of(400)}, or the output directory of a run. {of_parakeet(path)}".rstrip()
+    )
+
+
+def of_parakeet(path: Path) -> str:
+    """The way to go on from what Parakeet has saved at a path; "" if there is nothing of it."""
+    files = [path.with_name(f"{path.name}.pdparams")] if path.name else []
+    files += [*path.glob("step-*.pdparams"), *path.glob(f"{FOLDER}/step-*.pdparams")]
+    there = [file for file in files if file.exists()]
+    if not there:
+        return ""
+    newest = max(there, key=lambda file: (len(file.name), file.name)).with_suffix("")
+    return (
+        f"It holds a run of Parakeet. To start from its weights, in a new --output: "
+        f"--init_model_path {newest}. To go on at its iteration: docs/moving.md."
     )
 
 

@@ -37,6 +37,7 @@ OBJECTS = "objects"  # the entry of the attributes with state: its tensors are f
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _FORMAT = 3
 _SUFFIX = ".safetensors"
+_ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
 # Names of files that no attribute can have.
 _ARRAYS = "@values"  # of the arrays in the other entries
 _RANK = "@rank_"  # of what a rank has other than rank 0
@@ -368,7 +369,7 @@ def choose(run: Path, which: str) -> Path:
 
     Args:
         run: The output directory, or a checkpoint itself, whatever `which` says.
-        which: One of these.
+        which: One of these; also `step-400`.
 
     Raises:
         CheckpointError: There is none.
@@ -383,13 +384,25 @@ def choose(run: Path, which: str) -> Path:
                 "of valid(), and a save at an iteration that is validated."
             )
         iteration = scores[0][0]
-    elif re.fullmatch("[0-9]+", which):
-        iteration = int(which)
+    elif re.fullmatch(_ITERATION, which):
+        iteration = int(which.removeprefix("step-"))
     else:
         raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
-    path = run / checkpoint.FOLDER / checkpoint.name_of(iteration)
+    folder = run if run.name == checkpoint.FOLDER else run / checkpoint.FOLDER
+    path = folder / checkpoint.name_of(iteration)
     if not path.exists():
         there = ", ".join(p.name for p in checkpoint.listed(path.parent)) or "none"
         raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
     checkpoint.verify(path)
     return path
+
+
+def find_named(path: Path) -> Path:
+    """The checkpoint at a path, the newest of the run there, or `RUN/best`, `/last`, `/step-400`.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    is_there = path.exists() or checkpoint.of_parakeet(path)
+    by_name = re.fullmatch(f"best|last|{_ITERATION}", path.name) and not is_there
+    return choose(path.parent, path.name) if by_name else checkpoint.find(path)

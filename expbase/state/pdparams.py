@@ -50,22 +50,38 @@ def parse(content: bytes) -> dict[str, Array]:
     Raises:
         PdparamsError: It is no such file, or holds what arrays do not need.
     """
-    try:
-        value = _Machine().run(content)
-    except Exception as error:  # a file that is cut off or made to harm raises anything
-        text = str(error) if isinstance(error, PdparamsError) else repr(error)
-        raise PdparamsError(f"not a file of weights: {text:.300}") from error
-    if not isinstance(value, dict):
-        raise PdparamsError(f"holds a {type(value).__name__}; expected a dict of arrays.")
-    # paddle writes a tensor as an array, or as (automatic name, array)
-    items = {n: i[1] if isinstance(i, tuple) and len(i) == 2 else i for n, i in value.items()}
-    found = {str(name): item for name, item in items.items() if isinstance(item, _NumpyArray)}
-    distinct = {id(item): _as(np.ndarray, item.content) for item in found.values()}
+    items, _ = unpack(content)
+    found = {str(name): item for name, item in items.items() if isinstance(item, np.ndarray)}
+    distinct = {id(item): item for item in found.values()}
     if sum(array.nbytes for array in distinct.values()) > len(content):
         # A small file could fill the memory: a thousand arrays, all from the same bytes.
         raise PdparamsError("holds more arrays than it has bytes for.")
     arrays = {key: _array(array) for key, array in distinct.items()}
     return {name: arrays[id(item)] for name, item in found.items()}
+
+
+def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """The plain values, dicts and numpy arrays in a file, and the automatic names of tensors.
+
+    Raises:
+        PdparamsError: It is no such file, or holds what such values do not need.
+    """
+    try:
+        value = _as(dict, _Machine().run(content))
+        # paddle writes a tensor as an array, with a table of names; or as (automatic name, array)
+        names = dict(value.pop("StructuredToParameterName@@", {}))
+        names |= {n: i[0] for n, i in value.items() if isinstance(i, tuple) and len(i) == 2}
+        return _plain(value, depth=2), names
+    except Exception as error:  # a file that is cut off or made to harm raises anything
+        text = str(error) if isinstance(error, PdparamsError) else repr(error)
+        raise PdparamsError(f"not a file of weights: {text:.300}") from error
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, dict) and depth:  # what is deeper may contain itself
+        return {key: _plain(item, depth - 1) for key, item in value.items()}
+    value = value[1] if isinstance(value, tuple) and len(value) == 2 else value
+    return _as(np.ndarray, value.content) if isinstance(value, _NumpyArray) else value
 
 
 def _array(value: np.ndarray[Any, Any]) -> Array:

@@ -37,6 +37,8 @@ def read_weights(path: Path) -> dict[str, Weights]:
     Raises:
         WeightsError: It cannot be read, or holds more than weights.
     """
+    if not path.exists() and (file := path.with_name(f"{path.name}.pdparams")).exists():
+        path = file
     try:
         if path.is_dir():
             path = checkpoint.find(path)
@@ -55,6 +57,37 @@ def read_weights(path: Path) -> dict[str, Weights]:
         f"{path}: does not exist, or is of an unknown kind; expected a checkpoint directory, "
         ".safetensors or .pdparams."
     )
+
+
+def read_pdopt(path: str | Path, layer: Any) -> dict[str, Any]:
+    """The state in a `.pdopt` of paddle.save, for `optimizer.set_state_dict`; runs nothing.
+
+    Its tensors go by automatic names of parameters, which may be others in this process. The
+    `.pdparams` beside it says which they are.
+
+    Args:
+        path: Without a suffix: `step-24` for step-24.pdopt and step-24.pdparams.
+        layer: Its parameters are those of the latter, and the optimizer's.
+
+    Raises:
+        WeightsError: One cannot be read, or the state is not that of the layer's parameters alone.
+    """
+    from expbase.state import pdparams
+
+    try:
+        state, _ = pdparams.unpack(Path(f"{path}.pdopt").read_bytes())
+        _, theirs = pdparams.unpack(Path(f"{path}.pdparams").read_bytes())
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path}: cannot be read: {error}") from error
+    parameters = dict(layer.named_parameters())
+    ours = {f"{old}_": parameters[n].name for n, old in theirs.items() if n in parameters}
+    renamed = {}
+    for key, value in state.items():  # linear_0.w_0_moment1_0: the parameter, and what it is
+        owner = max((old for old in ours if key.startswith(old)), key=len, default="")
+        if not owner and key != "LR_Scheduler":
+            raise WeightsError(f"{path}.pdopt: {key!r} is of no parameter of this layer.")
+        renamed[f"{ours[owner]}_{key.removeprefix(owner)}" if owner else key] = value
+    return renamed
 
 
 def write_weights(path: Path, layer: Any) -> None:
@@ -119,7 +152,7 @@ def _target_layers(
     if into is not None:
         return [into]
     if "" not in found:
-        return [name for name in layers if name in found]
+        return [*layers]
     if len(layers) == 1 or "model" in layers:
         return ["model" if "model" in layers else next(iter(layers))]
     raise WeightsError(
@@ -145,6 +178,9 @@ def load(
     names = _target_layers(found, layers, into)
     sources = {name: found.get(name) or found.get("", {}) for name in names}
     reports = {name: _compare(sources[name], layers[name]) for name in names}
+    for name, report in reports.items():
+        if report.misfits and not sources[name]:
+            report.misfits = [f"not in the file, which has {', '.join(found)}"]
     if partial:
         fits = any(report.fitted for report in reports.values())
     else:

@@ -13,14 +13,14 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
 from expbase.meter import METRICS, json_lines
-from expbase.record.run_record import LEDGER, last_config, last_start, read
+from expbase.record.run_record import LEDGER, last_config, last_start, read, sessions
 from expbase.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
 from expbase.state.validations import best_of
@@ -61,7 +61,8 @@ class Run:
     """What is known about a run."""
 
     name: str  # its path, from where the table begins
-    state: str = ""  # running, finished, stopped, preempted, crashed, lost, or new: never began
+    # running, finished, stopped, preempted, crashed, lost, failed (before training), new (no start)
+    state: str = ""
     iteration: int = 0  # of its newest line or checkpoint
     max_iteration: int = 0  # that its config asks for; 0 if epochs decide
     best: float | None = None  # the best saved value of training.monitor
@@ -111,7 +112,7 @@ def _read_progress(path: Path, run: Run) -> None:
             run.best_iteration, run.best = best_of(path)[0]
 
 
-def _state(path: Path, records: Sequence[Mapping[str, Any]], *, has_begun: bool) -> str:
+def _state(path: Path, records: Sequence[dict[str, Any]], *, has_begun: bool) -> str:
     if _is_locked(path / _LOCK):
         return "running"
     if not records:
@@ -122,7 +123,8 @@ def _state(path: Path, records: Sequence[Mapping[str, Any]], *, has_begun: bool)
     if last.get("reason") == "finished":
         return "finished"
     states = {0: "stopped", 130: "stopped", 124: "preempted", 143: "preempted"}
-    return states.get(last.get("exit_code", 1), "crashed")
+    failed = "failed" if sessions(records)[-1].start is None else "crashed"
+    return states.get(last.get("exit_code", 1), failed)
 
 
 def _is_locked(path: Path) -> bool:
