@@ -120,6 +120,8 @@ class Checkpoints(TrainingSteps, ModelFiles):
     def resume_or_load(self) -> None:
         """Restores the state: this run's own, else checkpoint_path's, else init_model_path's.
 
+        It does nothing with --evaluate or --export: `run` loads what they name.
+
         Raises:
             CheckpointError, WeightsError: It is damaged or does not fit.
         """

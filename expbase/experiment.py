@@ -317,7 +317,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
     # --- the run -------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Trains to the end, from wherever the state is, and closes; or looks, if args say so.
+        """Trains to the end, from wherever the state is, or does --evaluate or --export; closes.
 
         Raises:
             SystemExit: It was stopped by a signal or a time limit; with the exit code for that.

@@ -26,7 +26,10 @@ class SetupSteps(Reporting):
         """The first thing in setup: downloads, environment. Does nothing here."""
 
     def startup(self) -> None:
-        """After setup_model: fills parameters, say. A state that is restored overrides it."""
+        """After setup_model: fills parameters, or sets the iteration to count from, say.
+
+        A state that is restored overrides it.
+        """
 
     def setup_device(self) -> None:
         """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU.

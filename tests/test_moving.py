@@ -57,18 +57,27 @@ def test_options_do_in_a_script_without_main_what_they_do_in_main(
     assert '"loader": "valid_loader"' in capsys.readouterr().out
     assert looking.iteration == 4
     assert sorted(exp.output_dir.rglob("*")) == before
+
+
+def test_a_checkpoint_that_is_not_there_is_told_before_the_data_is_built(tmp_path: Path) -> None:
+    class Slow(Tiny):
+        def setup_dataloader(self) -> None:
+            raise AssertionError
+
+    trained(Tiny, tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"step-00000077: does not exist \(77\)"):
-        by_hand(*words, "training.seed=4", "--evaluate", "77")
+        trained(Slow, tmp_path / "run", {"evaluate": "77"})
 
 
 def test_a_loop_by_hand_does_not_train_what_is_only_looked_at(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run")
     exp = make(Tiny, tmp_path / "run", {"evaluate": "last"})
     exp.setup()
-    exp.resume_or_load()  # as some of Parakeet's scripts have it before run()
     with pytest.raises(RuntimeError, match=r"--evaluate or --export only look; expected exp.run"):
         exp.going_on()
-    exp.close()
+    exp.resume_or_load()  # as some of Parakeet's scripts have it before run()
+    exp.run()
+    assert exp.iteration == 6
 
 
 @pytest.mark.parametrize(

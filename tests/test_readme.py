@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 from tiny import run_script
 
@@ -99,10 +100,12 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the script of the README, a config file, and two runs."""
+    """A folder with the script of the README, a config file, two runs, and one of Parakeet's."""
     folder = tmp_path_factory.mktemp("workspace")
     (folder / "train.py").write_text(SCRIPT)
     (folder / "line.yaml").write_text("training: {log_interval: 5}\n")
+    weights = paddle.nn.Linear(1, 1).state_dict()
+    paddle.save(weights, str(folder / "runs/old/checkpoints/step-24.pdparams"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run_here("train.py", ["--output=runs/line", *SHORT], patch)
