@@ -61,8 +61,7 @@ class Run:
     """What is known about a run."""
 
     name: str  # its path, from where the table begins
-    # running, finished, stopped, preempted, crashed, lost, failed (before training), new (no start)
-    state: str = ""
+    state: str = ""  # running, finished, stopped, preempted, crashed, failed, lost, new: no start
     iteration: int = 0  # of its newest line or checkpoint
     max_iteration: int = 0  # that its config asks for; 0 if epochs decide
     best: float | None = None  # the best saved value of training.monitor
@@ -115,16 +114,15 @@ def _read_progress(path: Path, run: Run) -> None:
 def _state(path: Path, records: Sequence[dict[str, Any]], *, has_begun: bool) -> str:
     if _is_locked(path / _LOCK):
         return "running"
-    if not records:
+    if not (found := sessions(records)):
         return "lost" if has_begun else "new"
-    last = records[-1]
-    if last.get("event") != "end":
+    start, end = found[-1].start, found[-1].end
+    if end is None:
         return "lost"
-    if last.get("reason") == "finished":
+    if end.get("reason") == "finished":
         return "finished"
     states = {0: "stopped", 130: "stopped", 124: "preempted", 143: "preempted"}
-    failed = "failed" if sessions(records)[-1].start is None else "crashed"
-    return states.get(last.get("exit_code", 1), failed)
+    return states.get(end.get("exit_code", 1), "crashed" if start else "failed")
 
 
 def _is_locked(path: Path) -> bool:
