@@ -118,7 +118,8 @@ def fill(config: Mapping[str, Any]) -> Config:
             f"numbers for {', '.join(_REQUIRED)}. Start from get_default_training_config()."
         )
     # A user may add keys; one that is all but the name of ours is a mistake.
-    for key, near in lookalikes(given, 0.91).items():
+    swapped = {key: near for key, near in lookalikes(given).items() if sorted(key) == sorted(near)}
+    for key, near in {**swapped, **lookalikes(given, 0.91)}.items():
         raise ConfigError(
             f"training: unknown key {key!r}. Did you mean {near!r}? "
             "Put a key of your own into a section of its own."

@@ -277,7 +277,7 @@ def test_a_key_of_ones_own_that_looks_like_ours_is_legal_and_told() -> None:
     assert told[2] == (
         "training.plot_interval: is a key of your own to expbase; did you mean 'log_interval'?"
     )
-    for typo in ("save_intervall", "max_iterations", "max_epochs"):
+    for typo in ("save_intervall", "max_iterations", "max_epochs", "max_epcoh"):
         text = complaint(complete, {"training": {**TRIGGERS, typo: 1}})
         assert f"unknown key {typo!r}. Did you mean" in text
 
