@@ -314,7 +314,10 @@ class Evaluation(Reporting):
                 "iterable of batches."
             )
         shard = Shard(self.config.training.seed, self.rank, self.world_size)
-        return adapt_loader(loader, name, shard)
+        adapter = adapt_loader(loader, name, shard)
+        if adapter.warning:
+            self.logger.warning("%s", adapter.warning)
+        return adapter
 
     def _run_over(self, loader: Any, purpose: int) -> Batches:
         batches = self._kept_adapter(loader).once(purpose, self.iteration)

@@ -235,7 +235,8 @@ class Reporting(Attributes):
         batch = {}
         if crash.is_in_method(error, self, "train_batch"):
             facts["samples"] = self._iterator.batches.indices
-            batch = {"batch": self._iterator.last}
+            if self._iterator.last is not None:  # it could be made
+                batch = {"batch": self._iterator.last}
         folder = crash.write_crash_report(self.output_dir, self.rank, error, facts, **batch)
         self.logger.info(
             "what was under way is in %s; to see it fail again: python -m expbase replay %s",

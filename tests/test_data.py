@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,9 +24,10 @@ from paddle.io import (
     get_worker_info,
 )
 
-from expbase.data import loaders
+from expbase.data import loaders, ranks
 from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
+from expbase.data.order import Place
 from expbase.state import rng
 
 
@@ -77,7 +80,7 @@ def train_iterator(loader: Any) -> TrainIterator:
 
 
 def drawn(adapter: LoaderAdapter, epoch: int = 1, position: int = 0) -> list[Any]:
-    batches = adapter.open(epoch, position)
+    batches = adapter.open(epoch, Place(position))
     result = [plain(batch) for batch in batches]
     assert batches.ended
     return result
@@ -135,8 +138,9 @@ def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> 
     whole = drawn(adapted(make(0)))
     with_workers = adapted(make(2))
     assert drawn(with_workers) == whole
-    assert drawn(with_workers, position=2) == whole[2:]
-    assert drawn(adapted(make(0)), position=2) == whole[2:]
+    samples = 2 * (with_workers.batch_size or 1)
+    assert drawn(with_workers, position=samples) == whole[2:]
+    assert drawn(adapted(make(0)), position=samples) == whole[2:]
 
 
 def dict_of(samples: list[Any]) -> dict[str, Any]:
@@ -165,8 +169,16 @@ def test_batches_hold_the_samples_that_paddles_own_loader_takes(drop_last: bool)
 
 def test_what_was_trained_on_is_not_loaded_again() -> None:
     skipping = loader()
-    drawn(adapted(skipping), position=3)
+    drawn(adapted(skipping), position=9)
     assert len(skipping.dataset.made) == 1
+
+
+def test_the_random_states_are_set_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(rng, "seed_cpu", seeds.append)
+    batches = list(adapted(loader()).open(2))
+    assert len(batches) == 4
+    assert seeds[-4:] == [rng.derive(rng.derive(3, rng.SAMPLE, 2), at) for at in (0, 3, 6, 9)]
 
 
 def test_indices_are_told_with_each_batch() -> None:
@@ -190,12 +202,12 @@ class Endless:
 def test_an_endless_sampler_is_continued_from_any_position() -> None:
     def take(position: int, count: int, workers: int = 0) -> list[Any]:
         endless = DataLoader(Noisy(), batch_sampler=Endless(), num_workers=workers)
-        batches = adapted(endless).open(1, position)
+        batches = adapted(endless).open(1, Place(position))
         taken = [plain(batch) for batch in itertools.islice(batches, count)]
         batches.close()
         return taken
 
-    assert take(0, 7)[4:] == take(4, 3) == take(4, 3, workers=2)
+    assert take(0, 7)[4:] == take(12, 3) == take(12, 3, workers=2)
 
 
 def test_validation_takes_a_sampler_that_fails_to_tell_its_length() -> None:
@@ -227,9 +239,23 @@ class Seeking:
 def test_a_sampler_with_seek_is_asked_and_one_with_set_epoch_is_told() -> None:
     sampler = Seeking()
     seeking = DataLoader(Noisy(), batch_sampler=BatchSampler(sampler=sampler, batch_size=3))
-    assert indices(drawn(adapted(seeking), epoch=4, position=2)) == [6, 7, 8, 9]
+    assert indices(drawn(adapted(seeking), epoch=4, position=6)) == [6, 7, 8, 9]
     assert sampler.start == 6
     assert set(sampler.epochs) == {4}
+
+
+def test_a_batch_sampler_with_seek_is_asked_for_a_batch() -> None:
+    class Batches:
+        batch_size, start = 3, 0
+
+        def seek(self, position: int) -> None:
+            self.start = position
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return (list(range(i * 3, i * 3 + 3)) for i in range(self.start, 3))
+
+    seeking = adapted(DataLoader(Noisy(), batch_sampler=Batches()))
+    assert indices(drawn(seeking, position=7)) == [7, 8]
 
 
 def test_paddles_random_sampler_is_seeded_too() -> None:
@@ -274,10 +300,10 @@ def test_the_place_counts_the_batches_of_all_ranks() -> None:
     pair.open(1)
     pair.read(), pair.read()
     state = pair.state_dict()
-    assert (state["position"], state["batch_in_epoch"]) == (4, 2)
+    assert (state["taken"], state["batch_in_epoch"]) == ([[["shuffled", 10, 3], 4]], 2)
     three.attach(adapted(loader(batch_size=1), rank=0, world_size=3))
     three.load_state_dict(state)
-    assert three.batch_in_epoch == 2  # a round that others had begun counts as read
+    assert three.batch_in_epoch == 1  # four samples are a batch of each and a part
     assert plain(three.read()) == drawn(adapted(loader(batch_size=1)))[4]
 
 
@@ -291,7 +317,7 @@ def test_a_distributed_sampler_is_driven_as_it_is() -> None:
     expected = [index for batch in sampler for index in batch]
     share = drawn(adapted(make(1), 1, 2), epoch=3)
     assert indices(share) == expected
-    assert drawn(adapted(make(1), 1, 2), epoch=3, position=4) == share[2:]
+    assert drawn(adapted(make(1), 1, 2), epoch=3, position=8) == share[2:]
 
 
 @pytest.mark.parametrize("size", [1, 4, 10])
@@ -305,6 +331,241 @@ def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, distribute
 
     seen = [plain(b) for rank in range(3) for b in adapted(make(rank), rank, 3).once(rng.VALID, 1)]
     assert sorted(indices(seen)) == list(range(size))
+
+
+# --- samplers that shard by themselves ---------------------------------------------------------
+
+
+class Together(BaseException):
+    """A rank waits for the others."""
+
+
+def adapted_together(
+    monkeypatch: pytest.MonkeyPatch, make: Any, world_size: int = 2
+) -> list[LoaderAdapter]:
+    """The adapters of all ranks, which compare their samplers, in one process."""
+    collectives: list[list[Any]] = []
+    while True:
+        adapters, waiting = [], []
+        for rank in range(world_size):
+            done = iter(collectives)
+
+            def gather(value: Any, done: Any = done, waiting: list[Any] = waiting) -> Any:
+                for values in done:
+                    return values
+                waiting.append(value)
+                raise Together
+
+            monkeypatch.setattr(ranks, "gather_objects", gather)
+            with contextlib.suppress(Together):
+                adapters.append(adapted(make(rank), rank, world_size))
+        if not waiting:
+            return adapters
+        assert len(waiting) == world_size
+        collectives.append(waiting)
+
+
+class EveryNth(BatchSampler):
+    """Paddle's idiom: each rank takes every nranks-th batch; len() forgets it."""
+
+    def __init__(self, dataset: Dataset, rank: int, world_size: int = 2) -> None:
+        super().__init__(dataset, batch_size=2, shuffle=True)
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.islice(super().__iter__(), self.rank, None, self.world_size)
+
+
+class Part:
+    """A sampler of samples that shards, endlessly or not, padded to full batches of two."""
+
+    def __init__(self, rank: int, size: int = 9, endless: bool = False) -> None:
+        self.own = range(rank, size + -size % 4, 2)
+        self.size, self.endless = size, endless
+
+    def __iter__(self) -> Iterator[int]:
+        own = (index % self.size for index in self.own)
+        return itertools.cycle(own) if self.endless else own
+
+
+SHARDING = {
+    "every nth batch": lambda rank: EveryNth(Noisy(16), rank),
+    "every nth sample": lambda rank: BatchSampler(sampler=Part(rank), batch_size=2),
+    "endless": lambda rank: BatchSampler(sampler=Part(rank, endless=True), batch_size=2),
+    "of paddle": lambda rank: DistributedBatchSampler(Noisy(9), 2, 2, rank),
+    "more than is looked at": lambda rank: BatchSampler(
+        sampler=[0, *range(1 + rank, 10**5, 2)], batch_size=9
+    ),
+}
+
+
+@pytest.mark.parametrize("make", SHARDING.values(), ids=SHARDING)
+def test_a_sampler_that_shards_by_rank_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    both = adapted_together(
+        monkeypatch, lambda rank: DataLoader(Noisy(9), batch_sampler=make(rank))
+    )
+    assert [adapter.sharding for adapter in both] == ["sharded by its sampler"] * 2
+    assert [adapter.warning for adapter in both] == [""] * 2
+
+
+def test_of_a_sampler_that_shards_every_sample_is_seen_in_training_and_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = adapted_together(
+        monkeypatch, lambda rank: DataLoader(Noisy(16), batch_sampler=EveryNth(Noisy(16), rank))
+    )
+    shares = [indices(drawn(adapter)) for adapter in both]
+    assert sorted(shares[0] + shares[1]) == list(range(16))
+    assert [adapter.batches_per_epoch for adapter in both] == [4, 4]
+    assert [indices(drawn(adapter, position=8)) for adapter in both] == [s[4:] for s in shares]
+    seen = [indices([plain(b) for b in adapter.once(rng.VALID, 1)]) for adapter in both]
+    assert sorted(seen[0] + seen[1]) == list(range(16))
+    iterator = TrainIterator()
+    iterator.attach(both[0])
+    iterator.open(1)
+    iterator.read()
+    sampler = EveryNth(Noisy(16), 0, world_size=1)
+    (reason,) = train_iterator(DataLoader(Noisy(16), batch_sampler=sampler)).load_state_dict(
+        iterator.state_dict()
+    )
+    assert "of 2 on 2 ranks there" in reason
+    assert "goes on behind 4 samples, but which ones they were is unknown" in reason
+
+
+class Seeded:
+    """A sampler that draws from a generator of its own."""
+
+    def __init__(self, seed: int, length: int | None) -> None:
+        self.generator, self.length = np.random.RandomState(seed), length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in itertools.count() if self.length is None else range(self.length):
+            yield self.generator.randint(0, 16, 2).tolist()
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError("endless")
+        return self.length
+
+
+def test_ranks_that_draw_different_orders_of_all_samples_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Permuted(Seeded):
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter(self.generator.permutation(16).reshape([8, 2]).tolist())
+
+    one, two = adapted_together(
+        monkeypatch, lambda rank: DataLoader(Noisy(16), batch_sampler=Permuted(rank, 8))
+    )
+    assert one.warning == two.warning
+    assert one.warning.startswith("self.train_loader: its sampler draws another order on each")
+    assert "of the first 32 samples only 16 are distinct" in one.warning
+    assert len(drawn(one)) == len(drawn(two)) == 8
+
+
+@pytest.mark.parametrize("length", [4, None], ids=["a share", "endless"])
+def test_ranks_may_draw_samples_with_repetition(
+    monkeypatch: pytest.MonkeyPatch, length: int | None
+) -> None:
+    one, two = adapted_together(
+        monkeypatch, lambda rank: DataLoader(Noisy(16), batch_sampler=Seeded(rank, length))
+    )
+    assert (one.warning, two.warning) == ("", "")
+
+
+class Generating(Seeded):
+    """One whose generator is part of its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def set_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+SHARED = {
+    "seeded equally": lambda rank: Seeded(3, 8),
+    "drawn from numpy": lambda rank: Endless(),
+    "weighted": lambda rank: BatchSampler(
+        sampler=WeightedRandomSampler([0.1] * 10, 8), batch_size=3
+    ),
+    "a state": lambda rank: Generating(3, 8),
+    "all of paddle's": lambda rank: DistributedBatchSampler(Noisy(16), 2, 1, 0, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
+def test_one_order_of_all_ranks_is_dealt_out_and_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    both = adapted_together(
+        monkeypatch, lambda rank: DataLoader(Noisy(16), batch_sampler=make(rank))
+    )
+    assert [adapter.sharding for adapter in both] == ["dealt out over 2 ranks"] * 2
+    looked_at, alone = both[0].loader.batch_sampler, make(0)
+    if isinstance(alone, Generating):
+        assert [*looked_at] == [*alone]
+
+
+def test_a_sampler_that_cannot_be_asked_at_setup_is_dealt_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Later:
+        def __iter__(self) -> Any:
+            raise AttributeError("the model is made later")
+
+    one, _ = adapted_together(monkeypatch, lambda rank: DataLoader(Noisy(), batch_sampler=Later()))
+    assert one.sharding == "dealt out over 2 ranks"
+    assert "AttributeError('the model is made later')" in one.warning
+
+    def read_once(rank: int) -> DataLoader:
+        sampler = BatchSampler(sampler=(index for index in range(8)), batch_size=2)
+        return DataLoader(Noisy(), batch_sampler=sampler)
+
+    both = adapted_together(monkeypatch, read_once)
+    assert "could not be asked for its order at setup (TypeError" in both[0].warning
+    assert sorted(index for one in both for index in indices(drawn(one))) == list(range(8))
+
+
+class Wrapper:
+    """Passes on what a loader yields."""
+
+    def __init__(self, loader: Any) -> None:
+        self.inside = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inside
+
+
+def test_a_wrapper_that_gives_every_rank_all_samples_is_told_what_to_hand_over() -> None:
+    class Own(DataLoader):
+        def __iter__(self) -> Iterator[Any]:
+            return super().__iter__()
+
+    assert adapted(Wrapper(loader())).warning == ""
+    warning = adapted(Wrapper(loader()), 0, 2).warning
+    assert warning.startswith(
+        "self.train_loader: a Wrapper is taken as it comes, and the DataLoader in its attribute "
+        "inside gives all samples to each of the 2 ranks. Set self.train_loader to a plain"
+    )
+    assert "an Own" not in warning
+    assert "the DataLoader gives all" in adapted(Own(Noisy(), batch_size=3), 0, 2).warning
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda: DataLoader(Noisy(), batch_sampler=DistributedBatchSampler(Noisy(), 2, 2, 0)),
+        lambda: DataLoader(Lines(), batch_size=2),
+        lambda: [1, 2],
+    ],
+    ids=["sharded", "stream", "list"],
+)
+def test_a_wrapper_of_something_else_is_no_mistake(inside: Any) -> None:
+    assert adapted(Wrapper(inside()), 0, 2).warning == ""
 
 
 # --- streams -----------------------------------------------------------------------------------
@@ -334,7 +595,7 @@ def test_a_stream_is_replayed_to_its_position(make: Any) -> None:
     whole = drawn(adapted(make()))
     assert len(list(adapted(make()).once(rng.VALID, 1))) == len(whole) > 2
     np.random.rand()
-    assert drawn(adapted(make()), position=2) == whole[2:]
+    assert drawn(adapted(make()), position=2 * (adapted(make()).batch_size or 1)) == whole[2:]
 
 
 def test_a_stream_ends_on_all_ranks_when_one_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +677,11 @@ def test_persistent_workers_serve_the_next_epoch_and_validation_has_its_own() ->
 # --- errors ------------------------------------------------------------------------------------
 
 
+def told(error: Exception) -> str:
+    """What a traceback shows, the notes of Python 3.11, too."""
+    return "".join(traceback.format_exception(error))
+
+
 class Fragile(Noisy):
     def __getitem__(self, index: int) -> Any:
         if index == 4:
@@ -429,6 +695,7 @@ def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int)
     next(batches)
     with pytest.raises(KeyError, match="sample 4 is broken") as caught:
         next(batches)
+    assert "self.train_loader: raised by sample 4 of the data set\n" in told(caught.value)
     if workers:
         assert "__getitem__" in str(caught.value.__cause__)
     else:
@@ -451,6 +718,8 @@ def test_an_exception_of_collate_fn_in_a_worker_comes_out_even_if_it_cannot_be_s
     with pytest.raises(RuntimeError, match="TwoArguments: batch 0: cannot collate") as caught:
         next(batches)
     assert "in collate" in str(caught.value.__cause__)
+    what = "self.train_loader: raised by collate_fn for the samples [0, 1, 2]\n"
+    assert told(caught.value).count(what) == 1
     batches.close()
 
 
@@ -467,7 +736,7 @@ def test_an_empty_loader_is_an_error_that_names_it(empty: Any) -> None:
 
 def test_a_loader_that_ends_too_early_is_an_error() -> None:
     iterator = train_iterator([1, 2])
-    iterator.open(1, position=5)
+    iterator.open(1, Place(5))
     with pytest.raises(RuntimeError, match=r"self\.train_loader: has no more batches"):
         iterator.read()
 
@@ -624,7 +893,81 @@ def test_reasons_why_continuing_is_not_exact_are_returned() -> None:
     assert replayed.startswith("self.train_loader: replayed up to the position")
     state = train_iterator(loader()).state_dict()
     (sizes,) = train_iterator(loader(batch_size=5)).load_state_dict(state)
-    assert "10 samples in batches of 3 there, 10 in batches of 5 now" in sizes
+    assert sizes == (
+        "self.train_loader: 10 samples in batches of 3 on 1 rank there, 10 samples in batches of "
+        "5 on 1 rank now: the next epoch is the first one of the new size"
+    )
+
+
+def continued(before: Any, after: Any, batches: int = 2) -> tuple[TrainIterator, list[str]]:
+    """A place in the second loader, where some batches of the first were read; and the reasons."""
+    iterator = train_iterator(before)
+    iterator.open(1)
+    for _ in range(batches):
+        iterator.read()
+    resumed = train_iterator(after)
+    return resumed, resumed.load_state_dict(copy.deepcopy(iterator.state_dict()))
+
+
+def sized(size: int, **options: Any) -> DataLoader:
+    return DataLoader(Noisy(size), **{"batch_size": 3, "shuffle": True, **options})
+
+
+def rest(iterator: TrainIterator) -> list[int]:
+    seen: list[int] = []
+    while not iterator.ended:
+        seen += plain(iterator.read())[0]
+    return seen
+
+
+def test_other_sizes_go_on_with_the_samples_that_the_epoch_has_not_had() -> None:
+    had = indices(drawn(adapted(sized(20))))[:6]
+    larger, (reason,) = continued(sized(20), sized(24, batch_size=5))
+    assert reason == (
+        "self.train_loader: 20 samples in batches of 3 on 1 rank there, 24 samples in batches of "
+        "5 on 1 rank now: the epoch goes on with the samples that it has not had"
+    )
+    assert larger.batch_in_epoch == 1  # six samples, in batches of five
+    assert sorted(had + rest(larger)) == list(range(24))
+    assert larger.batch_in_epoch == 5
+
+
+def test_a_place_behind_the_new_end_is_the_end_of_the_epoch() -> None:
+    for before, after in [
+        (sized(20, shuffle=False), sized(5, shuffle=False)),
+        (DataLoader(Lines(20), batch_size=3), DataLoader(Lines(5), batch_size=3)),
+        (list(range(8)), [1]),
+    ]:
+        resumed, _ = continued(before, after)
+        assert resumed.ended
+        resumed.open(2)
+        assert not resumed.ended
+
+
+def test_a_stream_goes_on_at_the_next_sample_or_says_that_it_cannot() -> None:
+    def lines(size: int, workers: int = 0) -> DataLoader:
+        return DataLoader(Lines(20), batch_size=size, num_workers=workers)
+
+    resumed, (reason,) = continued(lines(3), lines(4))
+    assert "the epoch goes on with the samples that it has not had" in reason
+    assert [index for index, _ in plain(resumed.read())] == [6, 7, 8, 9]
+    resumed, (reason,) = continued(lines(3, 1), lines(4, 1))
+    assert "which ones they were is unknown" in reason
+
+
+def test_of_an_unknown_order_it_is_said_that_nobody_knows_the_rest() -> None:
+    def own(size: int) -> DataLoader:
+        return DataLoader(Noisy(size), batch_sampler=[[i] for i in range(size)])
+
+    resumed, (reason,) = continued(own(10), own(8))
+    assert reason.endswith(
+        "the epoch goes on behind 2 samples, but which ones they were is unknown: some may come "
+        "twice in it, others never"
+    )
+    assert rest(resumed) == [2, 3, 4, 5, 6, 7]
+    assert continued(own(10), own(10))[1] == []
+    pairs = DataLoader(Noisy(10), batch_sampler=[[i, i + 1, i + 2] for i in (0, 3, 6)])
+    assert plain(continued(own(10), pairs)[0].read())[0] == [2]  # the rest of the first one
 
 
 def test_the_first_batches_are_repeated_whatever_is_done_to_them() -> None:
@@ -637,4 +980,4 @@ def test_the_first_batches_are_repeated_whatever_is_done_to_them() -> None:
             assert plain([index, noise]) == first[number]
             noise.zero_()
         assert batches.ended
-    assert drawn(few, epoch=3, position=1) == first[1:]
+    assert [plain(batch) for batch in few.open(3, Place(3, 1))] == first[1:]

@@ -197,7 +197,10 @@ def test_another_data_set_is_said_on_resume(
 
     trained(Tiny, tmp_path / "run", max_iteration=2)
     trained(Smaller, tmp_path / "run", max_iteration=4)
-    assert "40 samples in batches of 4 there, 32 in batches of 4 now" in capfd.readouterr().err
+    assert (
+        "40 samples in batches of 4 on 1 rank there, 32 samples in batches of 4 on 1 rank now"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -27,6 +27,7 @@ LAYERS = (
         "state.sharing",
         "state.checkpointer",
         "data.order",
+        "data.ranks",
         "data.workers",
         "data.loaders",
     },

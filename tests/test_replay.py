@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from paddle.io import DataLoader
 from terminal import terminal
-from tiny import TESTS, Tiny, trained
+from tiny import TESTS, Points, Tiny, trained
 
 from expbase.__main__ import main
 from expbase.record import crash
@@ -152,6 +153,30 @@ def test_a_failure_leaves_its_batch_traceback_and_checkpoint(
     assert facts["batch"] == ["float32 [4, 4]", "int64 [4]"]
     assert sorted(arrays) == ["0", "1"]
     assert 'raise ValueError(f"a sum of' in (left / "traceback_0.txt").read_text()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_failure_of_the_data_set_leaves_the_indices_of_its_batch(
+    tmp_path: Path, workers: int
+) -> None:
+    class Broken(Points):
+        def __getitem__(self, index: int) -> Any:
+            if index == 9:
+                raise KeyError("no such label")
+            return super().__getitem__(index)
+
+    class Failing(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = DataLoader(Broken(), batch_size=4, num_workers=workers)
+
+    with pytest.raises(KeyError):
+        trained(Failing, tmp_path / "run")
+    facts = crash.last_failure(tmp_path / "run")[0]
+    assert facts["samples"] == [8, 9, 10, 11]
+    assert "batch" not in facts  # it could not be made, and is not the one before
+    text = (tmp_path / "run/crash/iteration-3/traceback_0.txt").read_text()
+    assert text.count("self.train_loader: raised by sample 9 of the data set") == 1
 
 
 def test_a_batch_of_anything_is_described_and_in_two_processes_alike() -> None:

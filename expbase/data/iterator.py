@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.workers import Items
+from expbase.data.order import START, Place, is_listed
+from expbase.data.workers import TAKEN, Items
 
 
 class TrainIterator:
@@ -25,7 +26,6 @@ class TrainIterator:
         self.batches = Batches(_nothing(), ended=True)  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.last: Any = None  # the batch that was read last
-        self._start = 0  # the position, in batches of all ranks, at which this process began
         self._is_resumed = False
 
     def attach(self, adapter: LoaderAdapter) -> None:
@@ -35,23 +35,24 @@ class TrainIterator:
     @property
     def ended(self) -> bool:
         """Whether all batches of the epoch were read, or none was opened yet."""
+        if self.batches.unsure:
+            self.batches.look_ahead()
         return self.batches.ended
 
     @property
     def resumed_within_epoch(self) -> bool:
         """Whether `load_state_dict` opened the epoch, and no batch was read since."""
-        return self._is_resumed and self.batch_in_epoch == self.batches.first
+        return self._is_resumed and self.batch_in_epoch == self.batches.place.batches
 
-    def open(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
+    def open(self, epoch: int, place: Place = START) -> None:
+        """Goes to a place in an epoch; see `LoaderAdapter.open`."""
         self.batches.close()
-        self._begin(epoch, position, self.adapter.open(epoch, position))
+        self._begin(epoch, self.adapter.open(epoch, place))
 
-    def _begin(self, epoch: int, position: int, batches: Batches) -> None:
+    def _begin(self, epoch: int, batches: Batches) -> None:
         self.epoch = epoch
         self.batches = batches
-        self.batch_in_epoch = batches.first
-        self._start = position
+        self.batch_in_epoch = batches.place.batches
         self._is_resumed = False
 
     def read(self) -> Any:
@@ -63,48 +64,73 @@ class TrainIterator:
         batches = self.batches
         try:
             # As next(batches) does it, without the call: nothing else is read so often.
-            batch, batches.indices, batches.ended = next(batches.items)
+            batch, batches.taken, batches.ended = next(batches.items)
         except StopIteration:
             raise RuntimeError(
                 f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
                 "was opened, and the batches that its length, or the run that is continued, "
                 "promised."
             ) from None
+        except Exception as error:  # of the data set: there is no batch, but it has indices
+            self.last, batches.taken = None, vars(error).get(TAKEN, batches.taken)
+            raise
         self.batch_in_epoch += 1
         self.last = batch
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place. `position` counts batches of all ranks, so their number may change."""
-        read = self.batch_in_epoch - self.batches.first  # by this process
+        """The place. It counts the samples of all ranks, so that what they share may change."""
+        adapter, place = self.adapter, self.batches.place
         return {
             "epoch": self.epoch,
             "batch_in_epoch": self.batch_in_epoch,
-            "position": self._start + read * self.adapter.shard.world_size,
+            "taken": [*map(list, place.earlier), [adapter.key, self.batches.taken[2]]],
             "ended": self.batches.ended,
-            "loader": self.adapter.state_dict(),
-            "sizes": [self.adapter.num_samples, self.adapter.batch_size],
+            "loader": adapter.state_dict(),
+            "sizes": [adapter.num_samples, adapter.batch_size, adapter.shard.world_size],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Goes to where `state_dict` was called; returns reasons why continuing is not exact."""
+        """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
+
+        With another size of batches or number of ranks, `batch_in_epoch` is the number of batches
+        of now that the samples taken amount to, rounded down: never more than batches_per_epoch.
+        """
         adapter = self.adapter
         reasons = adapter.load_state_dict(state["loader"])
+        place, is_known = self._place_in(state)
         if state["ended"]:  # nothing is opened: the next thing to come is a new epoch
             self.batches.close()
-            no_batches = Batches(_nothing(), first=state["batch_in_epoch"], ended=True)
-            self._begin(state["epoch"], state["position"], no_batches)
+            self._begin(state["epoch"], Batches(_nothing(), place, ended=True))
         else:
-            self.open(state["epoch"], state["position"])
+            self.open(state["epoch"], place)
             self._is_resumed = True
-        samples, size = state["sizes"]
-        samples_now, size_now = adapter.num_samples, adapter.batch_size
-        if (samples, size) != (samples_now, size_now):
-            reasons.append(
-                f"{adapter.name}: {samples} samples in batches of {size} there, {samples_now} in "
-                f"batches of {size_now} now"
+        sizes = [adapter.num_samples, adapter.batch_size, adapter.shard.world_size]
+        if state["sizes"][:2] == sizes[:2] and (is_known or state["ended"]):
+            return reasons
+        how = "the epoch goes on with the samples that it has not had"
+        if state["ended"]:
+            how = "the next epoch is the first one of the new size"
+        elif not is_known:
+            how = (
+                f"the epoch goes on behind {place.position} samples, but which ones they were is "
+                "unknown: some may come twice in it, others never"
             )
-        return reasons
+        return [f"{adapter.name}: {_size(state['sizes'])} there, {_size(sizes)} now: {how}"]
+
+    def _place_in(self, state: Mapping[str, Any]) -> tuple[Place, bool]:
+        """The place that a state has, and whether it is known which samples were taken before."""
+        *earlier, (key, position) = state["taken"]
+        adapter, batches = self.adapter, state["batch_in_epoch"]
+        *_, world = sizes = state["sizes"]
+        is_known = key == adapter.key or (is_listed(key) and is_listed(adapter.key))
+        if key != adapter.key:
+            earlier = [*earlier, (key, position)] if is_known and position else []
+        if sizes != [adapter.num_samples, adapter.batch_size, adapter.shard.world_size]:
+            batches = batches * world // adapter.shard.world_size
+            if adapter.batch_size:
+                batches = position // (adapter.batch_size * adapter.shard.world_size)
+        return Place(position, batches, tuple((k, end) for k, end in earlier)), is_known
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""
@@ -114,3 +140,9 @@ class TrainIterator:
 
 def _nothing() -> Items:
     yield from ()
+
+
+def _size(sizes: list[Any]) -> str:
+    samples, batch_size = ("unknown" if number is None else number for number in sizes[:2])
+    ranks = f"{sizes[2]} rank{'s' if sizes[2] > 1 else ''}"
+    return f"{samples} samples in batches of {batch_size} on {ranks}"

@@ -1,12 +1,12 @@
 """Reading a user's loader: which batches this rank gets in an epoch, from any position.
 
-A `LoaderAdapter` wraps one loader. What a data set draws while it makes the n-th batch of an
-epoch depends on (seed, epoch, n) alone. The loader is asked for its settings and never changed.
+A `LoaderAdapter` wraps one loader. What a data set draws while it makes a batch depends on (seed,
+epoch, position of its first sample) alone. The loader is asked for its settings and never changed.
 
     adapter = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
-    batches = adapter.open(epoch=3, position=17)    # batches 0 to 16 are not loaded
+    batches = adapter.open(epoch=3, place=Place(170))    # 170 samples are not loaded
     for batch in batches: ...
-    batches.ended                                   # true together with the last batch
+    batches.ended                                        # true together with the last batch
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
-from expbase.data.order import BatchOrder, Isolated, Numbered, state_setter, unmoved
+from expbase.data import order, ranks
+from expbase.data.order import START, BatchOrder, Isolated, Numbered, Place, state_setter, unmoved
 from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
 from expbase.distributed import gather_objects
 from expbase.state import rng
@@ -40,23 +42,41 @@ class Shard:
 class Batches:
     """The batches of one rank in one epoch, or in the rest of one."""
 
-    def __init__(self, items: Items, first: int = 0, *, ended: bool = False) -> None:
+    def __init__(
+        self, items: Items, place: Place = START, *, ended: bool = False, unsure: bool = False
+    ) -> None:
         self.ended = ended  # whether the last batch was returned
-        # Where the samples of the batch returned last are in the data set; None: unknown.
-        self.indices: Sequence[Any] | None = None
-        self.first = first  # the number of batches of this rank that were skipped
-        self.items = items  # TrainIterator reads them without the call of __next__
+        self.unsure = unsure  # whether `ended` is known only when it was looked for a batch
+        self.place = place  # where they begin
+        self.taken: Numbered = (place.position, None, place.position)  # the batch returned last
+        # TrainIterator reads them without the call of __next__.
+        self.items: Iterator[Any] = items
+        self._close = items.close
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch, self.indices, self.ended = next(self.items)
+        batch, self.taken, self.ended = next(self.items)
         return batch
+
+    @property
+    def indices(self) -> list[Any] | None:
+        """Where the samples of the batch returned last are in the data set; None: unknown."""
+        indices = self.taken[1]
+        if indices is None or isinstance(indices, (list, tuple, np.ndarray)):
+            return None if indices is None else list(indices)
+        return [indices]
+
+    def look_ahead(self) -> None:
+        """Makes `ended` sure: reads a batch now, which is returned as the next one."""
+        head = list(itertools.islice(self.items, 1))
+        self.items = itertools.chain(head, self.items)
+        self.unsure, self.ended = False, not head
 
     def close(self) -> None:
         """Stops reading: worker processes end. May be called twice."""
-        self.items.close()
+        self._close()
 
 
 class LoaderAdapter:
@@ -66,18 +86,22 @@ class LoaderAdapter:
     batch_size: int | None = None  # samples in a full batch of this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
+    sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
+    warning: str = ""  # what is likely a mistake
+    # What the order of the samples depends on; a place in an order is one in all of equal keys.
+    key: order.Key = [None]  # noqa: RUF012
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         self.loader = loader
         self.name = name
         self.shard = shard
 
-    def open(self, epoch: int, position: int = 0) -> Batches:
-        """The batches of an epoch from a position on.
+    def open(self, epoch: int, place: Place = START) -> Batches:
+        """The batches of an epoch from a place on; ended at once if none is left behind it.
 
         Args:
             epoch: Its number, from 1.
-            position: The number of batches that all ranks together took of it before.
+            place: What all ranks together took of it before.
 
         Raises:
             ValueError: The loader has no batch.
@@ -113,10 +137,12 @@ class LoaderAdapter:
 def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
     """The adapter that fits a paddle.io.DataLoader, or any iterable that can be iterated again.
 
+    Ranks must call it together: they may compare their samplers.
+
     Raises:
         TypeError: It cannot be iterated.
     """
-    if _is_paddles(loader) and not isinstance(loader.dataset, IterableDataset):
+    if _is_paddles(loader) and _has_indices(loader):
         return MapStyleLoader(loader, name, shard)
     if isinstance(loader, Iterable):
         return IterableLoader(loader, name, shard)
@@ -130,75 +156,107 @@ def _is_paddles(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
+def _has_indices(loader: Any) -> bool:
+    """Whether it is a DataLoader over a data set with indices."""
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
 class MapStyleLoader(LoaderAdapter):
     """A DataLoader over a data set with indices: the batches before a position are never made.
 
-    The ranks share one order of batches. A DistributedBatchSampler is used as it is.
+    The ranks share one order of batches. A sampler that gives each rank its share, as paddle's
+    DistributedBatchSampler does, is used as it is.
     """
 
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
-        sampler = loader.batch_sampler
-        self._order = BatchOrder(loader, shard.seed)
-        self._fetcher = Fetcher(loader)
-        self._deals = shard.world_size > 1 and not isinstance(sampler, DistributedBatchSampler)
-        self.num_samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        self.batch_size = 1 if sampler is None else getattr(sampler, "batch_size", None)
-        self.batches_per_epoch = self._order.length
-        if self._deals and self._order.length is not None:
-            self.batches_per_epoch = -(-self._order.length // shard.world_size)
-            self.filled = -self._order.length % shard.world_size
+        self._order = BatchOrder(loader, shard.seed, shard.world_size)
+        self._fetcher = Fetcher(loader, name)
+        self.num_samples, self.batch_size = self._order.num_samples, self._order.batch_size
+        self.batches_per_epoch, self.key = self._order.length, self._order.key
+        self.is_sharded = False  # whether the sampler itself gives each rank its share
+        if shard.world_size > 1:
+            self._find_sharding()
 
-    def open(self, epoch: int, position: int = 0) -> Batches:
-        # The position is inside a round if the run had another number of ranks before: that round
-        # counts as a batch of this rank.
-        first = -(-position // self.shard.world_size)
-        numbered = self._dealt(epoch, position) if self._deals else self._own(epoch, position)
+    def _find_sharding(self) -> None:
+        world, sampler = self.shard.world_size, self.loader.batch_sampler
+        if isinstance(sampler, DistributedBatchSampler) and sampler.nranks == world:
+            self.is_sharded = True
+        elif self.key[0] == "own":
+            self.is_sharded, self.warning, batches = ranks.compare(self._order, self.name, world)
+            self.batches_per_epoch = batches or self.batches_per_epoch
+        if self.is_sharded:
+            self.sharding = "sharded by its sampler"
+            self.key = self.key if order.is_listed(self.key) else [*self.key, world]
+        else:
+            self.sharding = f"dealt out over {world} ranks"
+            if self.batches_per_epoch is not None:
+                self.filled = -self.batches_per_epoch % world
+                self.batches_per_epoch = -(-self.batches_per_epoch // world)
+
+    def open(self, epoch: int, place: Place = START) -> Batches:
+        world = self.shard.world_size
+        if world == 1:
+            numbered = self._order.batches(epoch, place)
+        elif self.is_sharded and not place.earlier:
+            numbered = self._placed(self._order.batches(epoch, Place(place.position // world)))
+        else:
+            numbered = self._dealt(epoch, place)
         # The first one is asked for now: the sampler runs here, and not at the first batch, and
         # an empty loader is found at once.
         head = list(itertools.islice(numbered, 1))
-        if not head and first == 0:
+        if not head and place.position == 0:
             raise self.no_batch()
         base = rng.derive(self.shard.seed, rng.SAMPLE, epoch)
-        return Batches(self._fetcher.fetch(itertools.chain(head, numbered), base), first)
+        items = self._fetcher.fetch(itertools.chain(head, numbered), base)
+        return Batches(items, place, ended=not head)
 
-    def _own(self, epoch: int, position: int) -> Iterator[Numbered]:
-        """All batches of a sampler that knows its rank, numbered as if they were dealt out."""
+    def _placed(self, batches: Iterable[Numbered]) -> Iterator[Numbered]:
+        """The batches of a sampler that knows its rank, with positions in the epoch of all ranks.
+
+        In each round the ranks' batches stand side by side, all as long as this rank's.
+        """
         world, rank = self.shard.world_size, self.shard.rank
-        for number, indices in self._order.batches(epoch, position // world):
-            yield number * world + rank, indices
+        for position, indices, end in batches:
+            yield position * world + rank * (end - position), indices, end * world
 
-    def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
-        """The batches that this rank is dealt, one of each round, beginning at the position.
+    def _dealt(self, epoch: int, place: Place) -> Iterator[Numbered]:
+        """The batches that this rank is dealt, one of each round, beginning at the place.
 
         The last round is filled up with the first batches of the epoch: a rank without a batch
         would leave the others waiting for ever in the collectives of a backward pass.
         """
         world, rank = self.shard.world_size, self.shard.rank
-        batches = self._order.batches(epoch, position)
-        while len(round_ := list(itertools.islice(batches, world))) == world:
-            yield round_[rank]
-        if round_:
-            with unmoved(self._order.stateful):  # the sampler goes to the start of the epoch again
-                start = list(itertools.islice(self._order.batches(epoch), world))
-            # The start may be shorter than what is missing: then it is repeated.
-            yield [*round_, *itertools.islice(itertools.cycle(start), world)][rank]
+        batches = self._order.batches(epoch, place)
+        while round_ := list(itertools.islice(batches, world)):
+            end = round_[-1][2]
+            if len(round_) < world:
+                # If the order was changed within the epoch, with the first since then.
+                begin = Place(place.earlier[-1][1] if place.earlier else 0, earlier=place.earlier)
+                with unmoved(self._order.stateful):  # its sampler goes to the start again
+                    start = list(itertools.islice(self._order.batches(epoch, begin), world))
+                # The start may be shorter than what is missing: then it is repeated.
+                round_ += itertools.islice(itertools.cycle(start), world)
+            yield *round_[rank][:2], end
 
     def once(self, purpose: int, number: int) -> Batches:
         """Each sample exactly once over all ranks; a rank may get none."""
         world, rank = self.shard.world_size, self.shard.rank
-        sampler = self.loader.batch_sampler
+        sampler, is_sharded = self.loader.batch_sampler, self.is_sharded
         if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
             sampler = BatchSampler(
                 sampler.dataset, batch_size=sampler.batch_size, drop_last=sampler.drop_last
             )
+            is_sharded = False
         seed = rng.derive(self.shard.seed, purpose, number)
         with unmoved(self._order.stateful), rng.isolated(seed):
             # `iter`, because list() asks a sampler for its length, which may fail.
-            order = list(range(len(self.loader.dataset)) if sampler is None else iter(sampler))
-        if not isinstance(sampler, DistributedBatchSampler):  # a subclass of a user's is trusted
-            order = order[rank::world]
-        numbered = ((i * world + rank, indices) for i, indices in enumerate(order))
+            batches = None if sampler is None else list(iter(sampler))
+        numbered = self._order.batches(1) if batches is None else order.numbered(batches)
+        if is_sharded:
+            numbered = self._placed(numbered)
+        else:
+            numbered = itertools.islice(numbered, rank, None, world)
         return Batches(self._fetcher.fetch(numbered, seed))
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,7 +275,8 @@ class IterableLoader(LoaderAdapter):
 
     It runs under random states of its own, which depend on (seed, epoch, rank), and sharding is the
     user's. With several ranks the epoch ends for all when the first has no more. A position is
-    reached by reading and throwing away, unless the loader has a state of its own.
+    reached by reading and throwing away, unless the loader has a state of its own; it counts
+    batches if their size is unknown.
     """
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -228,33 +287,58 @@ class IterableLoader(LoaderAdapter):
         self.batch_size = getattr(loader, "batch_size", None)
         if self._is_list and shard.world_size == 1:
             self.batches_per_epoch = len(loader)
+        self._batches_here = _is_paddles(loader) and not loader.num_workers
+        self.key = ["stream", shard.world_size]
+        if not self._batches_here:  # then it cannot be cut within a batch
+            self.key += [self.batch_size, getattr(loader, "num_workers", None)]
+        if shard.world_size > 1:
+            self._warn_of_wrapper()
 
-    def open(self, epoch: int, position: int = 0) -> Batches:
-        first = position // self.shard.world_size
-        source = self._source(rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank))
-        skip = first
-        if position and self._state and isinstance(source, Isolated):
+    def _warn_of_wrapper(self) -> None:
+        parts = {"": self.loader, **getattr(self.loader, "__dict__", {})}
+        for name, part in parts.items():
+            if _has_indices(part) and not MapStyleLoader(part, self.name, self.shard).is_sharded:
+                kind = type(self.loader).__name__
+                where = f" in its attribute {name}" if name else ""
+                self.warning = (
+                    f"{self.name}: a {kind} is taken as it comes, and the DataLoader{where} gives "
+                    f"all samples to each of the {self.shard.world_size} ranks. Set {self.name} to "
+                    f"a plain DataLoader, which is dealt out over the ranks, and do what {kind} "
+                    "does where you read a batch; or give it a DistributedBatchSampler. If it "
+                    "deals out the batches itself, all is well."
+                )
+
+    def open(self, epoch: int, place: Place = START) -> Batches:
+        own = place.position // self.shard.world_size  # samples of this rank
+        # The state of a loader that has one is at the place already.
+        skip, cut = (0, 0) if self._state else divmod(own, self.batch_size or 1)
+        seed = rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank)
+        source = self._source(seed, cut)
+        if own and self._state and isinstance(source, Isolated):
             source.set_random_states(self._state["random"])
-            skip = 0  # the loader's own state has the place
-        return Batches(self._read(source, first, skip), first)
+        items = self._read(source, place.position, skip)
+        # A stream that has become shorter is known to be at its end when nothing comes.
+        return Batches(items, place, unsure=own > 0 and self._stateful is None)
 
-    def _source(self, seed: int) -> Iterator[Any]:
+    def _source(self, seed: int, cut: int = 0) -> Iterator[Any]:
         if self._is_list:  # ready batches draw nothing, and swapping random states costs time
             return iter(self.loader)
         iterable = self.loader
-        if _is_paddles(iterable):
-            read = with_hardened_workers if iterable.num_workers else batched_stream
-            iterable = read(iterable)
+        if self._batches_here:
+            iterable = batched_stream(iterable, cut)
+        elif _is_paddles(iterable):
+            iterable = with_hardened_workers(iterable)
         return Isolated(seed, iterable)
 
-    def _read(self, source: Iterator[Any], first: int, skip: int) -> Items:
+    def _read(self, source: Iterator[Any], position: int, skip: int) -> Items:
         ahead: Iterator[Any] = itertools.islice(source, skip, None)
         if self.shard.world_size > 1:
             ahead = _until_one_ends(ahead)
         batch = next(ahead, _NOTHING)
-        if batch is _NOTHING and first == 0:
+        if batch is _NOTHING and position == 0:
             raise self.no_batch()
         remembers = self._stateful is not None
+        size = (self.batch_size or 1) * self.shard.world_size
         while batch is not _NOTHING:
             # The loader's state is taken now, after this batch and before the next one is read
             # ahead: a run that is resumed from a later state would never see that batch.
@@ -263,7 +347,8 @@ class IterableLoader(LoaderAdapter):
             ended = following is _NOTHING
             # After the last batch the state is the one behind the end, where the next epoch starts.
             self._state = self._place(source) if ended and remembers else state
-            yield batch, None, ended
+            position += size
+            yield batch, (position, None, position), ended
             batch = following
 
     def _place(self, source: Iterator[Any]) -> dict[str, Any]:
@@ -281,7 +366,7 @@ class IterableLoader(LoaderAdapter):
         with unmoved(self._stateful):
             batch = _NOTHING
             for batch, last in with_last(source):
-                yield batch, None, last
+                yield batch, (0, None, 0), last
             if batch is _NOTHING and self.shard.world_size == 1:  # a generator that is used up, say
                 raise self.no_batch()
 
@@ -312,19 +397,20 @@ class FirstBatches(LoaderAdapter):
         super().__init__(adapter.loader, adapter.name, adapter.shard)
         self.batch_size, self.num_samples = adapter.batch_size, adapter.num_samples
         self.batches_per_epoch = min(count, adapter.batches_per_epoch or count)
+        self.sharding, self.key = adapter.sharding, ["first batches", count, *adapter.key]
         self._adapter, self._count = adapter, count
-        self._kept: list[tuple[Any, Sequence[Any] | None]] = []
+        self._kept: list[tuple[Any, Numbered]] = []
 
-    def open(self, epoch: int, position: int = 0) -> Batches:
+    def open(self, epoch: int, place: Place = START) -> Batches:
         if not self._kept:
             batches = self._adapter.open(1)
             with contextlib.closing(self._adapter), contextlib.closing(batches):
                 few = itertools.islice(batches, self._count)
-                self._kept = [(batch, batches.indices) for batch in few]
-        first = position // self.shard.world_size
-        return Batches(self._read(first), first)
+                self._kept = [(batch, batches.taken) for batch in few]
+        left = self._kept[place.batches :]
+        return Batches(self._read(left), place, ended=not left)
 
-    def _read(self, first: int) -> Items:
-        for number, (batch, indices) in enumerate(self._kept[first:], first + 1):
+    def _read(self, left: list[tuple[Any, Numbered]]) -> Items:
+        for (batch, taken), last in with_last(iter(left)):
             # A copy: train_batch may change the batch in place.
-            yield copy.deepcopy(batch), indices, number == len(self._kept)
+            yield copy.deepcopy(batch), taken, last

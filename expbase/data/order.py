@@ -1,31 +1,59 @@
-"""The order of the batches: which samples make the n-th batch of an epoch.
+"""The order of the samples, and the batches that are cut from it.
 
 It is a function of (seed, epoch), whatever was drawn or read before. Only indices are handled
 here: nothing is loaded, and the ranks do not matter yet.
 
     order = BatchOrder(loader, seed=0)            # a DataLoader over a data set with indices
-    for number, indices in order.batches(epoch=3, start=17): ...
+    for position, indices, end in order.batches(epoch=3, place=Place(170)): ...
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paddle.io import BatchSampler, DataLoader
+import numpy as np
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    DistributedBatchSampler,
+    RandomSampler,
+    SequenceSampler,
+)
 
 from expbase.processes import forking
 from expbase.state import rng
 
-# The number of a batch in its epoch, from 0, and the indices of its samples.
-Numbered = tuple[int, Any]
+# The position of a batch's first sample in its epoch, from 0, the indices of its samples, and the
+# position behind it; with several ranks, behind the batches that all of them read together.
+Numbered = tuple[int, Any, int]
+
+# What an order of samples depends on beside the epoch, as JSON values: its kind, the number of
+# samples, and more. Equal keys are the same order.
+Key = list[Any]
+_LISTED = {"in order", "shuffled", "distributed"}  # kinds whose samples are known by the key alone
+_HEAD = 1 << 14  # samples of an order by which the ranks are compared
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where all ranks together are in an epoch."""
+
+    position: int = 0  # samples taken of it
+    batches: int = 0  # of one rank, that these amount to
+    # Orders that were changed in the epoch, and the position at which each was left, oldest first:
+    # a sample that was taken from one of them is not taken again.
+    earlier: Sequence[tuple[Key, int]] = ()
+
+
+START = Place()
 
 
 class BatchOrder:
-    """The batches of a DataLoader's sampler, numbered in each epoch.
+    """The batches of a DataLoader's sampler, with their positions in the epoch.
 
     There are three kinds of samplers. One with `seek(position)` is asked to start at a position.
     One with a length is listed at the start of an epoch. Any other may be endless: its batches
@@ -33,7 +61,7 @@ class BatchOrder:
     sampler that has it. A sampler with `state_dict` is part of the checkpoint.
     """
 
-    def __init__(self, loader: DataLoader, seed: int) -> None:
+    def __init__(self, loader: DataLoader, seed: int, world_size: int = 1) -> None:
         self._dataset = loader.dataset
         self._sampler = loader.batch_sampler
         self._inner: Any = getattr(self._sampler, "sampler", None)  # of single samples
@@ -46,24 +74,89 @@ class BatchOrder:
         # Paddle's WeightedRandomSampler has a length only for some weights.
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.length = len(self._dataset if self._sampler is None else self._sampler)
+        self.num_samples = len(self._dataset) if hasattr(self._dataset, "__len__") else None
+        self.batch_size: int | None = 1
+        if self._sampler is not None:
+            self.batch_size = getattr(self._sampler, "batch_size", None)
+        self.key = self._find_key(world_size)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
-        """The batches of an epoch (counted from 1), from the batch `start` (from 0) on."""
-        sampler = self._sampler
+    def _find_key(self, world_size: int) -> Key:
+        sampler, inner = self._sampler, self._inner
+        cuts = type(sampler) is BatchSampler  # then the order does not depend on the batch size
+        if sampler is None:
+            return ["ready batches"]
+        if cuts and type(inner) is SequenceSampler:
+            return ["in order", len(inner)]
+        if cuts and type(inner) is RandomSampler:
+            size = len(inner.data_source)
+            if not inner.replacement and inner.generator is None and inner.num_samples == size:
+                return ["shuffled", size, self._seed]
+        # Its order depends on the number of ranks, and its last batches on their size, too.
+        if type(sampler) is DistributedBatchSampler and sampler.nranks == world_size:
+            size = len(sampler.dataset)
+            return ["distributed", size, world_size, sampler.shuffle, sampler.batch_size]
+        return ["own", self.num_samples, self._seed, None if cuts else self.batch_size]
+
+    def batches(self, epoch: int, place: Place = START) -> Iterator[Numbered]:
+        """The batches of an epoch (counted from 1), from a place on."""
+        sampler, inner, size, start = self._sampler, self._inner, self.batch_size, place.position
+        if place.earlier:
+            return self._rest(epoch, place)
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
-            return enumerate(range(start, len(self._dataset)), start)
+            return ((number, number, number + 1) for number in range(start, len(self._dataset)))
         self._go_to_start(epoch)
-        for listener in (sampler, self._inner):
+        for listener in (sampler, inner):
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
         seed = rng.derive(self._seed, rng.ORDER, epoch)
-        if self._seek(start):
-            return enumerate(Isolated(seed, sampler), start)
+        if hasattr(sampler, "seek") and size:
+            sampler.seek(start // size)
+            return numbered(Isolated(seed, sampler), start, before=start - start % size)
+        if hasattr(inner, "seek") and type(sampler) is BatchSampler:
+            inner.seek(start)
+            return numbered(Isolated(seed, sampler), start, before=start)
         if self.length is None:
-            return itertools.islice(enumerate(Isolated(seed, sampler)), start, None)
+            return numbered(Isolated(seed, sampler), start)
         if type(sampler) is BatchSampler:  # cut from one list: millions of lists cost seconds
-            return _cut(self._listed(epoch, seed, self._inner), sampler, start)
-        return itertools.islice(enumerate(self._listed(epoch, seed, sampler)), start, None)
+            return _cut(self._listed(epoch, seed, inner), sampler, start)
+        return numbered(self._listed(epoch, seed, sampler), start)
+
+    def _rest(self, epoch: int, place: Place) -> Iterator[Numbered]:
+        """The batches of the samples that no earlier order had."""
+        orders = [*place.earlier, (self.key, place.position)]
+        had = np.zeros(max(key[1] for key, _ in orders), bool)
+        first = end = 0
+        for key, following in orders:
+            first, end = end, following
+            samples = _samples(key, epoch)
+            if first:
+                samples = samples[~had[samples]]
+                # Each once: a distributed order has some samples twice, to be the same everywhere.
+                samples = samples[np.sort(np.unique(samples, return_index=True)[1])]
+            had[samples[: end - first]] = True
+        return _cut(samples.tolist(), self._sampler, end, first)
+
+    def head(self) -> tuple[list[str], int | None]:
+        """The first samples of epoch 1 as texts, and the number of batches if these are all.
+
+        The sampler stays where it is: a copy of it is asked, and its state put back.
+        """
+        sampler: Any = copy.copy(self._sampler)
+        if type(sampler) is BatchSampler:
+            sampler.sampler = copy.copy(self._inner)
+        listeners: list[Any] = [sampler, getattr(sampler, "sampler", None)]
+        for listener in listeners:
+            if hasattr(listener, "set_epoch"):
+                listener.set_epoch(1)
+        samples: list[str] = []
+        count = 0
+        with unmoved(self.stateful), rng.isolated(rng.derive(self._seed, rng.ORDER, 1)):
+            for indices in sampler:
+                if len(samples) >= _HEAD:
+                    return samples, None
+                samples += map(repr, indices)
+                count += 1
+        return samples, count
 
     def _go_to_start(self, epoch: int) -> None:
         # The order of a sampler with a state depends on that state, so the state before the epoch
@@ -74,16 +167,6 @@ class BatchOrder:
             state_setter(self.stateful)(self._begun[1])
         else:
             self._begun = (epoch, copy.deepcopy(self.stateful.state_dict()))
-
-    def _seek(self, start: int) -> bool:
-        """Makes the sampler start at a batch; false if it does not know how to."""
-        if hasattr(self._sampler, "seek"):
-            self._sampler.seek(start)
-        elif hasattr(self._inner, "seek") and type(self._sampler) is BatchSampler:
-            self._inner.seek(start * self._sampler.batch_size)
-        else:
-            return False
-        return True
 
     def _listed(self, epoch: int, seed: int, sampler: Iterable[Any]) -> list[Any]:
         if self._listing is None or self._listing[0] != epoch:
@@ -105,12 +188,50 @@ class BatchOrder:
             state_setter(self.stateful)(state["now"])
 
 
-def _cut(indices: list[Any], sampler: BatchSampler, start: int) -> Iterator[Numbered]:
-    """The batches that paddle's BatchSampler makes of these indices."""
-    size = sampler.batch_size * sampler._acc_steps
-    end = len(indices) - len(indices) % size if sampler.drop_last else len(indices)
-    places = range(start * size, end, size)
-    return enumerate((indices[place : place + size] for place in places), start)
+def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[Numbered]:
+    """Batches with their positions, from a position on, which may be within one of them.
+
+    Args:
+        batches: Lists of indices.
+        position: Where to begin.
+        before: The position at which the first of them begins.
+    """
+    for indices in batches:
+        end = before + len(indices)
+        if end > position:
+            if before < position:
+                indices, before = indices[position - before :], position
+            yield before, indices, end
+        before = end
+
+
+def _cut(samples: list[Any], sampler: Any, position: int, first: int = 0) -> Iterator[Numbered]:
+    """The batches that paddle's samplers make of samples, the first of which has a position."""
+    size, start = sampler.batch_size, position - first
+    end = len(samples) - (len(samples) - start) % size if sampler.drop_last else len(samples)
+    places = range(start, end, size)
+    return ((first + i, samples[i : i + size], first + min(i + size, end)) for i in places)
+
+
+def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
+    """All samples of an order that its key alone tells, with those that paddle adds."""
+    kind, size, *rest = key
+    if kind == "in order":
+        return np.arange(size)
+    if kind == "shuffled":
+        with rng.isolated(rng.derive(rest[0], rng.ORDER, epoch)):
+            return np.array([*RandomSampler(range(size))])
+    ranks, is_shuffled, _ = rest
+    padded = -(-size // ranks) * ranks
+    # One rank whose one batch is the epoch; in round i rank r has batch i * ranks + r of it.
+    sampler = DistributedBatchSampler(range(padded), padded, 1, 0, shuffle=is_shuffled)
+    sampler.set_epoch(epoch)
+    return np.array([place % size for place in next(iter(sampler))])
+
+
+def is_listed(key: Key) -> bool:
+    """Whether the samples of an order are known by its key alone."""
+    return key[0] in _LISTED
 
 
 class Isolated:

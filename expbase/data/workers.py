@@ -1,10 +1,10 @@
 """Making batches: in this thread, or in worker processes that leave nothing behind.
 
-What a data set draws for a sample depends on the key that the sample comes with, so it is the
-same here, in any worker, and after a resume.
+The random states are set for each batch, from its position, so what a data set draws is the same
+here, in any worker, and after a resume.
 
-    fetcher = Fetcher(loader)                     # a DataLoader over a data set with indices
-    for batch, indices, last in fetcher.fetch(iter([(0, [5, 2]), (1, [7, 1])]), base=seed): ...
+    fetcher = Fetcher(loader, "self.train_loader")    # over a data set with indices
+    for batch, taken, last in fetcher.fetch(iter([(0, [5, 2], 2), (2, [7, 1], 4)]), base=seed): ...
     fetcher.close()
 """
 
@@ -15,12 +15,13 @@ import functools
 import itertools
 import operator
 import pickle
+import textwrap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import paddle
-from paddle.io import DataLoader, get_worker_info
+from paddle.io import DataLoader
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
@@ -28,15 +29,17 @@ from expbase.data.order import Numbered
 from expbase.processes import end_with_parent, forking, leave_process_group, sigterm_held
 from expbase.state import rng
 
-# Each a batch, the indices of its samples (None: unknown), and whether it is the epoch's last one.
-Items = Generator[tuple[Any, Sequence[Any] | None, bool], None, None]
+# Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
+Items = Generator[tuple[Any, Numbered, bool], None, None]
+TAKEN = "expbase_taken"  # the attribute of an exception that has the place of its batch
 
 
 class Fetcher:
     """Makes the numbered batches of a DataLoader over a data set with indices."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader, name: str) -> None:
         self._loader = loader
+        self._name = name
         # A loader whose persistent workers wait for an epoch. While they serve one there is none,
         # and another run over the same data starts workers of its own.
         self._idle: DataLoader | None = None
@@ -56,10 +59,28 @@ class Fetcher:
         # ahead, draws from the same random states as training does, and hangs for ever when the
         # data set raises an exception.
         dataset, place = _BatchDataset(self._loader), self._loader.places[0]
-        for (number, indices), last in with_last(numbered):
-            with rng.isolated():
-                batch = dataset[base, number, indices]
-            yield to_tensors(batch, place), _index_list(indices), last
+        for taken, last in with_last(numbered):
+            outside = rng.snapshot()
+            try:
+                batch = dataset.batch(base, taken[0], taken[1])
+            except Exception as error:
+                self._explain(error, dataset.under_way(taken[1]), taken)
+                raise
+            finally:
+                rng.reset(outside)
+            yield to_tensors(batch, place), taken, last
+
+    def _explain(self, error: Exception, what: str, taken: Numbered) -> None:
+        """Makes an error of the data set tell for which samples it was raised."""
+        note = f"{self._name}: raised {what}"
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        else:  # Python 3.10
+            last: BaseException = error
+            while last.__cause__ is not None:
+                last = last.__cause__
+            last.__cause__ = RuntimeError(note)
+        vars(error)[TAKEN] = taken
 
     def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
@@ -68,17 +89,18 @@ class Fetcher:
         # `is None`, because bool() of a DataLoader asks for its length.
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
-        loader.batch_sampler.keys = ([(base, *batch)] for batch, _ in ahead)
+        loader.batch_sampler.keys = ([(base, *taken[:2])] for taken, _ in ahead)
         # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
         with rng.isolated(base), forking(), sigterm_held():
             iterator = iter(loader)
         last = False
         try:
-            for batch, ((_, indices), last) in zip(iterator, returned, strict=False):
+            for batch, (taken, last) in zip(iterator, returned, strict=False):
                 match batch:
-                    case [_, Exception() as error]:
+                    case [_, Exception() as error, str() as what]:
+                        self._explain(error, what, taken)
                         raise error
-                yield batch, _index_list(indices), last
+                yield batch, taken, last
         finally:
             # After an epoch that was left early persistent workers still hold batches of it, which
             # paddle would return in the next epoch: such workers are ended.
@@ -99,7 +121,7 @@ class Fetcher:
 
 
 class _BatchDataset:
-    """The batches of a loader by key: (seed, number of the batch, indices of its samples).
+    """The batches of a loader by key: (seed, position of its first sample, their indices).
 
     In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
     without it here. Paddle takes a batch without any array for the end of the data.
@@ -109,27 +131,31 @@ class _BatchDataset:
         self._dataset = loader.dataset
         self._makes_batches = loader.auto_collate_batch
         self._collate = _collate_fn(loader)
+        self._samples: list[Any] = []  # of the batch under way
 
     def __getitem__(self, key: tuple[int, int, Any]) -> Any:
         try:
-            return self._batch(*key)
+            return self.batch(*key)
         except Exception as error:
-            if get_worker_info() is None:
-                raise
-            return [np.zeros(1), _sendable(error)]
+            return [np.zeros(1), _sendable(error), self.under_way(key[2])]
 
-    def _batch(self, base: int, number: int, indices: Any) -> Any:
-        if not self._makes_batches:  # batch_size=None: what the data set holds is a batch already
-            return self._collate(self._sample(base, number, 0, indices))
-        return self._collate(
-            [self._sample(base, number, place, index) for place, index in enumerate(indices)]
-        )
+    def batch(self, base: int, position: int, indices: Any) -> Any:
+        """The batch; what is drawn for it does not depend on those before, which another worker
+        may have made, or the run that this one continues.
+        """
+        rng.seed_cpu(rng.derive(base, position))
+        self._samples = samples = []
+        for index in indices if self._makes_batches else (indices,):
+            samples.append(self._dataset[index])
+        # batch_size=None: what the data set holds is a batch already.
+        return self._collate(samples if self._makes_batches else samples[0])
 
-    def _sample(self, base: int, number: int, place: int, index: Any) -> Any:
-        # Seeded anew for each sample: what is drawn for it does not depend on the samples before,
-        # which another worker may have made, or the run that this one continues.
-        rng.seed_cpu(rng.derive(base, number, place))
-        return self._dataset[index]
+    def under_way(self, indices: Any) -> str:
+        """What an exception has interrupted, in words."""
+        indices = list(indices) if self._makes_batches else [indices]
+        if len(self._samples) < len(indices):
+            return f"by sample {indices[len(self._samples)]!r} of the data set"
+        return f"by collate_fn for the samples {textwrap.shorten(repr(indices), 400)}"
 
 
 def _sendable(error: Exception) -> Any:
@@ -176,10 +202,14 @@ def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id
         init_fn(worker_id)
 
 
-def batched_stream(loader: DataLoader) -> Iterator[Any]:
-    """The batches of a DataLoader over an IterableDataset without workers, read in this thread."""
+def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
+    """The batches of a DataLoader over an IterableDataset without workers, read in this thread.
+
+    Without the first samples, if some are cut off.
+    """
     collate, size, place = _collate_fn(loader), loader.batch_size, loader.places[0]
-    samples = chunks = iter(loader.dataset)
+    samples: Iterator[Any] = itertools.islice(loader.dataset, cut, None)
+    chunks = samples
     if size is not None:  # None: what the data set holds is a batch already
         chunks = iter(lambda: list(itertools.islice(samples, size)), [])
     for chunk in chunks:
@@ -190,10 +220,6 @@ def batched_stream(loader: DataLoader) -> Iterator[Any]:
 def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:
     default = default_collate_fn if loader.auto_collate_batch else default_convert_fn
     return loader.collate_fn or default  # type: ignore[no-any-return]
-
-
-def _index_list(indices: Any) -> list[Any]:
-    return list(indices) if isinstance(indices, (list, tuple, np.ndarray)) else [indices]
 
 
 def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:

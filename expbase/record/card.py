@@ -67,6 +67,7 @@ def data_row(adapter: LoaderAdapter, valid_loader: Any, *, parallel: bool) -> st
     whose = "a rank's epoch" if parallel else "an epoch"
     known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
+    text += f", {adapter.sharding}" if adapter.sharding else ""
     # Not every loader knows; RuntimeError: an IterableDataset.
     with contextlib.suppress(AttributeError, TypeError, RuntimeError):
         text += f"; validation: {_count(len(valid_loader.dataset), 'sample')}"

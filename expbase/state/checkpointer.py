@@ -256,7 +256,7 @@ class Checkpointer:
             del states["random"]
             notes.append(
                 f"saved by {self.saved_by} processes and continued by {self._world_size}: the "
-                "order of the data is the same, the random states are new"
+                "random states are new"
             )
         notes += self._load(states)
         self.newest_saved, self.inspected = path, ""

@@ -50,7 +50,7 @@ class EndlessBatches(TrainIterator):
 
     def read(self) -> Any:
         """The next batch of this rank."""
-        if self.batches.ended:
+        if self.ended:
             self.open(self.epoch + 1)
         return super().read()
 
