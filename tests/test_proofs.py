@@ -31,3 +31,9 @@ def test_a_run_that_was_stopped_anywhere_ends_like_one_that_was_not(
 
     prove(tmp_path, workers, positions=[1, 20, 21])
     assert (tmp_path / "verdicts").read_text() == "+++"
+
+
+def test_of_an_epoch_that_is_changed_in_its_middle_each_sample_is_seen_once() -> None:
+    from samples import prove
+
+    assert prove(150, seed=0) == 150
