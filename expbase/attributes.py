@@ -25,6 +25,7 @@ from expbase.life import Life, LoopState, Step
 from expbase.logs import early_log
 from expbase.meter import MetricsFile
 from expbase.metrics import MetricLog
+from expbase.peers import FailureWatch
 from expbase.record.run_record import RunRecord
 from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint, objects
@@ -101,7 +102,7 @@ class Attributes(Events):
         self._run_dir = RunDirectory(self.output_dir, checks.as_written(args, "output"))
         self._run_record = RunRecord(None)
         self._stop_requests = StopRequests()
-        self._other_ranks: distributed.FailureWatch | None = None
+        self._other_ranks: FailureWatch | None = None
         self._stopwatch = Stopwatch()
         self._metric_log = MetricLog(self.logger, MetricsFile(None), self.visualizer)
         self._iterator = TrainIterator()

@@ -187,6 +187,33 @@ def check_ranks(names: Sequence[Sequence[str]]) -> None:
             )
 
 
+def check_shares(runs: Sequence[int]) -> None:
+    """Raises a RuntimeError if valid() read its share of the data on some ranks only."""
+    if 0 in runs and any(runs):
+        raise RuntimeError(
+            f"valid: valid_batches() was called on rank {runs.index(max(runs))} and not on rank "
+            f"{runs.index(0)}, whose share of the data nobody validates. Call it on every rank: "
+            "look for `if self.rank == 0`, @rank_zero_only or a return before it."
+        )
+
+
+def difference_of_results(of_ranks: Sequence[Mapping[str, float]]) -> str:
+    """What to tell about results of valid() that differ between the ranks; empty: they do not.
+
+    What only rank 0 returns was left to it.
+    """
+    first = of_ranks[0]
+    for rank, numbers in enumerate(of_ranks):
+        for name, value in numbers.items():
+            if repr(value) != repr(first.get(name)):
+                return (
+                    f"valid: {name} is {first.get(name)} on rank 0 and {value} on rank {rank}; "
+                    "rank 0's is used for all. For the mean over all samples `return "
+                    "self.average(metrics, weight)`, the weight being this rank's samples."
+                )
+    return ""
+
+
 def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
     """Raises a ConfigError if valid() did not return the metric that a config key names."""
     if name.removeprefix("valid/") not in results:

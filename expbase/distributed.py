@@ -2,7 +2,7 @@
 
 Every function also works with one process, where it has nothing to do. Under gloo a collective
 fails if a rank is more than 30 s late, so whatever may take long on one rank is waited for with
-`wait_for_all`, which has no such limit.
+`wait_for_all`, which has no such limit, and finds out when they wait at different places.
 
     gather_objects(value)             # the values of all ranks, in rank order, on every rank
     broadcast_object(value)           # the value of rank 0, on every rank
@@ -15,24 +15,28 @@ import contextlib
 import functools
 import os
 import signal
-import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
-from expbase.processes import die_with_parent
+from expbase.processes import aborts_delayed
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _wait = [0, 0]  # the number of this process's next wait, so that each has its own key
 _POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
-_WATCH_SECONDS = 0.5  # between two looks for a failure of another rank
-_TELL_SECONDS = 3.0  # for which a failing rank waits until the others know
+_LAST_WORDS_SECONDS = 3.0  # that an abort waits
+_ARRIVED = 1 << 40  # what each rank adds to the counter of a wait, beside the number of its place
+
+_only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
+_waiting_at = ""  # the place at which this process waits for all ranks
 
 
 class RankZeroError(RuntimeError):
@@ -50,23 +54,49 @@ def world_size() -> int:
 
 
 def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
-    """Makes a function run on rank 0 only; on the other ranks it returns None."""
+    """Makes a function run on rank 0 only; on the other ranks it returns None.
+
+    What needs all ranks, `average` or `save_model` say, is an error in it.
+    """
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        return function(*args, **kwargs) if rank() == 0 else None
+        if rank():
+            return None
+        before = _only_here.set(getattr(function, "__qualname__", repr(function)))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _only_here.reset(before)
 
     return wrapper
+
+
+def need_all_ranks(place: str) -> None:
+    """Raises a RuntimeError in a function that only rank 0 runs: it would wait for ever."""
+    if (name := _only_here.get()) and world_size() > 1:
+        raise RuntimeError(
+            f"{name}: {place} needs all ranks, and @rank_zero_only makes rank 0 alone come here. "
+            "Take the decorator away, or call it outside of the function."
+        )
 
 
 def init_parallel(device: str) -> None:
     """Connects the processes, once: with gloo on the CPU, else with the device's own backend."""
     if dist.is_initialized():
         return
-    die_with_parent()  # so a launcher that is killed with -9 leaves no rank behind
     if device == "cpu":
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     dist.init_parallel_env()
+
+
+@contextlib.contextmanager
+def last_words() -> Iterator[None]:
+    """Lets a FailureWatch say which rank died before gloo ends this process for it."""
+    by_gloo = dist.is_initialized() and paddle.device.get_device() == "cpu"
+    # Some milliseconds after the death the main thread aborts in C++, within a backward.
+    with aborts_delayed(_LAST_WORDS_SECONDS) if by_gloo else contextlib.nullcontext():
+        yield
 
 
 def default_device() -> str:
@@ -87,9 +117,11 @@ def broadcast_object(value: T) -> T:
     """The value of rank 0, on every rank; one collective."""
     if not dist.is_initialized():
         return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    # Not paddle's own broadcast: it makes more tensors on rank 0 than on the others, and then the
+    # automatic names of all later tensors would differ.
+    values: list[Any] = gather_objects(value if rank() == 0 else None)
+    first: T = values[0]
+    return first
 
 
 def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
@@ -100,13 +132,14 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     """
     if not dist.is_initialized():
         return function()
+    need_all_ranks(doing)
     value, error = None, None
     if rank() == 0:
         try:
             value = function()
         except Exception as raised:
             error = raised  # raised below: the others must not wait for a rank that has failed
-    wait_for_all()  # and not in broadcast_object, where gloo gives up after 30 s
+    wait_for_all(doing)  # and not in broadcast_object, where gloo gives up after 30 s
     value, text = broadcast_object((value, repr(error) if error else None))
     if error is not None:
         raise error
@@ -115,21 +148,45 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def wait_for_all(meanwhile: Callable[[], object] = lambda: None) -> None:
+def wait_for_all(place: str, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Returns when every rank has called it, however late one is.
 
-    `meanwhile` is called until then. If it raises an exception, it must do so on all ranks that
-    wait, and all ranks then call `renumber_waits`.
+    Args:
+        place: Where that is, in words that a user knows.
+        meanwhile: Called until then. If it raises an exception, it must do so on all ranks that
+            wait, and all ranks then call `renumber_waits`.
+
+    Raises:
+        RuntimeError: Another rank waits at another place; on all ranks.
     """
+    global _waiting_at
+    need_all_ranks(place)
     if not dist.is_initialized():
         return
     key = "expbase/wait/{}/{}".format(*_wait)  # the same on all ranks, which make the same waits
     _wait[1] += 1
-    arrived = add_to_store(key, 1)  # adds this rank to those that are here
-    while arrived < world_size():
-        meanwhile()
-        time.sleep(_POLL_SECONDS)
-        arrived = add_to_store(key, 0)
+    number = zlib.crc32(place.encode()) & 0xFFFF
+    _waiting_at = place
+    try:
+        arrived = add_to_store(key, _ARRIVED + number)
+        while arrived < _ARRIVED * world_size():
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
+            arrived = add_to_store(key, 0)
+    finally:
+        _waiting_at = ""
+    if arrived % _ARRIVED != number * world_size():
+        where = [f"rank {rank} at {at}" for rank, at in enumerate(gather_objects(place))]
+        raise RuntimeError(
+            f"the ranks wait for each other at different places: {', '.join(where)}. What needs "
+            "all ranks must be called on each of them, and as often: look for `if self.rank == 0` "
+            "or a return before it."
+        )
+
+
+def waiting_at() -> str:
+    """The place at which the main thread waits for all ranks; empty: it does not."""
+    return _waiting_at
 
 
 def renumber_waits() -> None:
@@ -139,7 +196,7 @@ def renumber_waits() -> None:
 
 def add_to_store(key: str, number: int) -> int:
     """Adds to a number that all processes share, 0 at first; returns the sum."""
-    if not dist.is_initialized():
+    if world_size() == 1:
         return 0
     with _without_signals():
         return int(core.create_or_get_global_tcp_store().add(key, number))
@@ -195,61 +252,3 @@ def _cpu_group() -> Any:
 def number(value: Any) -> float:
     """A number or one-element tensor as a float; waits for the device."""
     return float(value.item() if hasattr(value, "item") else value)
-
-
-class FailureWatch:
-    """Tells the other ranks that this one has failed, and ends this one when another has.
-
-    A rank whose peer is gone waits in a collective, where no Python code of its main thread runs.
-    So a thread asks the processes' common store, over a connection of its own. It calls
-    `on_failure` with the message of the rank that failed, and ends the process with code 1.
-    """
-
-    def __init__(self, on_failure: Callable[[str], None]) -> None:
-        self._on_failure = on_failure
-        self._stopped = threading.Event()
-        host, port = _store_address()
-        self._store = core.TCPStore(host, port, False, world_size(), 900)
-        self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has them
-        while not self._stopped.wait(_WATCH_SECONDS):
-            try:
-                failed = self._store.add("expbase/failed", 0)
-            except Exception:
-                return  # rank 0, which holds the store, has ended: whoever waits for it fails
-            if failed and not self._stopped.is_set():
-                self._store.add("expbase/informed", 1)
-                self._on_failure(self._store.get("expbase/failure").decode())
-                os._exit(1)  # nothing gentler ends a main thread that waits in a collective
-
-    def tell(self, text: str) -> None:
-        """Tells the other ranks; waits until all of them know, but not for long."""
-        self.stop()
-        with _without_signals():
-            self._store.set("expbase/failure", f"rank {rank()}: {text}")
-            self._store.add("expbase/failed", 1)
-        deadline = time.monotonic() + _TELL_SECONDS
-        while time.monotonic() < deadline:
-            with _without_signals():
-                informed = self._store.add("expbase/informed", 0)
-            if informed >= world_size() - 1:
-                return
-            time.sleep(0.05)
-
-    def stop(self) -> None:
-        """Stops watching. May be called twice."""
-        self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-
-def _store_address() -> tuple[str, int]:
-    # Found as paddle's init_parallel_env finds it, which does not tell.
-    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    address = ":".join(map(str, master)) if all(master) else os.environ.get("PADDLE_MASTER")
-    address = address or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-    host, _, port = address.rpartition(":")
-    return host, int(port)

@@ -40,9 +40,11 @@ class EvaluationState:
     # By the id of their loader: persistent workers serve every run over it.
     adapters: dict[int, LoaderAdapter] = field(default_factory=dict)
     running: list[Batches] = field(default_factory=list)  # that may have been left early
+    runs_begun: int = 0  # over a loader, in this call of valid()
     warned: bool = False  # a bare valid() was told
     validations: int = 0  # that the loop has begun
     exit: ValidationExit | None = None  # how the one under way is left when the run stops
+    told_difference: bool = False  # between the results of the ranks
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends runs that were left early, and the workers of loaders that are not kept."""
@@ -102,7 +104,7 @@ class Evaluation(Reporting):
         loop = self._loop
         with self._in_phase("valid", loader):
             self._fire("on_evaluate_begin")
-            results = self._results_of_rank_zero(self.valid())
+            results = self._results_of_valid()
             self._fire("on_evaluate_end", results)
             # Within an iteration its update is not done, so its weights are not there yet.
             if loader is None and loop.step is Step.ENDING and loop.validated_at < self.iteration:
@@ -154,12 +156,12 @@ class Evaluation(Reporting):
         Returns:
             The same on every rank; empty if all weights are 0.
         """
-        self._wait_in_phase()
+        self._wait_in_phase("self.average()")
         return distributed.weighted_average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
-        self._wait_in_phase()
+        self._wait_in_phase("self.gather()")
         return distributed.gather_objects(value)
 
     @contextlib.contextmanager
@@ -249,7 +251,7 @@ class Evaluation(Reporting):
             try:
                 with self._in_phase("sanity"):
                     self._fire("on_sanity_check_begin")
-                    results = self._results_of_rank_zero(self.valid())
+                    results = self._results_of_valid()
                     self._fire("on_sanity_check_end", results)
             finally:
                 roll_back()
@@ -286,24 +288,36 @@ class Evaluation(Reporting):
         if monitor := self.config.training.monitor:
             checks.check_metric("training.monitor", monitor, results)
 
-    def _results_of_rank_zero(self, results: Mapping[str, Any] | None) -> dict[str, float]:
-        """What valid() returned on rank 0, and what was logged in it, as numbers; on every rank.
+    def _results_of_valid(self) -> dict[str, float]:
+        """What valid() returns on rank 0, and what is logged in it, as numbers; on every rank.
 
         Raises:
             TypeError: It returned something else.
+            RuntimeError: Some ranks left out their share of the data.
         """
+        state = self._evaluation
+        state.runs_begun = 0
+        results = self.valid()
         if results is not None and not isinstance(results, Mapping):
             raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
-        returned = {**self._evaluation.meter.means(), **(results or {})}
+        returned = {**state.meter.means(), **(results or {})}
         numbers = {name: _number(name, value) for name, value in returned.items()}
-        self._wait_in_phase()
-        return distributed.broadcast_object(numbers)
+        self._wait_in_phase("the end of valid()")
+        of_ranks = distributed.gather_objects((numbers, state.runs_begun))
+        checks.check_shares([begun for _, begun in of_ranks])
+        difference = checks.difference_of_results([results for results, _ in of_ranks])
+        if difference and not state.told_difference:
+            state.told_difference = True
+            self.logger.warning("[%d] %s", self.iteration, difference)
+        return of_ranks[0][0]
 
-    def _wait_in_phase(self) -> None:
+    def _wait_in_phase(self, place: str) -> None:
+        distributed.need_all_ranks(place)
         # The shares of other ranks may take longer than a collective waits.
         if self.phase != "train":
             way_out = self._evaluation.exit
-            distributed.wait_for_all(*([way_out.while_waiting] if way_out else []))
+            meanwhile = [way_out.while_waiting] if way_out else []
+            distributed.wait_for_all(place, *meanwhile)
 
     # --- running over a loader -----------------------------------------------------------
 
@@ -321,6 +335,7 @@ class Evaluation(Reporting):
 
     def _run_over(self, loader: Any, purpose: int) -> Batches:
         batches = self._kept_adapter(loader).once(purpose, self.iteration)
+        self._evaluation.runs_begun += 1
         self._evaluation.running.append(batches)
         return batches
 
@@ -365,7 +380,7 @@ class Evaluation(Reporting):
             self._fire("on_predict_batch_end", outputs)
         if means := self._evaluation.meter.means():
             self.logger.info("%s", line(self.iteration, means))
-        self._wait_in_phase()
+        self._wait_in_phase("the end of predict()")
         of_ranks = distributed.gather_objects(placed)
         if not isinstance(adapter, MapStyleLoader):  # sharded by the user, who knows how
             return [result for of_rank in of_ranks for _, result in of_rank]

@@ -444,6 +444,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
                 for name, handler in self._subscribers.each(event, *args):
                     self._quietly(name, handler)
         if self._other_ranks is not None:
-            self._quietly("telling the other ranks", self._other_ranks.tell, repr(error))
+            self._quietly("telling the other ranks", self._other_ranks.tell, error)
         self._quietly("close", self.close)
         self._quietly("close", ExperimentBase.close, self)  # if an override failed before super's

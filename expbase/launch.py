@@ -21,7 +21,7 @@ from typing import Any
 import paddle.distributed as dist
 
 from expbase.distributed import default_device
-from expbase.processes import die_with_parent, exit_code
+from expbase.processes import die_with_parent, exit_code, exit_text
 
 # Finished; stopped by the time limit, Ctrl-C, SIGTERM. A signal that nobody handled is a negative
 # code, and a failure.
@@ -70,25 +70,37 @@ def _forwarding_signals(processes: Sequence[Any]) -> Iterator[None]:
 
 
 def _join(processes: Sequence[Any]) -> int:
-    codes: list[int] = []  # in the order in which the processes ended: the first failure counts
-    running = {process.sentinel: process for process in processes}
+    ended: dict[int, int] = {}  # return codes by rank, in the order in which the processes ended
+    running = {process.sentinel: rank for rank, process in enumerate(processes)}
     deadline: float | None = None
     while running:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ended = wait(list(running), timeout)
-        for sentinel in ended:
-            process = running.pop(sentinel)
-            process.join()
-            codes.append(process.exitcode)
-            if process.exitcode not in _NO_FAILURE and deadline is None:
+        sentinels = wait(list(running), timeout)
+        for sentinel in sentinels:
+            rank = running.pop(sentinel)
+            ended[rank] = _return_code(processes[rank].pid)
+            if ended[rank] not in _NO_FAILURE and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
-        if deadline is not None and not ended:  # the others have had their time
-            for process in running.values():
-                process.kill()
+        if deadline is not None and not sentinels:  # the others have had their time
+            for rank in running.values():
+                processes[rank].kill()
             deadline = None
-    failures = [code for code in codes if code not in _NO_FAILURE]
-    stopped = [code for code in codes if code]
-    return exit_code((failures or stopped or [0])[0])
+    for process in processes:
+        process.join()
+    failures = {rank: code for rank, code in ended.items() if code not in _NO_FAILURE}
+    for rank, code in [*failures.items()][:1]:
+        if code < 0:  # else it has said why itself
+            print(f"rank {rank} {exit_text(code)}", file=sys.stderr)
+        return exit_code(code)
+    return exit_code(next(filter(None, ended.values()), 0))
+
+
+def _return_code(pid: int) -> int:
+    """Of a child that has ended. It is not collected yet: the other ranks look for it, too."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if ended is None:
+        return 0
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

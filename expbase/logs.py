@@ -42,13 +42,20 @@ def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
         file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
         logger.addHandler(file)
     if echo:
-        console = _Echo()
-        console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
-        logger.addHandler(console)
+        logger.addHandler(_console())
     for handler in early:
         logger.removeHandler(handler)
         for record in handler.buffer:
             logger.handle(record)
+
+
+def show_early(logger: logging.Logger) -> None:
+    """Shows the lines that were kept so far on stderr; they are written to the file later."""
+    console = _console()
+    for handler in logger.handlers:
+        for record in handler.buffer if isinstance(handler, MemoryHandler) else ():
+            console.handle(record)
+            vars(record)["is_shown"] = True
 
 
 def close_log(logger: logging.Logger) -> None:
@@ -79,6 +86,12 @@ def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> I
             handler.removeFilter(is_wanted)
 
 
+def _console() -> logging.Handler:
+    console = _Echo()
+    console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
+    return console
+
+
 class _Echo(logging.Handler):
     """Writes to what is sys.stderr at the moment: while a live line is shown, that is rich's.
 
@@ -86,7 +99,7 @@ class _Echo(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "is_raised", False):
+        if getattr(record, "is_raised", False) or getattr(record, "is_shown", False):
             return
         try:
             sys.stderr.write(self.format(record) + "\n")

@@ -204,9 +204,15 @@ class Reporting(Attributes):
             code = 130
         self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
+    def _say_now(self, text: str) -> None:
+        """A line that must be seen, although the log may not be open yet."""
+        self.logger.warning("%s", text)
+        logs.show_early(self.logger)
+
     def _end_with_another_rank(self, text: str) -> None:
         """The last thing that this rank does when another one failed; called in a thread."""
         self.logger.error("[%d] ended, because another rank failed: %s", self.iteration, text)
+        logs.show_early(self.logger)
         self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
 
     def _watch_for_hanging(self) -> None:

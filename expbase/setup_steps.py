@@ -12,6 +12,7 @@ from expbase.config import ConfigError
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
+from expbase.peers import FailureWatch
 from expbase.processes import remove_left_files
 from expbase.record.run_record import LEDGER, RunRecord
 from expbase.reporting import Reporting
@@ -55,10 +56,10 @@ class SetupSteps(Reporting):
             paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
 
     def init_parallel(self) -> None:
-        """Connects the processes."""
-        distributed.init_parallel(paddle.device.get_device())
-        self._other_ranks = distributed.FailureWatch(self._end_with_another_rank)
+        """Waits for all processes, watches over them from then on, and connects them."""
+        self._other_ranks = FailureWatch(self._end_with_another_rank, self._say_now)
         self._on_close.callback(self._other_ranks.stop)
+        distributed.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory.

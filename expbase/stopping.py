@@ -166,7 +166,8 @@ class StopRequests:
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
         before = {signum: signal.signal(signum, note) for signum in _SIGNALS}
         try:
-            yield
+            with distributed.last_words():
+                yield
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)

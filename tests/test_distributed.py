@@ -24,6 +24,12 @@ from paddle.io import BatchSampler, DataLoader
 
 
 class Probe(Tiny):
+    odd = None
+
+    def setup_model(self):
+        super().setup_model()
+        self.names = [paddle.utils.unique_name.generate("x"), paddle.to_tensor([1.0]).name]
+
     def on_train_batch_begin(self, batch, indices):
         self.seen = [*getattr(self, "seen", []), indices]
 
@@ -34,8 +40,17 @@ class Probe(Tiny):
         return [adapter.sharding, [i for batch in adapter.open(1) for i in batch.tolist()]]
 
     def valid(self):
-        self.shares = self.gather(sum(len(labels) for _, labels in self.valid_batches()))
-        return super().valid()
+        if self.odd is not None and self.rank:
+            return None
+        if self.odd == "reads":
+            return {"n": len(list(self.valid_batches()))}
+        share = sum(len(labels) for _, labels in self.valid_batches())
+        self.shares = self.gather(share)
+        return {**super().valid(), "share": share, **({"bleu": 1.0} if self.rank == 0 else {})}
+
+    def evaluate_oddly(self, odd):
+        self.odd = odd
+        self.evaluate()
 
     def on_train_end(self):
         parameters = [p for p in self.model.parameters() if not p.stop_gradient]
@@ -43,7 +58,7 @@ class Probe(Tiny):
         facts = {
             "parallel": self.parallel, "world": self.world_size, "rank": self.rank,
             "seen": self.seen, "weights": weights, "shares": self.shares,
-            "per_epoch": self.batches_per_epoch,
+            "per_epoch": self.batches_per_epoch, "names": self.names,
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
@@ -54,6 +69,10 @@ class Probe(Tiny):
         for name, fail in {
             "rank zero failed": lambda: distributed.on_rank_zero(lambda: 1 / 0, "dividing"),
             "names differ": lambda: self.average({"ab"[self.rank]: 1.0}, 1),
+            "places differ": lambda: self.evaluate_oddly("gathers"),
+            "half the data": lambda: self.evaluate_oddly("reads"),
+            "zero only": rank_zero_only(lambda: self.save_model("model.safetensors")),
+            "zero averages": rank_zero_only(lambda: self.average({"x": 1.0}, 1)),
         }.items():
             try:
                 fail()
@@ -65,7 +84,7 @@ class Probe(Tiny):
             if self.rank == 1:
                 time.sleep(0.2)
                 arrived.touch()
-            distributed.wait_for_all()
+            distributed.wait_for_all("a test")
             facts["waited"].append(arrived.exists())
         path = self.output_dir / f"facts_{self.rank}.json"
         path.write_text(json.dumps(facts))
@@ -145,6 +164,34 @@ def test_an_error_of_rank_zero_is_raised_on_every_rank(launched: Path) -> None:
 def test_ranks_that_average_different_metrics_are_told_which(launched: Path) -> None:
     for facts in facts_of(launched):
         assert "the ranks name different metrics: ['a'] and ['b']" in facts["names differ"]
+
+
+def test_automatic_names_are_the_same_on_all_ranks_in_setup_model(launched: Path) -> None:
+    one, two = (facts["names"] for facts in facts_of(launched))
+    assert one == two
+
+
+def test_ranks_that_wait_at_different_places_are_told_where_each_is(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert "rank 0 at self.gather(), rank 1 at the end of valid()" in facts["places differ"]
+
+
+def test_a_share_of_the_data_that_nobody_validates_is_an_error(launched: Path) -> None:
+    for facts in facts_of(launched):
+        assert "called on rank 0 and not on rank 1" in facts["half the data"]
+
+
+def test_what_needs_all_ranks_is_an_error_where_only_rank_zero_comes(launched: Path) -> None:
+    zero, one = facts_of(launched)
+    assert "<lambda>: save_model needs all ranks, and @rank_zero_only" in zero["zero only"]
+    assert "<lambda>: self.average() needs all ranks, and @rank" in zero["zero averages"]
+    assert not {"zero only", "zero averages"} & one.keys()
+
+
+def test_results_that_differ_between_the_ranks_are_told_once(launched: Path) -> None:
+    log = (launched / "worker_0.log").read_text()
+    warning = "WARNING: [4] valid: share is 6.0 on rank 0 and 4.0 on rank 1; rank 0's is used"
+    assert log.count("WARNING") == log.count(warning) == 1  # bleu was left to rank 0
 
 
 def test_a_late_rank_is_waited_for_each_time(launched: Path) -> None:

@@ -20,7 +20,7 @@ LAYERS = (
     {"_version", "config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"state.pdparams", "state.weights", "state.objects", "visualizer", "distributed", "launch"},
-    {"events", "run_dir", "stopping", "life", "schedule", "isolation", "predictions"},
+    {"events", "run_dir", "stopping", "life", "schedule", "isolation", "predictions", "peers"},
     {
         "state.entries",
         "state.validations",

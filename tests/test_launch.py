@@ -6,26 +6,28 @@ Runs with --nprocs are in test_stopping.py and test_distributed.py.
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
 from expbase import launch
 
 
-class FakeProcess:
-    """A process that has ended with an exit code; with None one that runs until it is killed."""
+class Process:
+    """One that ends with a return code; with None one that runs until it is killed."""
 
-    def __init__(self, exitcode: int | None) -> None:
-        self.sentinel, self._writer = os.pipe()
-        self.exitcode = exitcode
-        if exitcode is not None:
-            os.close(self._writer)
+    def __init__(self, returncode: int | None) -> None:
+        ending = f"kill {returncode} $$" if (returncode or 0) < 0 else f"exit {returncode}"
+        script = "exec sleep 60" if returncode is None else ending
+        self._process = subprocess.Popen(["sh", "-c", script])
+        self.pid = self._process.pid
+        self.sentinel = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        self.exitcode = -9
-        os.close(self._writer)
+        self._process.kill()
 
     def join(self) -> None:
+        self.exitcode = self._process.wait()
         os.close(self.sentinel)
 
 
@@ -42,7 +44,7 @@ class FakeProcess:
 def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
     exitcodes: list[int], answer: int
 ) -> None:
-    assert launch._join([FakeProcess(code) for code in exitcodes]) == answer
+    assert launch._join([Process(code) for code in exitcodes]) == answer
 
 
 @pytest.mark.parametrize("exitcode", [1, -11, -15])
@@ -50,6 +52,13 @@ def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
     exitcode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.0)
-    going_on = [FakeProcess(None), FakeProcess(None)]
-    launch._join([going_on[0], FakeProcess(exitcode), going_on[1]])
+    going_on = [Process(None), Process(None)]
+    launch._join([going_on[0], Process(exitcode), going_on[1]])
     assert [process.exitcode for process in going_on] == [-9, -9]
+
+
+def test_the_last_line_names_the_rank_that_died_by_a_signal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launch._join([Process(0), Process(-9)])
+    assert capsys.readouterr().err == "rank 1 was killed by SIGKILL\n"
