@@ -158,7 +158,12 @@ class Attributes(Events):
             layer: With trainable parameters.
             options: Of paddle.DataParallel: find_unused_parameters=True, say.
         """
-        return paddle.DataParallel(layer, **options) if self.parallel else layer
+        if not self.parallel:
+            return layer
+        # Paddle's own would hang, or end the process, where the ranks' layers differ.
+        own = objects.StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
+        checks.check_alike(own.shapes())
+        return paddle.DataParallel(layer, **options)
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel returned: its attributes and methods are there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -177,13 +178,25 @@ def check_names(attributes: Iterable[str], base: type) -> None:
             )
 
 
-def check_ranks(names: Sequence[Sequence[str]]) -> None:
-    """Raises a ValueError if a stateful object is an attribute on some ranks only."""
-    for of_rank in names:
-        for name in {*of_rank} ^ {*names[0]}:
+def check_alike(facts: Mapping[str, str]) -> None:
+    """Checks that all ranks have the same; one collective, of a checksum, if they have.
+
+    Args:
+        facts: What is there by the name that a user knows it by.
+
+    Raises:
+        ValueError: They differ; with the first name, and what each rank has.
+    """
+    sums = distributed.gather_objects(zlib.crc32(repr(sorted(facts.items())).encode()))
+    if len({*sums}) == 1:
+        return
+    of_ranks = distributed.gather_objects(dict(facts))
+    for name in dict.fromkeys(name for of_rank in of_ranks for name in of_rank):
+        values = [of_rank.get(name, "not there") for of_rank in of_ranks]
+        if len({*values}) > 1:
             raise ValueError(
-                f"self.{name}: is an attribute on some ranks only; make it on every rank, or "
-                "exclude_from_state it."
+                f"{name}: {_by_rank(values)}; expected the same on all ranks. Start each with the "
+                "same config and the same data, and do what makes it on every rank alike."
             )
 
 
@@ -212,6 +225,14 @@ def difference_of_results(of_ranks: Sequence[Mapping[str, float]]) -> str:
                     "self.average(metrics, weight)`, the weight being this rank's samples."
                 )
     return ""
+
+
+def _by_rank(values: Sequence[str]) -> str:
+    """Each value with the ranks that have it."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    return ", ".join(f"{value} on rank {' '.join(having)}" for value, having in ranks.items())
 
 
 def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:

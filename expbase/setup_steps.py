@@ -8,7 +8,8 @@ from __future__ import annotations
 import paddle
 
 from expbase import checks, distributed
-from expbase.config import ConfigError
+from expbase.config import ConfigError, flatten
+from expbase.data.loaders import num_samples
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
@@ -111,11 +112,13 @@ class SetupSteps(Reporting):
         """Checks that training has what it needs, and says what there is.
 
         Raises:
-            ValueError: Something is missing, or would fail at the first batch.
+            ValueError: Something is missing, would fail at the first batch, or differs by rank.
         """
         found = self._saved_objects()
-        names = distributed.gather_objects(found.names())
-        checks.check_ranks(names)
         checks.check_state_and_data(found, self._iterator.adapter)
+        facts = {f"config.{key}": repr(value) for key, value in flatten(self.config).items()}
+        facts["self.train_loader"] = f"{self.batches_per_epoch} batches"
+        facts["self.valid_loader"] = f"{num_samples(self.valid_loader)} samples"
+        checks.check_alike({**facts, **found.shapes()})
         self._checkpointer.expect(found.names())
         self._say_what_there_is()

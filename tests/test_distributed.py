@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import paddle
 import pytest
-from tiny import Tiny, curve, metrics, run_script, same_bits, trained
+from paddle.io import DataLoader
+from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
-from expbase import distributed
+from expbase import checks, distributed
 
 # Writes what each rank saw into its own file, beside the run.
 PROBE = """
-import json, time
+import json, os, time
 import numpy as np
 import paddle
 from tiny import Tiny
 from expbase import distributed, main, rank_zero_only
+from expbase.checks import check_alike
 from expbase.data.loaders import Shard, adapt_loader
 from paddle.io import BatchSampler, DataLoader
 
@@ -48,6 +53,12 @@ class Probe(Tiny):
         self.shares = self.gather(share)
         return {**super().valid(), "share": share, **({"bleu": 1.0} if self.rank == 0 else {})}
 
+    def is_closed_in_a_child(self):
+        child = os.fork()
+        if child == 0:
+            os._exit(self._other_ranks._door.fileno() != -1)
+        return os.waitpid(child, 0)[1] == 0
+
     def evaluate_oddly(self, odd):
         self.odd = odd
         self.evaluate()
@@ -59,6 +70,7 @@ class Probe(Tiny):
             "parallel": self.parallel, "world": self.world_size, "rank": self.rank,
             "seen": self.seen, "weights": weights, "shares": self.shares,
             "per_epoch": self.batches_per_epoch, "names": self.names,
+            "closed": self.is_closed_in_a_child(),
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
@@ -73,6 +85,7 @@ class Probe(Tiny):
             "half the data": lambda: self.evaluate_oddly("reads"),
             "zero only": rank_zero_only(lambda: self.save_model("model.safetensors")),
             "zero averages": rank_zero_only(lambda: self.average({"x": 1.0}, 1)),
+            "not alike": lambda: check_alike({"a": "1", "b": str(self.rank)}),
         }.items():
             try:
                 fail()
@@ -97,6 +110,10 @@ if __name__ == "__main__":
 
 WORDS = ["training.max_iteration=11", "training.valid_interval=4", "training.save_interval=4"]
 WORDS += ["training.log_interval=1"]
+
+
+def loader(size: int) -> DataLoader:
+    return DataLoader(Points(size), batch_size=4)
 
 
 def facts_of(output: Path) -> list[dict[str, Any]]:
@@ -171,6 +188,10 @@ def test_automatic_names_are_the_same_on_all_ranks_in_setup_model(launched: Path
     assert one == two
 
 
+def test_a_forked_child_does_not_keep_the_connection_of_a_rank_that_dies(launched: Path) -> None:
+    assert [facts["closed"] for facts in facts_of(launched)] == [True, True]
+
+
 def test_ranks_that_wait_at_different_places_are_told_where_each_is(launched: Path) -> None:
     for facts in facts_of(launched):
         assert "rank 0 at self.gather(), rank 1 at the end of valid()" in facts["places differ"]
@@ -186,6 +207,13 @@ def test_what_needs_all_ranks_is_an_error_where_only_rank_zero_comes(launched: P
     assert "<lambda>: save_model needs all ranks, and @rank_zero_only" in zero["zero only"]
     assert "<lambda>: self.average() needs all ranks, and @rank" in zero["zero averages"]
     assert not {"zero only", "zero averages"} & one.keys()
+
+
+def test_the_first_thing_that_differs_between_the_ranks_is_shown_with_its_values(
+    launched: Path,
+) -> None:
+    for facts in facts_of(launched):
+        assert "b: 0 on rank 0, 1 on rank 1; expected the same" in facts["not alike"]
 
 
 def test_results_that_differ_between_the_ranks_are_told_once(launched: Path) -> None:
@@ -247,6 +275,79 @@ def test_another_number_of_ranks_continues_the_same_order_and_says_so(
     assert said.count("not exact") == 1
     # The two batches of the first epoch that were left, one for each of the two ranks.
     assert Single.seen == [facts["seen"][4] for facts in facts_of(launched)]
+
+
+def with_buffer(self: Tiny) -> None:
+    Tiny.setup_model(self)
+    self.model.register_buffer("mask", paddle.zeros([3]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"setup_dataloader": lambda self: setattr(self, "train_loader", loader(24))},
+            "self.train_loader: 10 batches on rank 0, 6 batches on rank 1;",
+        ),
+        (
+            {"setup_dataloader": lambda self: setattr(self, "valid_loader", loader(11))},
+            "self.valid_loader: 10 samples on rank 0, 11 samples on rank 1;",
+        ),
+        (
+            {"setup_model": with_buffer},
+            "self.model: 'mask': not there on rank 0, float32 [3] on rank 1;",
+        ),
+        (
+            {"startup": lambda self: setattr(self, "generator", np.random.default_rng())},
+            "self.generator: not there on rank 0, Generator on rank 1;",
+        ),
+        (
+            {"prepare": lambda self: self.config.training.update(seed=1)},
+            "config.training.seed: 0 on rank 0, 1 on rank 1;",
+        ),
+    ],
+)
+def test_what_differs_between_the_ranks_at_setup_is_an_error_with_both_values(
+    changes: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def setup_dataloader(self: Tiny) -> None:
+        Tiny.setup_dataloader(self)
+        changes.get("setup_dataloader", lambda self: None)(self)
+
+    members = {**changes, "setup_dataloader": setup_dataloader}
+    theirs: dict[str, str] = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "check_alike", theirs.update)
+        other = make(type("Other", (Tiny,), members), tmp_path / "other")
+        other.setup()
+        other.close()
+
+    def gathered(value: Any) -> list[Any]:
+        return [value, theirs if isinstance(value, dict) else "another checksum"]
+
+    monkeypatch.setattr(distributed, "gather_objects", gathered)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(Tiny, tmp_path / "run").setup()
+
+
+def test_layers_that_differ_are_found_before_paddle_connects_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wide(Tiny):
+        def setup_model(self) -> None:
+            self.parallel = True
+            self.data_parallel(paddle.nn.Linear(4, 2))
+
+    def gathered(value: Any) -> list[Any]:
+        if not isinstance(value, dict):
+            return [value, "another checksum"]
+        return [value, value | {"self.data_parallel(Linear): 'weight'": "float32 [4, 3]"}]
+
+    monkeypatch.setattr(distributed, "gather_objects", gathered)
+    with pytest.raises(
+        ValueError, match=r"'weight': float32 \[4, 2\] on rank 0, float32 \[4, 3\] on"
+    ):
+        make(Wide, tmp_path / "run").setup()
 
 
 def test_with_one_process_everything_is_itself() -> None:

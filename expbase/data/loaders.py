@@ -151,6 +151,14 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
     )
 
 
+def num_samples(loader: Any) -> int | None:
+    """Samples in the data set of a loader; None: unknown."""
+    # RuntimeError: an IterableDataset.
+    with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+        return len(loader.dataset)
+    return None
+
+
 def _is_paddles(loader: Any) -> bool:
     """Whether paddle iterates over it: a subclass may have an `__iter__` of its own."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__

@@ -5,7 +5,6 @@ Functions of what they are handed; they change nothing.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
 import platform
@@ -18,7 +17,7 @@ import numpy as np
 import paddle
 
 from expbase._version import __version__
-from expbase.data.loaders import LoaderAdapter
+from expbase.data.loaders import LoaderAdapter, num_samples
 from expbase.stopping import StopReason
 
 
@@ -68,9 +67,8 @@ def data_row(adapter: LoaderAdapter, valid_loader: Any, *, parallel: bool) -> st
     known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
     text += f", {adapter.sharding}" if adapter.sharding else ""
-    # Not every loader knows; RuntimeError: an IterableDataset.
-    with contextlib.suppress(AttributeError, TypeError, RuntimeError):
-        text += f"; validation: {_count(len(valid_loader.dataset), 'sample')}"
+    if (samples := num_samples(valid_loader)) is not None:
+        text += f"; validation: {_count(samples, 'sample')}"
     return text
 
 

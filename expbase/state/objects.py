@@ -71,6 +71,14 @@ class StatefulObjects:
         }
         return {file: arrays for file, arrays in tensors.items() if arrays}, values
 
+    def shapes(self) -> dict[str, str]:
+        """What there is, by name: type and shape of tensors, and the kind of anything else."""
+        others = {**self.schedulers, **self.generators, **self.objects}
+        shapes = {f"self.{n}": type(other).__name__ for n, other in others.items()}
+        for name, tensor in _flat(self._live_tensors()).items():
+            shapes[f"self.{name}"] = describe(tensor)
+        return shapes | dict.fromkeys((f"self.{name}" for name in self.optimizers), "there")
+
     def problems(self, state: State) -> list[str]:
         """Everything that keeps a state from being restored, from what, to what.
 
