@@ -37,7 +37,7 @@ LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ran
 _LIMIT_SECONDS = 300.0
 _SAY_SECONDS = 10.0, 60.0  # until the first line about missing ranks, and until each further one
 _POLL_SECONDS = 0.05
-_OWN_END_SECONDS = 0.5  # for which a rank that hears of a failure may end by the same one itself
+_OWN_END_SECONDS = 1.0  # for which a rank that hears of a failure may end by the same one itself
 _ECHO_SECONDS = 0.3  # for which a rank that fails listens whether another one is the cause
 _SILENT_MACHINE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}  # a minute in all
 

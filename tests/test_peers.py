@@ -118,3 +118,21 @@ def test_how_a_process_ended_is_known_until_its_parent_asks(script: str, text: s
 def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
     with subprocess.Popen(["true"]) as process:
         assert processes.ending(process.pid) == ""
+
+
+def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "from expbase.config import ConfigError\n"
+        "class Mistaken(Tiny):\n"
+        "    def setup_model(self):\n"
+        "        if self.rank == 0: time.sleep(0.5)\n"
+        "        raise ConfigError('optim.lr: -1 given; expected more than 0.')\n"
+        "if __name__ == '__main__': main(Mistaken)\n"
+    )
+    result = run_script(script, "--output", str(tmp_path / "run"), "--nprocs", "2")
+    assert result.returncode == 1
+    last_line = "train.py: error: optim.lr: -1 given; expected more than 0."
+    assert result.stderr.splitlines()[-1] == last_line
+    assert "another rank" not in (tmp_path / "run/worker_0.log").read_text()
