@@ -39,7 +39,7 @@ from expbase.visualizer import Visualizer
 class StateNames:
     """Names of attributes."""
 
-    template: set[str] = field(default_factory=set)  # the template's own: not looked at for state
+    template: dict[str, Any] = field(default_factory=dict)  # the template's own, as they were made
     registered: list[str] = field(default_factory=list)  # plain values that are state
     excluded: list[str] = field(default_factory=list)  # left out of the state
 
@@ -74,7 +74,7 @@ class Attributes(Events):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_early_attributes(type(self), vars(self))
         # What mixins add is there, however the config was made.
-        defaults = type(self).default_config()
+        defaults = checks.defaults_of(type(self))
         self.config = fill({**defaults, **config})
         check_training(self.config.training)
         checks.check_arguments(args, self.config, fill(defaults))
@@ -206,6 +206,10 @@ class Attributes(Events):
     def _user_attributes(self) -> dict[str, Any]:
         own = self._names.template
         return {name: value for name, value in vars(self).items() if name not in own}
+
+    def _note_template(self) -> None:
+        """The steps of setup have made them; from now on they stay."""
+        self._names.template = {name: vars(self)[name] for name in self._names.template}
 
     def _need_setup(self, name: str) -> None:
         if self.life is Life.NEW:

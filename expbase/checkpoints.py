@@ -24,6 +24,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
 
     def setup_checkpointer(self) -> None:
         """Lists what a checkpoint holds, and looks for one of this run: it is continued."""
+        self._note_template()
         checkpointer = self._checkpointer
         checkpointer.contents = self._contents
         self._on_close.callback(checkpointer.close)
@@ -50,7 +51,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             "loop": self._loop,
             "data": self._iterator,
             "registered": Attributes(self, self._names.registered),
-            "gradients": Gradients(named_parameters(found)),
+            "gradients": Gradients(named_parameters(found), self._tell_leftovers),
             "log": self._metric_log,
             "listeners": self._subscribers,
             "environment": Environment(),

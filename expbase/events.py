@@ -16,7 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from expbase.config import did_you_mean
 
@@ -26,11 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Events:
     """Every point at which an experiment can act, in the order of a run."""
 
-    _listeners: ClassVar[dict[str, tuple[ListenerSpec, ...]]] = {}  # by method name
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._listeners = _listeners_of(cls)
+        _listeners_of(cls)
+        _check_hidden_events(cls)
 
     # Setup
 
@@ -269,7 +268,8 @@ class Subscribers:
         self._experiment = experiment
         self._listeners: dict[str, list[tuple[str, Filter]]] = {}
         self._counted: dict[str, Filter] = {}  # those with a filter, by their name in a checkpoint
-        for method, specs in type(experiment)._listeners.items():
+        self._known = _listeners_of(type(experiment))
+        for method, specs in self._known.items():
             for spec in specs:
                 filter_ = Filter(spec)
                 self._listeners.setdefault(spec.event, []).append((method, filter_))
@@ -279,6 +279,15 @@ class Subscribers:
                         name += "'"
                     self._counted[name] = filter_
         self.subscribed = frozenset(event for event in EVENTS if self.names(event))
+
+    def check_known(self) -> None:
+        """Raises a TypeError if a listener was added since the experiment was made."""
+        marked = {name for name, value in vars(self._experiment).items() if hasattr(value, _SPECS)}
+        for name in marked | (_listeners_of(type(self._experiment)).keys() - self._known):
+            raise TypeError(
+                f"self.{name}: is marked with @on after the experiment was made, so it would not "
+                "be called; expected a method of the class."
+            )
 
     def names(self, event: str) -> list[str]:
         """The names of the methods that are called at an event, in their order."""
@@ -345,6 +354,36 @@ def _listeners_of(cls: type) -> dict[str, tuple[ListenerSpec, ...]]:
             elif name not in listeners and inspect.isfunction(value):
                 _check_method(place, name)
     return listeners
+
+
+def _check_hidden_events(cls: type) -> None:
+    """Raises a TypeError if two mixins that do not know each other have the same event, and the
+    first one does not call the second one's: nobody would, and what it returns would be lost.
+    """
+    for event in EVENTS:
+        owners = [base for base in cls.__mro__ if event in vars(base) and base is not Events]
+        for place, owner in enumerate(owners):
+            if _calls_super(vars(owner)[event], event):
+                continue
+            for hidden in owners[place + 1 :]:
+                if not issubclass(owner, hidden):
+                    raise TypeError(
+                        f"{cls.__name__}: {hidden.__name__}.{event} would be hidden by "
+                        f"{owner.__name__}.{event}, which does not call super().{event}(…). Call "
+                        "it there, and return what it returned, too, if it returns anything."
+                    )
+            break
+
+
+def _calls_super(method: Any, event: str) -> bool:
+    """Whether the code of a method has the words for it; a method of another kind may."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return code is None or {"super", event} <= _names_in(code)
+
+
+def _names_in(code: Any) -> set[str]:
+    inner = (const for const in code.co_consts if hasattr(const, "co_names"))
+    return {*code.co_names}.union(*map(_names_in, inner))
 
 
 def _check_listener(place: str, name: str, method: Any, specs: Sequence[ListenerSpec]) -> None:

@@ -64,7 +64,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_class(type(self), ExperimentBase, _YOURS)
         super().__init__(config, args)
-        self._names.template = set(vars(self)) - {"model", "optimizer"}
+        self._names.template = dict.fromkeys(vars(self).keys() - {"model", "optimizer"})
         checks.check_private_names(type(self), self._names.template)
 
     # --- yours ---------------------------------------------------------------------------
@@ -133,6 +133,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self.resume_or_load()
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
+        self._note_before_first_update()
         loop.has_listeners = "on_train_batch_end" in self._subscribers.subscribed
         if loop.is_pending:
             loop.step = Step.ENDING
@@ -165,7 +166,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
     def _do_what_is_due(self) -> None:
         """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
         loop, due = self._loop, self._due()
-        self._check_first_update()
+        self._check_first_updates()
         if due.log:
             self._log_line()
         loop.is_pending, loop.is_candidate = True, due.checkpoint or loop.save_requested

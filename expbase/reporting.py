@@ -25,14 +25,27 @@ from expbase.record.hang import HangWatch
 class Reporting(Attributes):
     """What an experiment says while it lives."""
 
-    def log(self, mapping: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
+    def log(
+        self, mapping: Mapping[str, Any] | None = None, /, *misplaced: Any, **scalars: Any
+    ) -> None:
         """Notes scalars of this iteration; at log_interval their means become one line.
 
         Args:
             mapping: Numbers or one-element tensors by name.
+            *misplaced: Nothing.
             **scalars: The same as keywords.
+
+        Raises:
+            TypeError: It is something else.
         """
-        self._meter().add(self.iteration, {**mapping, **scalars} if mapping else scalars)
+        if mapping is not None or misplaced:
+            if misplaced or not isinstance(mapping, Mapping):
+                raise TypeError(
+                    f"log: {mapping!r} given without a name; expected self.log(loss=loss) or "
+                    'self.log({"loss": loss}).'
+                )
+            scalars = {**mapping, **scalars}
+        self._meter().add(self.iteration, scalars)
 
     def _meter(self) -> Meter:
         """What `log` adds to; evaluation.py has another one for its phases."""
@@ -118,9 +131,9 @@ class Reporting(Attributes):
             self.logger.info("%s", text)
         if self.read_only:
             return
-        for text in checks.likely_mistakes(
-            self.stateful_objects(), saved, training, parallel=self.parallel
-        ):
+        found = self.stateful_objects()
+        likely = checks.likely_mistakes(found, saved, training, parallel=self.parallel)
+        for text in (*checks.unused_results(type(self)), *likely):
             self.logger.warning("%s", text)
 
     def _say_it_is_over(self) -> None:

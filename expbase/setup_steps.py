@@ -90,7 +90,7 @@ class SetupSteps(Reporting):
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
         writes = self.rank == 0 and not self.read_only
-        self.visualizer = Visualizer(self.output_dir if writes else None)
+        self.visualizer = Visualizer(self.output_dir if writes else None, self.logger)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
@@ -114,6 +114,9 @@ class SetupSteps(Reporting):
         Raises:
             ValueError: Something is missing, would fail at the first batch, or differs by rank.
         """
+        checks.check_template(self._names.template, vars(self))
+        checks.check_visualizer(self.visualizer)
+        self._subscribers.check_known()
         found = self._saved_objects()
         checks.check_state_and_data(found, self._iterator.adapter)
         facts = {f"config.{key}": repr(value) for key, value in flatten(self.config).items()}

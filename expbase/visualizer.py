@@ -10,6 +10,7 @@ Every method takes tensors, arrays and numbers, and never changes them.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import struct
@@ -31,12 +32,16 @@ class Visualizer:
 
     Args:
         directory: Where the file is; None on ranks that write none.
+        logger: Is told of a point that is written twice.
     """
 
-    def __init__(self, directory: str | Path | None) -> None:
+    def __init__(self, directory: str | Path | None, logger: logging.Logger | None = None) -> None:
         # Absolute: a later chdir in user code must not divert the log.
         self._path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._writer: Any = None
+        self._logger = logger
+        self._steps: dict[str, int] = {}  # the last one of each scalar
+        self._doubled: set[str] = set()  # scalars of which that was told
 
     @property
     def writer(self) -> Any:
@@ -46,8 +51,21 @@ class Visualizer:
         return self._writer
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Adds one point to a curve."""
+        """Adds one point to a curve; a second one at the same step is left out, and told once."""
+        if self._steps.get(tag) == step:
+            return self._tell_doubled(tag, step)
+        self._steps[tag] = step
         self._add("scalar", tag, value.item() if hasattr(value, "item") else value, step)
+
+    def _tell_doubled(self, tag: str, step: int) -> None:
+        if self._path and self._logger and tag not in self._doubled:
+            self._doubled.add(tag)
+            self._logger.warning(
+                "[%d] VisualDL: %r has two values at this step, by add_scalar, log() or valid(); "
+                "the first is kept. Write it in one way, or under another name.",
+                step,
+                tag,
+            )
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
         """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.
@@ -103,6 +121,7 @@ class Visualizer:
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes."""
         self.close()
+        self._steps.clear()
         if self._path and self.size() > size:
             os.truncate(self._path, size)
 

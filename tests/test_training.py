@@ -45,7 +45,9 @@ class Helped(Tiny):
 
     def train_batch(self) -> None:
         for batch in self.micro_batches():
-            self.add_gradients(self.loss_of(batch))
+            loss = self.loss_of(batch)
+            self.add_gradients(loss)
+            self.log(loss=loss)
             synchronizes = getattr(self.model, "grad_need_sync", True)
             self.noted.append((synchronizes, gradient_of(self.model).tolist()))
         self.update()

@@ -107,6 +107,7 @@ class Checkpointer:
         self._names: set[str] = set()
         self._background = Background()
         self._buffer = SnapshotBuffer()
+        self._is_capturing = False
         self._compared = False  # whether the ranks' parameters were
 
     def newest(self) -> Path | None:
@@ -145,7 +146,7 @@ class Checkpointer:
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
         distributed.on_rank_zero(self._background.wait, "saving")  # the one before
-        tensors, values = _capture(contents)
+        tensors, values = self._capture_once(contents)
         # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
         trained = sharing.trained(found)
         trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
@@ -161,6 +162,18 @@ class Checkpointer:
             distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self._background.start(write)
+
+    def _capture_once(self, contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+        if self._is_capturing:
+            raise RuntimeError(
+                "save: called in on_save_checkpoint, which is a part of saving; expected values of "
+                "your own to be returned from it, and save() elsewhere."
+            )
+        self._is_capturing = True
+        try:
+            return _capture(contents)
+        finally:
+            self._is_capturing = False
 
     def raise_failure(self) -> None:
         """Raises what went wrong in the background, if anything did by now."""

@@ -1,0 +1,522 @@
+"""Counts mistakes: each is a small script, run as a user would, and the line that it answers with.
+
+None may end with exit code 0 in silence. Then the six experiments, in short, and odd ones that are
+right: none of them may be warned of anything.
+
+    python tests/proofs/mistakes.py [--only WORDS OF A NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))
+from tiny import run_script  # noqa: E402
+
+HEAD = """
+import paddle
+import paddle.nn.functional as F
+from tiny import Points, Tiny, make
+
+from expbase import Config, ExperimentBase, main, on
+
+
+class Base(Tiny):
+    def loss(self):
+        points, labels = self.read_batch()
+        loss = F.cross_entropy(self.model(points), labels)
+        self.log(loss=loss)
+        return loss
+
+    def update(self, *optimizers):
+        for optimizer in optimizers or [self.optimizer]:
+            optimizer.step()
+            optimizer.clear_grad()
+"""
+TAIL = """
+if __name__ == "__main__":
+    main(Experiment)
+"""
+WORDS = ("max_iteration=6", "valid_interval=3", "save_interval=2", "log_interval=2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, and what a user sees.
+
+    Attributes:
+        name: What is wrong, or odd.
+        text: The script: a class Experiment between HEAD and TAIL.
+        line: A regular expression for what it says; "": it must not say anything.
+        code: The exit code.
+        ranks: The number of processes; above 1 under paddle's launcher.
+        words: Training keys and values, KEY=VALUE, in addition to WORDS.
+    """
+
+    name: str
+    text: str
+    line: str = ""
+    code: int = 0
+    ranks: int = 1
+    words: Sequence[str] = ()
+
+    @property
+    def script(self) -> str:
+        """All of it."""
+        return HEAD + textwrap.dedent(self.text) + TAIL
+
+
+def update(name: str, body: str, line: str = "", code: int = 0, **options: object) -> Case:
+    """A case of a train_batch."""
+    body = textwrap.indent(textwrap.dedent(body), " " * 8)
+    text = f"class Experiment(Base):\n    def train_batch(self):\n{body}"
+    return Case(name, text, line, code, **options)  # type: ignore[arg-type]
+
+
+MISTAKES = [
+    # --- the update ---
+    update(
+        "no step",
+        "self.loss().backward()\nself.optimizer.clear_grad()",
+        r"\[6\] no parameter has changed in 6 updates, .* no gradients; expected loss\.backward",
+    ),
+    update(
+        "no step, and gradients add up",
+        "self.loss().backward()",
+        r"no parameter has changed in 6 updates, .* are gradients; expected optimizer\.step",
+    ),
+    update("no backward", "self.loss()\nself.update()", "no parameter has changed in 6 updates"),
+    update(
+        "no clear_grad",
+        "self.loss().backward()\nself.optimizer.step()",
+        r"self\.optimizer: gradients that it has stepped with are still there.*clear_grad\(\)",
+    ),
+    Case(
+        "one of two optimizers never steps",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.other = paddle.nn.Linear(4, 1)
+                self.other_optimizer = paddle.optimizer.SGD(parameters=self.other.parameters())
+
+            def train_batch(self):
+                self.loss().backward()
+                self.update()
+        """,
+        r"self\.other_optimizer: none of its parameters has changed in 100 updates",
+        words=["max_iteration=100", "save_interval=50", "valid_interval=50"],
+    ),
+    update(
+        "train_batch returns the loss",
+        "loss = self.loss()\nloss.backward()\nself.update()\nreturn loss",
+        r"Experiment\.train_batch: returns something, and nobody takes it; expected the whole upd",
+    ),
+    update(
+        "nothing is logged",
+        "points, labels = self.read_batch()\n"
+        "F.cross_entropy(self.model(points), labels).backward()\nself.update()",
+        r"nothing was logged in 6 updates.*expected self\.log\(loss=loss\)",
+    ),
+    # --- the template's attributes ---
+    update("counts epochs", "super().train_batch()\nself.epoch += 1", r"self\.epoch: is 2; exp", 1),
+    update(
+        "counts epochs when they end",
+        "super().train_batch()\n"
+        "if self.batch_in_epoch == self.batches_per_epoch:\n    self.epoch += 1",
+        r"self\.epoch: is 2; expected 1\. The template counts it, and train_batch or an event has",
+        1,
+        words=["max_iteration=20"],
+    ),
+    update(
+        "counts iterations",
+        "super().train_batch()\nself.iteration += 1",
+        r"self\.iteration: is 2; expected 1\. The template counts it",
+        1,
+    ),
+    update(
+        "writes the rank",
+        "super().train_batch()\nself.rank = 1",
+        r"self\.rank: was replaced by 1; expected to stay the template's own, 0",
+        1,
+    ),
+    Case(
+        "another config",
+        """
+        class Experiment(Tiny):
+            def setup_model(self):
+                super().setup_model()
+                self.config = {}
+        """,
+        r"self\.config: was replaced by \{\}; expected to stay the template's own",
+        1,
+    ),
+    Case(
+        "another logger",
+        """
+        import logging
+
+        class Experiment(Tiny):
+            def setup_dataloader(self):
+                super().setup_dataloader()
+                self.logger = logging.getLogger("mine")
+        """,
+        r"self\.logger: was replaced by <Logger mine",
+        1,
+    ),
+    Case(
+        "a visualizer of another kind",
+        """
+        class Writer:
+            def add_scalar(self, tag, value, step): ...
+            def close(self): ...
+
+        class Experiment(Tiny):
+            def setup_visualizer(self):
+                self.visualizer = Writer()
+        """,
+        r"self\.visualizer: a Writer has no add_hparams, size, cut; expected the methods add_scal",
+        1,
+    ),
+    # --- calls ---
+    update(
+        "Lightning's log",
+        'loss = self.loss()\nloss.backward()\nself.update()\nself.log("loss", loss)',
+        r"log: 'loss' given without a name; expected self\.log\(loss=loss\) or self\.log\(\{\"loss",
+        1,
+    ),
+    update(
+        "log of a tensor",
+        "loss = self.loss()\nloss.backward()\nself.update()\nself.log(loss)",
+        r"log: Tensor\(.*",
+        1,
+    ),
+    Case(
+        "default_config returns nothing",
+        """
+        class Experiment(Tiny):
+            @classmethod
+            def default_config(cls):
+                config = super().default_config()
+                config.optim = Config({"lr": 0.1})
+        """,
+        r"Experiment\.default_config: returned None; expected a Config with a `training` section",
+        1,
+    ),
+    Case(
+        "default_config without training",
+        """
+        class Experiment(Tiny):
+            @classmethod
+            def default_config(cls):
+                return Config({"optim": Config({"lr": 0.1})})
+        """,
+        r"Experiment\.default_config: returned .*'lr'.*; expected a Config with a `training` sec",
+        1,
+    ),
+    Case(
+        "save in on_save_checkpoint",
+        """
+        class Experiment(Tiny):
+            def on_save_checkpoint(self):
+                self.save()
+        """,
+        r"save: called in on_save_checkpoint, which is a part of saving",
+        1,
+    ),
+    # --- events ---
+    Case(
+        "two mixins with states, one of which hides the other's",
+        """
+        class One(ExperimentBase):
+            def on_save_checkpoint(self):
+                return {"one": 1}
+
+        class Other(ExperimentBase):
+            def on_save_checkpoint(self):
+                return {**(super().on_save_checkpoint() or {}), "other": 2}
+
+        class Experiment(One, Other, Tiny): ...
+        """,
+        r"Experiment: Other\.on_save_checkpoint would be hidden by One\.on_save_checkpoint, which",
+        1,
+    ),
+    Case(
+        "a listener that the experiment does not know",
+        """
+        class Experiment(Tiny):
+            def setup_model(self):
+                super().setup_model()
+                self.tell = on("on_train_batch_end")(lambda: print("never"))
+        """,
+        r"self\.tell: is marked with @on after the experiment was made, so it would not be called",
+        1,
+    ),
+    # --- curves ---
+    update(
+        "a curve written twice",
+        'super().train_batch()\nself.visualizer.add_scalar("train/loss", 0.5, self.iteration)',
+        r"VisualDL: 'train/loss' has two values at this step.*the first is kept",
+    ),
+]
+
+TWO_NETS = """
+class Experiment(Base):
+    def setup_model(self):
+        super().setup_model()
+        self.other = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 2))
+        self.other_optimizer = paddle.optimizer.Adam(parameters=self.other.parameters())
+"""
+ODD = [
+    Case(
+        "a GAN whose gradients are cleared before each step",
+        TWO_NETS
+        + """
+    def train_batch(self):
+        points, labels = self.read_batch()
+        self.optimizer.clear_grad()
+        fake = self.other(points)[:, :1] * points
+        loss = F.cross_entropy(self.model(fake.detach()), labels)
+        loss.backward()
+        self.optimizer.step()
+        if self.iteration % 3 == 0:
+            self.other_optimizer.clear_grad()
+            (-F.cross_entropy(self.model(fake), labels)).backward()
+            self.other_optimizer.step()
+        self.log(loss=loss)
+""",
+        words=["max_iteration=120", "save_interval=40", "valid_interval=40"],
+    ),
+    Case(
+        "alternating freezes",
+        TWO_NETS
+        + """
+    def train_batch(self):
+        points, labels = self.read_batch()
+        first = self.iteration // 40 % 2 == 0
+        for layer, frozen in ((self.model, not first), (self.other, first)):
+            for parameter in layer.parameters():
+                parameter.stop_gradient = frozen
+        loss = F.cross_entropy(self.model(points) + self.other(points), labels)
+        loss.backward()
+        self.update(self.optimizer if first else self.other_optimizer)
+        self.log(loss=loss)
+""",
+        words=["max_iteration=120", "save_interval=40", "valid_interval=40"],
+    ),
+    Case(
+        "reinforcement learning, whose buffer is filled first",
+        """
+        class Experiment(Base):
+            def setup_dataloader(self):
+                self.train_loader = range(30)  # episodes
+                self.steps = []
+
+            def train_batch(self):
+                self.read_batch()
+                self.steps.append((paddle.randn([4]), paddle.randn([])))
+                if len(self.steps) < 120:
+                    return
+                states, rewards = map(paddle.stack, zip(*self.steps[-10:]))
+                loss = ((self.model(states)[:, 0] - rewards) ** 2).mean()
+                loss.backward()
+                self.update()
+                self.log(loss=loss)
+
+            def valid(self):
+                return {"reward": 1.0}
+        """,
+        words=["max_iteration=200", "save_interval=40", "valid_interval=40"],
+    ),
+    update(
+        "a closure that is called several times, and weights that are set",
+        """
+        points, labels = self.read_batch()
+
+        def closure():
+            self.optimizer.clear_grad()
+            loss = F.cross_entropy(self.model(points), labels)
+            loss.backward()
+            return loss
+
+        losses = []
+        for _ in range(3):
+            losses.append(closure())
+            with paddle.no_grad():
+                for parameter in self.optimizer._parameter_list:
+                    if parameter.grad is not None:
+                        parameter.set_value(parameter - 0.1 * parameter.grad)
+        self.log(loss=losses[-1])
+        """,
+    ),
+    Case(
+        "a gradient penalty",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                linear, tanh = paddle.nn.Linear, paddle.nn.Tanh
+                self.model = paddle.nn.Sequential(linear(4, 8), tanh(), linear(8, 2))
+                self.optimizer = paddle.optimizer.Adam(parameters=self.model.parameters())
+
+            def train_batch(self):
+                points, labels = self.read_batch()
+                points.stop_gradient = False
+                out = self.model(points)
+                [slope] = paddle.grad(out.sum(), points, create_graph=True)
+                loss = F.cross_entropy(out, labels) + (slope**2).mean()
+                self.optimizer.clear_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.log(loss=loss)
+        """,
+    ),
+    update(
+        "gradients added up by hand",
+        "(self.loss() / 4).backward()\nif self.iteration % 4 == 0:\n    self.update()",
+        words=["max_iteration=40", "save_interval=6"],
+    ),
+    update(
+        "gradients added up by hand, and cleared before the first of them",
+        "if self.iteration % 4 == 1:\n    self.optimizer.clear_grad()\n"
+        "(self.loss() / 4).backward()\nif self.iteration % 4 == 0:\n    self.optimizer.step()",
+        words=["max_iteration=40", "save_interval=6", "log_interval=1"],
+    ),
+    update(
+        "gradients that are stepped with at the beginning of the next update",
+        "if self.iteration % 3 == 1:\n    self.update()\n(self.loss() / 3).backward()",
+        words=["max_iteration=40", "log_interval=1"],
+    ),
+    Case(
+        "a learning rate that begins at 0, and gradients cleared first",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.LinearWarmup(0.1, 3, 0.0, 0.1)
+                self.optimizer = paddle.optimizer.SGD(self.rate, self.model.parameters())
+
+            def train_batch(self):
+                loss = self.loss()
+                self.optimizer.clear_grad(set_to_zero=False)
+                loss.backward()
+                self.optimizer.step()
+                self.rate.step()
+        """,
+        words=["log_interval=1"],
+    ),
+    Case(
+        "a loop of one's own that takes what train_batch returns, and logs it once",
+        """
+        class Experiment(Base):
+            def train(self):
+                while self.going_on():
+                    loss = self.train_batch()
+                    if self.iteration == 3:
+                        self.log(loss=loss)
+                    self.end_iteration()
+
+            def train_batch(self):
+                points, labels = self.read_batch()
+                loss = F.cross_entropy(self.model(points), labels)
+                loss.backward()
+                self.update()
+                return loss
+        """,
+        words=["log_interval=1"],
+    ),
+    Case(
+        "mixins that call super, and a class that decides",
+        """
+        class One(ExperimentBase):
+            def on_save_checkpoint(self):
+                return {**(super().on_save_checkpoint() or {}), "one": 1}
+
+        class Other(ExperimentBase):
+            def on_save_checkpoint(self):
+                return {"other": 2}
+
+        class Both(One, Other, Tiny): ...
+
+        class Third(ExperimentBase):
+            def on_save_checkpoint(self):
+                return {"third": 3}
+
+        class Experiment(Third, Both):
+            def on_save_checkpoint(self):
+                return {**Third.on_save_checkpoint(self), **Both.on_save_checkpoint(self)}
+        """,
+    ),
+]
+EXPERIMENTS = {  # with what makes them short
+    "charlm": ["data.num_files=20", "optim.warmup_iterations=2"],
+    "ctr": ["data.lines_per_day=2000", "data.folder={tmp}", "training.max_epoch=0"],
+    "digits": [],
+    "flow": ["data.num_held_out=1000", "drawing.interval=40"],
+    "gan": ["data.num_points=1000"],
+    "multitask": ["data.num_files=20"],
+}
+
+
+def said(text: str) -> list[str]:
+    """What is a warning or an error in an output; every rank and every traceback has its own."""
+    found = re.findall(r"^.*(?:WARNING: |ERROR: |Error: |^error: ).*$", text, re.MULTILINE)
+    return list(dict.fromkeys(re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in found))
+
+
+def run(case: Case, folder: Path) -> bool:
+    """Runs one script; tells whether it said what is expected, and prints it."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(case.script)
+    words = [f"training.{word}" for word in (*WORDS, *case.words)]
+    words += ["--output", str(folder / "run"), "--device", "cpu"]
+    result = run_script(script, *words, launch=case.ranks if case.ranks > 1 else 0)
+    text = result.stdout + result.stderr
+    lines = said(text)
+    matching = [line for line in text.splitlines() if case.line and re.search(case.line, line)]
+    good = bool(matching) if case.line else not lines
+    good = good and (result.returncode == case.code if case.ranks == 1 else True)
+    print(f"{'ok ' if good else 'BAD'} {case.name}: exit {result.returncode}", flush=True)
+    for line in matching[:1] or lines or ["(silence)"] * bool(case.line):
+        print(f"      {line.strip()}", flush=True)
+    return good
+
+
+def run_experiment(name: str, folder: Path) -> bool:
+    """Runs one of experiments/ in short; tells whether it was right and nothing was warned of."""
+    script = TESTS.parent / "experiments" / name / "train.py"
+    words = [word.format(tmp=folder) for word in EXPERIMENTS[name]]
+    words += ["training.max_iteration=8", "training.log_interval=2"]
+    words += ["training.valid_interval=4", "training.save_interval=4"]
+    if name != "ctr":  # whose YAML is for the runner
+        words += ["--config", str(script.with_name("config.yaml"))]
+    result = run_script(script, *words, "--output", str(folder / name), "--device", "cpu")
+    lines = said(result.stdout + result.stderr)
+    good = result.returncode == 0 and not lines
+    print(f"{'ok ' if good else 'BAD'} {name}: exit {result.returncode}", *lines, sep="\n      ")
+    return good
+
+
+def main() -> None:
+    """Runs the proof; the exit code says whether it holds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="what a name contains")
+    only = parser.parse_args().only
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [case for case in (*MISTAKES, *ODD) if only in case.name]
+        held = [run(case, Path(folder) / str(number)) for number, case in enumerate(cases)]
+        held += [run_experiment(name, Path(folder)) for name in EXPERIMENTS if only in name]
+    print(f"{sum(held)} of {len(held)} hold")
+    sys.exit(sum(held) < len(held))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Mistakes that are told, and odd experiments that are right: proofs/mistakes.py in one process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+from tiny import TESTS, Tiny, trained
+from visualdl import LogReader
+
+from expbase import default_argument_parser, on
+from expbase.cli import load_config
+from expbase.first_updates import FirstUpdates
+from expbase.visualizer import FILE_NAME, Visualizer
+
+sys.path.insert(0, str(TESTS / "proofs"))
+from mistakes import MISTAKES, ODD, WORDS, Case, said
+
+sys.path.pop(0)
+
+
+def run(case: Case, output: Path) -> int:
+    """Runs a case as its script would; the exit code."""
+    options = dict(word.split("=") for word in (*WORDS, *case.words))
+    names: dict[str, Any] = {"__name__": "mistake"}
+    try:
+        exec(case.script, names)
+        trained(names["Experiment"], output, **{key: int(value) for key, value in options.items()})
+    except Exception as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+ALONE = [case for case in (*MISTAKES, *ODD) if case.ranks == 1]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=[case.name for case in ALONE])
+def test_a_mistake_is_told_and_what_is_only_odd_is_not(
+    tmp_path: Path, case: Case, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = run(case, tmp_path / "run")
+    err = capfd.readouterr().err
+    assert code == case.code
+    if not case.line:
+        assert said(err) == []
+        return
+    assert re.search(case.line, err), err
+    assert code or len(said(err)) == 1, err
+
+
+def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_is_asked_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Forgetful(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            for parameter in self.optimizer._parameter_list:
+                parameter.clear_gradient(False)
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.optimizer.step = lambda: None  # type: ignore[method-assign]
+
+    trained(Forgetful, tmp_path / "run", max_iteration=1001, save_interval=0, valid_interval=0)
+    assert capfd.readouterr().err.count("no parameter has changed in 1001 updates") == 1
+    trained(Tiny, tmp_path / "other", max_iteration=2)
+    trained(Forgetful, tmp_path / "other", max_iteration=4)
+    # Two updates of a run that goes on are too few to say so.
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def looks(step: Any, updates: int, *, has_logged: bool = True) -> list[str]:
+    """What is said in so many updates by `step(iteration, layer, optimizer)`."""
+    layer = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    first = FirstUpdates({"optimizer": optimizer}, 0)
+    texts = []
+    for iteration in range(1, updates + 1):
+        step(iteration, layer, optimizer)
+        texts += first.look(iteration, is_last=False, has_logged=has_logged)
+    return texts
+
+
+def backward(iteration: int, layer: Any, optimizer: Any = None) -> None:
+    (iteration * layer(paddle.ones([1, 2]))).sum().backward()
+
+
+def nothing(iteration: int, layer: Any, optimizer: Any) -> None: ...
+
+
+def test_it_is_asked_until_nobody_can_wait_that_long_and_told_once() -> None:
+    assert looks(backward, 127) == []
+    assert len(looks(backward, 300)) == 1
+    assert looks(nothing, 1023, has_logged=False) == []
+    assert len(looks(nothing, 3000, has_logged=False)) == 2
+    assert len(looks(nothing, 3000)) == 1
+
+
+def test_an_optimizer_that_waits_is_told_of_at_the_end_of_a_run_that_is_long_enough() -> None:
+    layers = [paddle.nn.Linear(1, 1), paddle.nn.Linear(1, 1)]
+    one, other = (paddle.optimizer.SGD(0.1, parameters=layer.parameters()) for layer in layers)
+    told = []
+    for updates, began in (4, 0), (100, 0), (200, 100):
+        first = FirstUpdates({"one": one, "other": other}, began)
+        layers[0](paddle.ones([1, 1])).backward()
+        one.step()
+        one.clear_grad()
+        told.append([*first.look(updates, is_last=True, has_logged=True)])
+    assert [len(texts) for texts in told] == [0, 1, 0]
+    assert "self.other.step() missing?" in told[1][0]
+
+
+def clear_parameters(layer: Any, optimizer: Any) -> None:
+    for parameter in layer.parameters():
+        parameter.grad = None
+
+
+@paddle.no_grad()
+def fill_with_zeros(layer: Any, optimizer: Any) -> None:
+    for parameter in layer.parameters():
+        if parameter.grad_ is not None:
+            parameter.grad_.zero_()
+
+
+@pytest.mark.parametrize(
+    "clear",
+    [
+        lambda layer, optimizer: optimizer.clear_grad(),
+        lambda layer, optimizer: optimizer.clear_grad(set_to_zero=False),
+        lambda layer, optimizer: layer.clear_gradients(),
+        clear_parameters,
+        fill_with_zeros,
+    ],
+)
+def test_gradients_cleared_in_any_way_before_they_are_used_do_not_add_up(clear: Any) -> None:
+    def clearing(iteration: int, layer: Any, optimizer: Any) -> None:
+        clear(layer, optimizer)
+        backward(iteration, layer)
+        optimizer.step()
+
+    assert looks(clearing, 9) == []
+
+
+# What happens in updates one after another: b backward, s step, c clear.
+@pytest.mark.parametrize(
+    ("plan", "adds_up"),
+    [
+        ("bs bs", True),
+        ("bs bbs bbs", True),
+        ("bscb sc", False),  # the gradients of the update before
+        ("bscb b bsc", False),  # three of them together
+        ("bs s cbs", False),  # one gradient for two steps
+        ("b b bsc b b bsc b b", False),
+        ("b b bs cb b bs cb b", False),
+    ],
+)
+def test_gradients_add_up_if_some_are_added_to_those_that_were_used(
+    plan: str, adds_up: bool
+) -> None:
+    updates = plan.split()
+
+    def step(iteration: int, layer: Any, optimizer: Any) -> None:
+        for letter in updates[iteration - 1]:
+            if letter == "b":
+                backward(iteration, layer)
+            elif letter == "s":
+                optimizer.step()
+            else:
+                optimizer.clear_grad()
+
+    texts = looks(step, len(updates))
+    assert ["clear_grad() after each step()" in text for text in texts] == [True] * adds_up
+
+
+def test_what_gradients_cost_in_a_checkpoint_is_told_once_and_is_no_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class ClearingFirst(Tiny):
+        def train_batch(self) -> None:
+            points, labels = self.read_batch()
+            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
+            self.optimizer.clear_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.log(loss=loss)
+
+    trained(ClearingFirst, tmp_path / "run")
+    lines = (tmp_path / "run/worker_0.log").read_text().splitlines()
+    told = [line for line in lines if "of the checkpoint are gradients" in line]
+    # Linear 4 x 8 + 8, batch norm 8 + 8, Linear 8 x 2 + 2: 74 float32.
+    assert len(told) == 1
+    assert "0.000296 MB" in told[0]
+    assert not any("WARNING" in line for line in lines)
+    # Nothing is left; and gradients that add up are told of once, as what they are.
+    mistake = next(case for case in MISTAKES if case.name == "no clear_grad")
+    for name, case in ("fine", Case("", "class Experiment(Tiny): ...")), ("wrong", mistake):
+        assert run(case, tmp_path / name) == 0
+        assert "are gradients" not in (tmp_path / name / "worker_0.log").read_text()
+
+
+def test_the_first_of_two_points_at_a_step_is_kept(tmp_path: Path) -> None:
+    class Doubling(Tiny):
+        def on_log(self, metrics: Any) -> None:
+            self.visualizer.add_scalar("train/loss", 0.5, self.iteration)
+
+    trained(Doubling, tmp_path / "run", max_iteration=4)
+    # A continued run writes again what was cut, and nothing is doubled.
+    trained(Doubling, tmp_path / "run", max_iteration=6)
+    records = LogReader(file_path=str(tmp_path / "run" / FILE_NAME)).get_data(
+        "scalar", "train/loss"
+    )
+    assert [(record.id, record.value) for record in records] == [(i, 0.5) for i in range(1, 7)]
+
+
+def test_what_was_cut_is_written_again(tmp_path: Path) -> None:
+    visualizer = Visualizer(tmp_path)
+    for value in (0.25, 0.5):
+        visualizer.cut(0)
+        visualizer.add_scalar("loss", value, 1)
+    visualizer.close()
+    [record] = LogReader(file_path=str(tmp_path / FILE_NAME)).get_data("scalar", "loss")
+    assert record.value == 0.5
+
+
+def test_defaults_are_checked_on_the_command_line_too() -> None:
+    class Nothing(Tiny):
+        @classmethod
+        def default_config(cls) -> Any: ...
+
+    with pytest.raises(TypeError, match=r"Nothing\.default_config: returned None; expected"):
+        load_config(Nothing, default_argument_parser().parse_args([]))
+
+
+def test_a_visualizer_that_has_all_methods_may_be_anybody_s(tmp_path: Path) -> None:
+    class Own(Visualizer):
+        def add_scalar(self, tag: str, value: Any, step: int) -> None:
+            tags.append(tag)
+
+    class Experiment(Tiny):
+        def setup_visualizer(self) -> None:
+            self.visualizer = Own(None)
+
+    tags: list[str] = []
+    trained(Experiment, tmp_path / "run")
+    assert "valid/accuracy" in tags
+
+
+def test_equal_values_and_values_within_the_config_may_be_written(tmp_path: Path) -> None:
+    class Writing(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.rank = paddle.distributed.get_rank()
+            self.output_dir = Path(str(self.output_dir))
+            self.config.training.log_interval = 3
+
+    trained(Writing, tmp_path / "run")
+
+
+def test_a_listener_that_a_class_gets_later_is_called_or_an_error(tmp_path: Path) -> None:
+    class Later(Tiny): ...
+
+    called = []
+    Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
+    exp = trained(Later, tmp_path / "run", max_iteration=2)
+    assert called == [exp.iteration]
+
+    class TooLate(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            TooLate.note = on("on_train_end")(lambda self: None)  # type: ignore[attr-defined]
+
+    with pytest.raises(TypeError, match=r"self\.note: is marked with @on after the experiment was"):
+        trained(TooLate, tmp_path / "late")
