@@ -47,6 +47,9 @@ class Probe(Tiny):
     def valid(self):
         if self.odd is not None and self.rank:
             return None
+        if self.odd == "samples":  # what a sampler of one's own draws is compared between ranks
+            sampler = BatchSampler(sampler=[3, 1, 2], batch_size=2)
+            return {"n": len(list(self.valid_batches(DataLoader(range(4), batch_sampler=sampler))))}
         if self.odd == "reads":
             return {"n": len(list(self.valid_batches()))}
         share = sum(len(labels) for _, labels in self.valid_batches())
@@ -82,6 +85,7 @@ class Probe(Tiny):
             "rank zero failed": lambda: distributed.on_rank_zero(lambda: 1 / 0, "dividing"),
             "names differ": lambda: self.average({"ab"[self.rank]: 1.0}, 1),
             "places differ": lambda: self.evaluate_oddly("gathers"),
+            "one sampler": lambda: self.evaluate_oddly("samples"),
             "half the data": lambda: self.evaluate_oddly("reads"),
             "zero only": rank_zero_only(lambda: self.save_model("model.safetensors")),
             "zero averages": rank_zero_only(lambda: self.average({"x": 1.0}, 1)),
@@ -195,6 +199,8 @@ def test_a_forked_child_does_not_keep_the_connection_of_a_rank_that_dies(launche
 def test_ranks_that_wait_at_different_places_are_told_where_each_is(launched: Path) -> None:
     for facts in facts_of(launched):
         assert "rank 0 at self.gather(), rank 1 at the end of valid()" in facts["places differ"]
+        place = "rank 0 at the sampler of valid_batches, rank 1 at the end of valid()"
+        assert place in facts["one sampler"]
 
 
 def test_a_share_of_the_data_that_nobody_validates_is_an_error(launched: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from expbase.data.order import BatchOrder
-from expbase.distributed import gather_objects
+from expbase.distributed import gather_objects, wait_for_all
 
 
 def compare(order: BatchOrder, name: str, world_size: int) -> tuple[bool, str, int | None]:
@@ -26,6 +26,7 @@ def compare(order: BatchOrder, name: str, world_size: int) -> tuple[bool, str, i
         samples, batches = order.head()
     except Exception as error:  # it may need what a later step makes, or can be read only once
         failure = repr(error)
+    wait_for_all(f"the sampler of {name}")  # not all may come, or late
     sums = gather_objects((failure, zlib.crc32("\n".join(samples).encode())))
     failures = [text for text, _ in sums if text]
     if failures:
