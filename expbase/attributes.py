@@ -74,10 +74,10 @@ class Attributes(Events):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_early_attributes(type(self), vars(self))
         # What mixins add is there, however the config was made.
-        defaults = checks.defaults_of(type(self))
+        defaults = fill(type(self).default_config())
         self.config = fill({**defaults, **config})
         check_training(self.config.training)
-        checks.check_arguments(args, self.config, fill(defaults))
+        checks.check_arguments(args, self.config, defaults)
         self.args = args
         self.model: Any = None
         self.optimizer: Any = None

@@ -51,7 +51,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             "loop": self._loop,
             "data": self._iterator,
             "registered": Attributes(self, self._names.registered),
-            "gradients": Gradients(named_parameters(found), self._tell_leftovers),
+            "gradients": Gradients(named_parameters(found)),
             "log": self._metric_log,
             "listeners": self._subscribers,
             "environment": Environment(),

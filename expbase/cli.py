@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from expbase import distributed, launch
-from expbase.checks import DONE_BY_MAIN, defaults_of, inspected
+from expbase.checks import DONE_BY_MAIN, inspected
 from expbase.config import (
     Config,
     ConfigError,
@@ -168,7 +168,7 @@ def load_config(
     Raises:
         ConfigError: One of them does not fit.
     """
-    config = fill(defaults_of(experiment))
+    config = fill(experiment.default_config())
     if of_run is not None and of_run.is_file():
         config.merge_from_file(str(of_run))
     if args.config:

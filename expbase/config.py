@@ -111,11 +111,12 @@ def fill(config: Mapping[str, Any]) -> Config:
         ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
             a wrong type.
     """
-    given = config.get("training") or {}
+    given = (config or {}).get("training") or {}
     if missing := [key for key in _REQUIRED if key not in given]:
         raise ConfigError(
             f"config: training.{missing[0]} is missing; expected a section `training` with whole "
-            f"numbers for {', '.join(_REQUIRED)}. Start from get_default_training_config()."
+            f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
+            "super().default_config()` or get_default_training_config(), and return the config."
         )
     # A user may add keys; one that is all but the name of ours is a mistake.
     swapped = {key: near for key, near in lookalikes(given).items() if sorted(key) == sorted(near)}

@@ -361,29 +361,17 @@ def _check_hidden_events(cls: type) -> None:
     first one does not call the second one's: nobody would, and what it returns would be lost.
     """
     for event in EVENTS:
-        owners = [base for base in cls.__mro__ if event in vars(base) and base is not Events]
-        for place, owner in enumerate(owners):
-            if _calls_super(vars(owner)[event], event):
-                continue
-            for hidden in owners[place + 1 :]:
-                if not issubclass(owner, hidden):
-                    raise TypeError(
-                        f"{cls.__name__}: {hidden.__name__}.{event} would be hidden by "
-                        f"{owner.__name__}.{event}, which does not call super().{event}(…). Call "
-                        "it there, and return what it returned, too, if it returns anything."
-                    )
-            break
-
-
-def _calls_super(method: Any, event: str) -> bool:
-    """Whether the code of a method has the words for it; a method of another kind may."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return code is None or {"super", event} <= _names_in(code)
-
-
-def _names_in(code: Any) -> set[str]:
-    inner = (const for const in code.co_consts if hasattr(const, "co_names"))
-    return {*code.co_names}.union(*map(_names_in, inner))
+        last: type | None = None  # the one that ends the chain of calls of super
+        for base in cls.__mro__[: cls.__mro__.index(Events)]:
+            method = inspect.unwrap(vars(base).get(event, Events))
+            if last and method is not Events and not issubclass(last, base):
+                raise TypeError(
+                    f"{cls.__name__}: {base.__name__}.{event} would be hidden by "
+                    f"{last.__name__}.{event}, which does not call super().{event}(…). Call it "
+                    "there, and return what it returned, too, if it returns anything."
+                )
+            if not last and hasattr(method, "__code__") and "super" not in method.__code__.co_names:
+                last = base
 
 
 def _check_listener(place: str, name: str, method: Any, specs: Sequence[ListenerSpec]) -> None:

@@ -1,4 +1,4 @@
-"""What the first updates of a start did: has a parameter changed, do gradients add up?
+"""What the first updates of a start did: has a parameter changed, was anything logged?
 
 Nothing is certain after one update: a learning rate may begin at 0, a GradScaler may skip,
 gradients may wait for more batches, a replay buffer may be filled first. So it is asked again
@@ -7,13 +7,13 @@ parameter a few elements are compared: an optimizer leaves no other trace (not i
 `inplace_version`).
 
     first = FirstUpdates(optimizers, iteration)
-    for text in first.look(iteration, is_last=False): ...      # what is likely a mistake
+    for level, text in first.look(iteration, is_last=False, has_logged=True): ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from expbase.state.objects import parameters_of
@@ -21,61 +21,38 @@ from expbase.state.objects import parameters_of
 # Updates without a change that are suspicious: while gradients add up, and without any.
 PATIENCE, LONG_PATIENCE = 100, 1000
 _ELEMENTS = 64  # of a parameter that are compared, at least
-_SMALLEST = 8  # parameters of an optimizer whose gradients are looked at
 
-
-@dataclass
-class _Leftover:
-    """A gradient that was there at the end of an update."""
-
-    parameter: Any
-    weights: Any  # some of its elements then
-    gradient: Any  # the live one: its memory is not reused while this is held
-    content: Any  # a copy
-    version: int  # how often somebody had changed it in place
-
-    def was_added_to(self) -> bool | None:
-        """Whether a backward added to it after a step had used it; None: it is not known yet."""
-        gradient, now = self.gradient, self.parameter.grad_
-        # Cleared to none it is empty; cleared to zeros it is replaced by the next backward.
-        if not gradient._is_initialized() or now is None or now.data_ptr() != gradient.data_ptr():
-            return False
-        if now.inplace_version != self.version or not _is_some(now):
-            return False
-        is_used = _differ(self.weights, _sample(self.parameter))
-        return True if is_used and _differ(self.content, now) else None
+_UNCHANGED = (
+    "no parameter has changed in {} updates, and there are {}gradients; expected loss.backward() "
+    "and optimizer.step() in train_batch, with a learning rate above 0."
+)
+_LEFT = (
+    "{:.3g} MB of gradients are left after the update, and each checkpoint holds them. If you add "
+    "them up over iterations, all is well; else call clear_grad() right after step(), or the next "
+    "ones are added to them."
+)
+_NOT_LOGGED = (
+    "nothing was logged in {} updates, so there is no curve, and a loss that is not finite is not "
+    "noticed; expected self.log(loss=loss) in train_batch."
+)
 
 
 class FirstUpdates:
     """Looks at the parameters of optimizers while the first updates of a start are made.
 
-    Args:
-        optimizers: By their names.
-        iteration: Of the last update before.
-
     Attributes:
-        began: That iteration.
+        began: The iteration of the last update before.
     """
 
-    def __init__(self, optimizers: Mapping[str, Any], iteration: int) -> None:
+    def __init__(self, optimizers: Iterable[Any], iteration: int) -> None:
         self.began = iteration
-        self._optimizers = dict(optimizers)
-        self._has_logged = False
+        self._parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+        self._before = [(p, _sample(p)) for p in self._parameters if p._is_initialized()]
+        self._open = {"change", "gradients", "log"}  # what is not known yet
         self._next = 1
-        self._unchanged = {
-            name: [(p, _sample(p)) for p in parameters_of(optimizer) if p._is_initialized()]
-            for name, optimizer in optimizers.items()
-        }
-        self._leftovers: dict[str, _Leftover] = {}
-        self._unsettled = set(optimizers)  # of them it is not known whether gradients add up
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether gradients were left that may add up, or do: that was told."""
-        return bool(self._leftovers)
-
-    def look(self, iteration: int, *, is_last: bool, has_logged: bool) -> Iterator[str]:
-        """What is likely a mistake, each said once.
+    def look(self, iteration: int, *, is_last: bool, has_logged: bool) -> Iterator[tuple[int, str]]:
+        """What is to be told, each once, with the level of its line.
 
         Args:
             iteration: Of the update that was just made.
@@ -83,75 +60,26 @@ class FirstUpdates:
             has_logged: Whether `log` was given anything.
         """
         updates = iteration - self.began
-        if updates < self._next and not is_last:
+        if not self._open or (updates < self._next and not is_last):
             return
         self._next = 2 * updates
         # A start that continues a run may be too short for what comes every now and then.
         is_all = is_last and not self.began
-        for name, noted in list(self._unchanged.items()):
-            # Running statistics, which change in the forward, are frozen parameters.
-            trained = [(p, before) for p, before in noted if not p.stop_gradient]
-            if any(_differ(before, _sample(p)) for p, before in trained):
-                del self._unchanged[name]
-        for name in sorted(self._unsettled - self._unchanged.keys()):
-            yield from self._look_at_gradients(name)
-        if self._unchanged.keys() == self._optimizers.keys():
-            yield from self._nothing_changed(updates, is_all=is_all)
-        elif is_all and updates >= PATIENCE:
-            for name in self._unchanged:
-                yield (
-                    f"self.{name}: none of its parameters has changed in {updates} updates; is "
-                    f"self.{name}.step() missing?"
-                )
-        self._has_logged = self._has_logged or has_logged
-        if not self._has_logged and (is_all or updates >= LONG_PATIENCE):
-            self._has_logged = True
-            yield (
-                f"nothing was logged in {updates} updates, so there is no curve, and a loss that "
-                "is not finite is not noticed; expected self.log(loss=loss) in train_batch."
-            )
-
-    def _nothing_changed(self, updates: int, *, is_all: bool) -> Iterator[str]:
-        waiting = any(map(_leftover, self._optimizers.values()))
-        if is_all or updates >= (PATIENCE if waiting else LONG_PATIENCE):
-            self._unchanged.clear()
-            expected = "" if waiting else "loss.backward(), then "
-            yield (
-                f"no parameter has changed in {updates} updates, and there are "
-                f"{'' if waiting else 'no '}gradients; expected {expected}optimizer.step() in "
-                "train_batch, with a learning rate above 0."
-            )
-
-    def _look_at_gradients(self, name: str) -> Iterator[str]:
-        """Of an optimizer that has stepped."""
-        if name not in self._leftovers:
-            if (leftover := _leftover(self._optimizers[name])) is not None:
-                self._leftovers[name] = leftover
-            else:
-                self._unsettled.remove(name)
-            return
-        added = self._leftovers[name].was_added_to()
-        if added is not None:
-            self._unsettled.remove(name)
-        if added is False:
-            del self._leftovers[name]
-        if added:
-            yield (
-                f"self.{name}: gradients that it has stepped with are still there, and the next "
-                f"ones are added to them; expected self.{name}.clear_grad() after each step()."
-            )
-
-
-def _leftover(optimizer: Any) -> _Leftover | None:
-    """The smallest gradient that is not all zeros; None if there is none."""
-    found = [p for p in parameters_of(optimizer) if p.grad_ is not None]
-    dense = [p for p in found if not p.grad_.is_selected_rows()]
-    for parameter in sorted(dense, key=lambda p: int(p.size))[:_SMALLEST]:
-        gradient = parameter.grad_
-        if _is_some(gradient):
-            content, version = gradient.detach().clone(), gradient.inplace_version
-            return _Leftover(parameter, _sample(parameter), gradient, content, version)
-    return None
+        left = sum(map(_bytes_left, self._parameters))
+        # Running statistics, which change in the forward, are frozen parameters.
+        if any(bool((_sample(p) != b).any()) for p, b in self._before if not p.stop_gradient):
+            self._open.discard("change")
+            self._before = []
+        if "change" in self._open and (is_all or updates >= (PATIENCE if left else LONG_PATIENCE)):
+            self._open -= {"change", "gradients"}
+            yield logging.WARNING, _UNCHANGED.format(updates, "" if left else "no ")
+        if left and "gradients" in self._open and "change" not in self._open:
+            self._open.remove("gradients")
+            yield logging.INFO, _LEFT.format(left / 1e6)
+        if "log" in self._open and (has_logged or is_all or updates >= LONG_PATIENCE):
+            self._open.remove("log")
+            if not has_logged:
+                yield logging.WARNING, _NOT_LOGGED.format(updates)
 
 
 def _sample(parameter: Any) -> Any:
@@ -160,9 +88,9 @@ def _sample(parameter: Any) -> Any:
     return parameter.detach().flatten()[::step].clone()
 
 
-def _is_some(gradient: Any) -> bool:
-    return bool(gradient.astype("bool").any())
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return bool((one != other).any())
+def _bytes_left(parameter: Any) -> int:
+    """The size of its gradient as a checkpoint holds it: 0 if it is sparse, or all zeros."""
+    gradient = parameter.grad_
+    if gradient is None or gradient.is_selected_rows() or not gradient.astype("bool").any():
+        return 0
+    return int(gradient.size * gradient.element_size())

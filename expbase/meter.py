@@ -48,7 +48,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._values: dict[str, list[tuple[int, Any]]] = {}  # with their iterations
-        self._had_values = False
+        self.is_used = False  # whether anything was added, since it was made
 
     def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
         """Adds one value for each name.
@@ -66,16 +66,11 @@ class Meter:
                 )
             value = value.detach().clone() if isinstance(value, paddle.Tensor) else value
             self._values.setdefault(name, []).append((iteration, value))
-
-    @property
-    def is_used(self) -> bool:
-        """Whether anything was added, since it was made."""
-        return self._had_values or bool(self._values)
+            self.is_used = True
 
     def means(self) -> dict[str, float]:
         """The mean of each name over the times it was logged; the meter is empty afterwards."""
         numbers = self._numbers()
-        self._had_values = self.is_used
         self._values = {}
         return {name: sum(v for _, v in pairs) / len(pairs) for name, pairs in numbers.items()}
 

@@ -33,8 +33,7 @@ class UpdateState:
     count: int = 1  # of the micro-batches of the loop under way
     yielded: int = 0  # of them; 0 outside of the loop
     overflows: list[Any] = field(default_factory=list)  # of steps that the scaler was not told of
-    first: FirstUpdates = field(default_factory=lambda: FirstUpdates({}, 0))  # of this start
-    leftovers_told: bool = False  # it was told how large the gradients in a checkpoint are
+    first: FirstUpdates = field(default_factory=lambda: FirstUpdates([], 0))  # of this start
 
     def check_complete(self) -> None:
         """Checks that the loop over the micro-batches was not left early.
@@ -181,45 +180,31 @@ class TrainingSteps(Attributes):
         self._update.helpers.add(name)
 
     def _note_before_first_update(self) -> None:
-        self._update.first = FirstUpdates(self.stateful_objects().optimizers, self.iteration)
+        optimizers = self.stateful_objects().optimizers.values()
+        self._update.first = FirstUpdates(optimizers, self.iteration)
 
     def _check_first_updates(self) -> None:
-        """When something is due: what the updates of a start show, and nothing else would.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: It is wrong for certain.
-        """
-        loop, update, training = self._loop, self._update, self.config.training
-        checks.check_counter("epoch", self.epoch, self._iterator.epoch)
+        """When something is due: what the updates of a start show, and nothing else would."""
+        loop, training = self._loop, self.config.training
+        checks.check_template({"epoch": self._iterator.epoch}, vars(self))
         if not loop.first_update_checked:
             loop.first_update_checked = True
             self._check_first_update()
         is_last = schedule.is_last(training, self.iteration, self.epochs_ended)
         has_logged = self._metric_log.meter.is_used or not training.log_interval
-        for text in update.first.look(self.iteration, is_last=is_last, has_logged=has_logged):
-            self.logger.warning("[%d] %s", self.iteration, text)
+        first = self._update.first
+        for level, text in first.look(self.iteration, is_last=is_last, has_logged=has_logged):
+            self.logger.log(level, "[%d] %s", self.iteration, text)
 
     def _check_first_update(self) -> None:
-        checks.check_counter("iteration", self.iteration, self._update.first.began + 1)
-        checks.check_template(self._names.template, vars(self))
+        counters = {"iteration": self._update.first.began + 1, "epoch": self.epoch}
+        checks.check_template({**self._names.template, **counters}, vars(self))
         self._checkpointer.refuse_newcomers(self._saved_objects())
         self._update.check_complete()
         helpers, subscribers = self._update.helpers, self._subscribers
         checks.check_accumulation(self.config.training.accumulation_steps, helpers)
         for text in checks.likely_omissions(self._stopwatch.batches, subscribers, helpers):
             self.logger.warning("%s", text)
-
-    def _tell_leftovers(self, size: int) -> None:
-        """Says once that gradients are in a checkpoint, and how many bytes."""
-        # Whether they are there by mistake is told elsewhere.
-        if size and not self._update.leftovers_told and not self._update.first.in_doubt:
-            self._update.leftovers_told = True
-            self.logger.info(
-                "[%d] %.3g MB of the checkpoint are gradients, kept for the next update. If they "
-                "are cleared before it uses them, clear_grad() right after step() leaves none.",
-                self.iteration,
-                size / 1e6,
-            )
 
     def _update_scaler(self) -> None:
         """Tells the scaler of the steps since its last update.

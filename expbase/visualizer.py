@@ -53,19 +53,13 @@ class Visualizer:
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve; a second one at the same step is left out, and told once."""
         if self._steps.get(tag) == step:
-            return self._tell_doubled(tag, step)
+            if self._path and self._logger and tag not in self._doubled:
+                self._doubled.add(tag)
+                text = "the first is kept. Write it in one way, or under another name."
+                self._logger.warning("[%d] VisualDL: %r has two values here; %s", step, tag, text)
+            return
         self._steps[tag] = step
         self._add("scalar", tag, value.item() if hasattr(value, "item") else value, step)
-
-    def _tell_doubled(self, tag: str, step: int) -> None:
-        if self._path and self._logger and tag not in self._doubled:
-            self._doubled.add(tag)
-            self._logger.warning(
-                "[%d] VisualDL: %r has two values at this step, by add_scalar, log() or valid(); "
-                "the first is kept. Write it in one way, or under another name.",
-                step,
-                tag,
-            )
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
         """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.

@@ -12,7 +12,7 @@ import pytest
 from tiny import TESTS, Tiny, trained
 from visualdl import LogReader
 
-from expbase import default_argument_parser, on
+from expbase import ConfigError, default_argument_parser, on
 from expbase.cli import load_config
 from expbase.first_updates import FirstUpdates
 from expbase.visualizer import FILE_NAME, Visualizer
@@ -28,7 +28,9 @@ def run(case: Case, output: Path) -> int:
     options = dict(word.split("=") for word in (*WORDS, *case.words))
     names: dict[str, Any] = {"__name__": "mistake"}
     try:
-        exec(case.script, names)
+        script = output.with_suffix(".py")  # a class whose source can be read
+        script.write_text(case.script)
+        exec(compile(case.script, script, "exec"), names)
         trained(names["Experiment"], output, **{key: int(value) for key, value in options.items()})
     except Exception as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -50,7 +52,7 @@ def test_a_mistake_is_told_and_what_is_only_odd_is_not(
         assert said(err) == []
         return
     assert re.search(case.line, err), err
-    assert code or len(said(err)) == 1, err
+    assert code or len(said(err)) <= 1, err
 
 
 def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_is_asked_again(
@@ -78,11 +80,11 @@ def looks(step: Any, updates: int, *, has_logged: bool = True) -> list[str]:
     """What is said in so many updates by `step(iteration, layer, optimizer)`."""
     layer = paddle.nn.Linear(2, 2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-    first = FirstUpdates({"optimizer": optimizer}, 0)
+    first = FirstUpdates([optimizer], 0)
     texts = []
     for iteration in range(1, updates + 1):
         step(iteration, layer, optimizer)
-        texts += first.look(iteration, is_last=False, has_logged=has_logged)
+        texts += [text for _, text in first.look(iteration, is_last=False, has_logged=has_logged)]
     return texts
 
 
@@ -101,67 +103,19 @@ def test_it_is_asked_until_nobody_can_wait_that_long_and_told_once() -> None:
     assert len(looks(nothing, 3000)) == 1
 
 
-def test_an_optimizer_that_waits_is_told_of_at_the_end_of_a_run_that_is_long_enough() -> None:
-    layers = [paddle.nn.Linear(1, 1), paddle.nn.Linear(1, 1)]
-    one, other = (paddle.optimizer.SGD(0.1, parameters=layer.parameters()) for layer in layers)
-    told = []
-    for updates, began in (4, 0), (100, 0), (200, 100):
-        first = FirstUpdates({"one": one, "other": other}, began)
-        layers[0](paddle.ones([1, 1])).backward()
-        one.step()
-        one.clear_grad()
-        told.append([*first.look(updates, is_last=True, has_logged=True)])
-    assert [len(texts) for texts in told] == [0, 1, 0]
-    assert "self.other.step() missing?" in told[1][0]
-
-
-def clear_parameters(layer: Any, optimizer: Any) -> None:
-    for parameter in layer.parameters():
-        parameter.grad = None
-
-
-@paddle.no_grad()
-def fill_with_zeros(layer: Any, optimizer: Any) -> None:
-    for parameter in layer.parameters():
-        if parameter.grad_ is not None:
-            parameter.grad_.zero_()
-
-
+# What happens in updates one after another: b backward, s step, c clear, n clear to none.
 @pytest.mark.parametrize(
-    "clear",
+    ("plan", "is_told"),
     [
-        lambda layer, optimizer: optimizer.clear_grad(),
-        lambda layer, optimizer: optimizer.clear_grad(set_to_zero=False),
-        lambda layer, optimizer: layer.clear_gradients(),
-        clear_parameters,
-        fill_with_zeros,
+        ("bs bs bs bs", True),
+        ("cbs cbs", True),
+        ("b b bs cb", True),
+        ("bsc bsc bsc bs", True),  # they are asked for until they are there
+        ("bsc bbsc bsn bsn", False),
+        ("b b b b", False),  # they wait for the first step
     ],
 )
-def test_gradients_cleared_in_any_way_before_they_are_used_do_not_add_up(clear: Any) -> None:
-    def clearing(iteration: int, layer: Any, optimizer: Any) -> None:
-        clear(layer, optimizer)
-        backward(iteration, layer)
-        optimizer.step()
-
-    assert looks(clearing, 9) == []
-
-
-# What happens in updates one after another: b backward, s step, c clear.
-@pytest.mark.parametrize(
-    ("plan", "adds_up"),
-    [
-        ("bs bs", True),
-        ("bs bbs bbs", True),
-        ("bscb sc", False),  # the gradients of the update before
-        ("bscb b bsc", False),  # three of them together
-        ("bs s cbs", False),  # one gradient for two steps
-        ("b b bsc b b bsc b b", False),
-        ("b b bs cb b bs cb b", False),
-    ],
-)
-def test_gradients_add_up_if_some_are_added_to_those_that_were_used(
-    plan: str, adds_up: bool
-) -> None:
+def test_gradients_that_are_left_after_a_step_are_told_of_once(plan: str, is_told: bool) -> None:
     updates = plan.split()
 
     def step(iteration: int, layer: Any, optimizer: Any) -> None:
@@ -171,10 +125,10 @@ def test_gradients_add_up_if_some_are_added_to_those_that_were_used(
             elif letter == "s":
                 optimizer.step()
             else:
-                optimizer.clear_grad()
+                optimizer.clear_grad(set_to_zero=letter == "c")
 
     texts = looks(step, len(updates))
-    assert ["clear_grad() after each step()" in text for text in texts] == [True] * adds_up
+    assert ["gradients are left after the update" in text for text in texts] == [True] * is_told
 
 
 def test_what_gradients_cost_in_a_checkpoint_is_told_once_and_is_no_warning(
@@ -191,16 +145,13 @@ def test_what_gradients_cost_in_a_checkpoint_is_told_once_and_is_no_warning(
 
     trained(ClearingFirst, tmp_path / "run")
     lines = (tmp_path / "run/worker_0.log").read_text().splitlines()
-    told = [line for line in lines if "of the checkpoint are gradients" in line]
+    told = [line for line in lines if "MB of gradients are left" in line]
     # Linear 4 x 8 + 8, batch norm 8 + 8, Linear 8 x 2 + 2: 74 float32.
     assert len(told) == 1
     assert "0.000296 MB" in told[0]
     assert not any("WARNING" in line for line in lines)
-    # Nothing is left; and gradients that add up are told of once, as what they are.
-    mistake = next(case for case in MISTAKES if case.name == "no clear_grad")
-    for name, case in ("fine", Case("", "class Experiment(Tiny): ...")), ("wrong", mistake):
-        assert run(case, tmp_path / name) == 0
-        assert "are gradients" not in (tmp_path / name / "worker_0.log").read_text()
+    assert run(Case("", "class Experiment(Tiny): ..."), tmp_path / "fine") == 0
+    assert "of gradients" not in (tmp_path / "fine/worker_0.log").read_text()
 
 
 def test_the_first_of_two_points_at_a_step_is_kept(tmp_path: Path) -> None:
@@ -232,11 +183,11 @@ def test_defaults_are_checked_on_the_command_line_too() -> None:
         @classmethod
         def default_config(cls) -> Any: ...
 
-    with pytest.raises(TypeError, match=r"Nothing\.default_config: returned None; expected"):
+    with pytest.raises(ConfigError, match=r"Begin default_config with .* and return the config"):
         load_config(Nothing, default_argument_parser().parse_args([]))
 
 
-def test_a_visualizer_that_has_all_methods_may_be_anybody_s(tmp_path: Path) -> None:
+def test_a_visualizer_of_one_s_own_is_used(tmp_path: Path) -> None:
     class Own(Visualizer):
         def add_scalar(self, tag: str, value: Any, step: int) -> None:
             tags.append(tag)

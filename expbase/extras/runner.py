@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase import checks, distributed
+from expbase import distributed
 from expbase.cli import Paragraphs, count, report_user_errors, spawn, with_tools
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
@@ -104,7 +104,7 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
     experiment = load_class(plan.experiment, f"{path}: experiment", folder)
     if not issubclass(experiment, ExperimentBase):
         raise ConfigError(f"{path}: experiment: {experiment.__name__} is no ExperimentBase.")
-    base = fill(checks.defaults_of(experiment))
+    base = fill(experiment.default_config())
     base.merge_from_other_cfg(plan.config, f"{path}: config")
     runs = []
     for index, given in _chosen(plan, path):

@@ -12,7 +12,7 @@ ones, so another process, or another order of construction, can read them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,20 +314,10 @@ class Attributes:
 
 
 class Gradients:
-    """The gradients of `named_parameters`: a user may add them up over several iterations.
+    """The gradients of `named_parameters`: a user may add them up over several iterations."""
 
-    Args:
-        parameters: With their names.
-        tell: Is given the bytes of those that are saved.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[tuple[str, Any]],
-        tell: Callable[[int], None] = lambda size: None,
-    ) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
         self._parameters = parameters
-        self._tell = tell
 
     def state_dict(self) -> dict[str, Any]:
         """The dense gradients by parameter, as Arrays; None for one that is all zeros.
@@ -341,7 +331,6 @@ class Gradients:
             if gradient is not None and not gradient.is_selected_rows():
                 array = Array.of(gradient)
                 gradients[name] = array if array.data.any() else None
-        self._tell(sum(array.data.nbytes for array in gradients.values() if array is not None))
         return gradients
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:

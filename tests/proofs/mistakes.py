@@ -45,6 +45,9 @@ TAIL = """
 if __name__ == "__main__":
     main(Experiment)
 """
+DEFAULTS = (
+    r"training\.max_iteration is missing; .* Begin default_config with .*, and return the config"
+)
 WORDS = ("max_iteration=6", "valid_interval=3", "save_interval=2", "log_interval=2")
 
 
@@ -91,29 +94,13 @@ MISTAKES = [
     update(
         "no step, and gradients add up",
         "self.loss().backward()",
-        r"no parameter has changed in 6 updates, .* are gradients; expected optimizer\.step",
+        r"no parameter has changed in 6 updates, .* are gradients; expected loss\.backward.*step",
     ),
     update("no backward", "self.loss()\nself.update()", "no parameter has changed in 6 updates"),
     update(
         "no clear_grad",
         "self.loss().backward()\nself.optimizer.step()",
-        r"self\.optimizer: gradients that it has stepped with are still there.*clear_grad\(\)",
-    ),
-    Case(
-        "one of two optimizers never steps",
-        """
-        class Experiment(Base):
-            def setup_model(self):
-                super().setup_model()
-                self.other = paddle.nn.Linear(4, 1)
-                self.other_optimizer = paddle.optimizer.SGD(parameters=self.other.parameters())
-
-            def train_batch(self):
-                self.loss().backward()
-                self.update()
-        """,
-        r"self\.other_optimizer: none of its parameters has changed in 100 updates",
-        words=["max_iteration=100", "save_interval=50", "valid_interval=50"],
+        r"\[1\] \S+ MB of gradients are left after the update.*call clear_grad\(\) right after",
     ),
     update(
         "train_batch returns the loss",
@@ -132,20 +119,20 @@ MISTAKES = [
         "counts epochs when they end",
         "super().train_batch()\n"
         "if self.batch_in_epoch == self.batches_per_epoch:\n    self.epoch += 1",
-        r"self\.epoch: is 2; expected 1\. The template counts it, and train_batch or an event has",
+        r"self\.epoch: is 2; expected the template's own, 1\. Choose another name for yours",
         1,
         words=["max_iteration=20"],
     ),
     update(
         "counts iterations",
         "super().train_batch()\nself.iteration += 1",
-        r"self\.iteration: is 2; expected 1\. The template counts it",
+        r"self\.iteration: is 2; expected the template's own, 1",
         1,
     ),
     update(
         "writes the rank",
         "super().train_batch()\nself.rank = 1",
-        r"self\.rank: was replaced by 1; expected to stay the template's own, 0",
+        r"self\.rank: is 1; expected the template's own, 0",
         1,
     ),
     Case(
@@ -156,7 +143,7 @@ MISTAKES = [
                 super().setup_model()
                 self.config = {}
         """,
-        r"self\.config: was replaced by \{\}; expected to stay the template's own",
+        r"self\.config: is \{\}; expected the template's own",
         1,
     ),
     Case(
@@ -169,7 +156,7 @@ MISTAKES = [
                 super().setup_dataloader()
                 self.logger = logging.getLogger("mine")
         """,
-        r"self\.logger: was replaced by <Logger mine",
+        r"self\.logger: is <Logger mine",
         1,
     ),
     Case(
@@ -183,7 +170,7 @@ MISTAKES = [
             def setup_visualizer(self):
                 self.visualizer = Writer()
         """,
-        r"self\.visualizer: a Writer has no add_hparams, size, cut; expected the methods add_scal",
+        r"self\.visualizer: is a Writer; expected a class derived from expbase\.visualizer\.Vis",
         1,
     ),
     # --- calls ---
@@ -208,7 +195,7 @@ MISTAKES = [
                 config = super().default_config()
                 config.optim = Config({"lr": 0.1})
         """,
-        r"Experiment\.default_config: returned None; expected a Config with a `training` section",
+        DEFAULTS,
         1,
     ),
     Case(
@@ -219,7 +206,7 @@ MISTAKES = [
             def default_config(cls):
                 return Config({"optim": Config({"lr": 0.1})})
         """,
-        r"Experiment\.default_config: returned .*'lr'.*; expected a Config with a `training` sec",
+        DEFAULTS,
         1,
     ),
     Case(
@@ -264,7 +251,7 @@ MISTAKES = [
     update(
         "a curve written twice",
         'super().train_batch()\nself.visualizer.add_scalar("train/loss", 0.5, self.iteration)',
-        r"VisualDL: 'train/loss' has two values at this step.*the first is kept",
+        r"VisualDL: 'train/loss' has two values here; the first is kept",
     ),
 ]
 
