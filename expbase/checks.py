@@ -68,7 +68,9 @@ def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None
                 f"{experiment.__name__}.{name}: is no method; {base.__name__} has a method of "
                 "that name. Choose another one."
             )
-        needed = [None for p in inspect.signature(ours).parameters.values() if _is_needed(p)]
+        # Before a slash, as in log(self, mapping=None, /), even self is positional only.
+        given = inspect.signature(ours).parameters.values()
+        needed = [p for p in given if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         try:
             inspect.signature(theirs).bind(*needed)
         except TypeError:
@@ -76,12 +78,6 @@ def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None
                 f"{experiment.__name__}.{name}: takes {inspect.signature(theirs)}; expected "
                 f"{inspect.signature(ours)} as in {base.__name__}."
             ) from None
-
-
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    # Before a slash, as in log(self, mapping=None, /), even self is positional only.
-    positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    return positional and parameter.default is parameter.empty
 
 
 def check_early_attributes(experiment: type, attributes: Iterable[str]) -> None:
@@ -159,11 +155,7 @@ def _check_merged(args: Any, config: Config, defaults: Config) -> None:
 
 
 def check_private_names(experiment: type, names: Iterable[str]) -> None:
-    """Checks that a class defines none of the template's private attributes.
-
-    Raises:
-        TypeError: It does.
-    """
+    """Raises a TypeError if a class defines one of the template's private attributes."""
     for name in sorted(names):
         if name.startswith("_") and hasattr(experiment, name):
             raise TypeError(
@@ -173,11 +165,7 @@ def check_private_names(experiment: type, names: Iterable[str]) -> None:
 
 
 def check_template(expected: Mapping[str, Any], attributes: dict[str, Any]) -> None:
-    """Checks that the template's attributes have the values that it gave them; puts them back.
-
-    Raises:
-        TypeError: One was replaced, so the template and the experiment would mean different ones.
-    """
+    """Raises a TypeError if one of the template's attributes was replaced, and puts it back."""
     for name, own in expected.items():
         now, is_free = attributes.get(name), name.endswith("_loader") or name == "life"
         if not is_free and now is not own and repr(now) != repr(own):

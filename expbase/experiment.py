@@ -166,7 +166,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
     def _do_what_is_due(self) -> None:
         """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
         loop, due = self._loop, self._due()
-        self._check_first_updates()
+        self._check_first_updates(is_last=due.last)
         if due.log:
             self._log_line()
         loop.is_pending, loop.is_candidate = True, due.checkpoint or loop.save_requested

@@ -19,7 +19,7 @@ from typing import Any
 import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
-from expbase import checks, schedule
+from expbase import checks
 from expbase.attributes import Attributes
 from expbase.first_updates import FirstUpdates
 
@@ -157,11 +157,7 @@ class TrainingSteps(Attributes):
         Raises:
             ValueError: There are several.
         """
-        found = {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, paddle.amp.AmpScaler)
-        }
+        found = {n: v for n, v in vars(self).items() if isinstance(v, paddle.amp.AmpScaler)}
         if len({*map(id, found.values())}) > 1:
             raise ValueError(
                 f"backward: self.{' and self.'.join(found)} are GradScalers; expected at most "
@@ -183,16 +179,14 @@ class TrainingSteps(Attributes):
         optimizers = self.stateful_objects().optimizers.values()
         self._update.first = FirstUpdates(optimizers, self.iteration)
 
-    def _check_first_updates(self) -> None:
+    def _check_first_updates(self, *, is_last: bool) -> None:
         """When something is due: what the updates of a start show, and nothing else would."""
-        loop, training = self._loop, self.config.training
+        loop, first = self._loop, self._update.first
         checks.check_template({"epoch": self._iterator.epoch}, vars(self))
         if not loop.first_update_checked:
             loop.first_update_checked = True
             self._check_first_update()
-        is_last = schedule.is_last(training, self.iteration, self.epochs_ended)
-        has_logged = self._metric_log.meter.is_used or not training.log_interval
-        first = self._update.first
+        has_logged = self._metric_log.meter.is_used or not self.config.training.log_interval
         for level, text in first.look(self.iteration, is_last=is_last, has_logged=has_logged):
             self.logger.log(level, "[%d] %s", self.iteration, text)
 
