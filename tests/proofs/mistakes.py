@@ -396,6 +396,7 @@ ODD = [
                 loss.backward()
                 self.optimizer.step()
                 self.rate.step()
+                return None
         """,
         words=["log_interval=1"],
     ),
