@@ -27,7 +27,6 @@ LAYERS = (
         "state.sharing",
         "state.checkpointer",
         "data.order",
-        "data.ranks",
         "data.workers",
         "data.loaders",
     },

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.order import START, Place, is_listed
+from expbase.data.order import LISTED, START, Place
 from expbase.data.workers import TAKEN, Items
 
 
@@ -35,8 +35,6 @@ class TrainIterator:
     @property
     def ended(self) -> bool:
         """Whether all batches of the epoch were read, or none was opened yet."""
-        if self.batches.unsure:
-            self.batches.look_ahead()
         return self.batches.ended
 
     @property
@@ -123,7 +121,7 @@ class TrainIterator:
         *earlier, (key, position) = state["taken"]
         adapter, batches = self.adapter, state["batch_in_epoch"]
         *_, world = sizes = state["sizes"]
-        is_known = key == adapter.key or (is_listed(key) and is_listed(adapter.key))
+        is_known = key == adapter.key or {key[0], adapter.key[0]} <= LISTED
         if key != adapter.key:
             earlier = [*earlier, (key, position)] if is_known and position else []
         if sizes != [adapter.num_samples, adapter.batch_size, adapter.shard.world_size]:

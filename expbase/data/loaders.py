@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
-from expbase.data import order, ranks
+from expbase.data import order
 from expbase.data.order import START, BatchOrder, Isolated, Numbered, Place, state_setter, unmoved
 from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
-from expbase.distributed import gather_objects
+from expbase.distributed import gather_objects, wait_for_all
 from expbase.state import rng
 
 _NOTHING = object()  # in the place of a batch when there is none
@@ -42,16 +42,11 @@ class Shard:
 class Batches:
     """The batches of one rank in one epoch, or in the rest of one."""
 
-    def __init__(
-        self, items: Items, place: Place = START, *, ended: bool = False, unsure: bool = False
-    ) -> None:
+    def __init__(self, items: Items, place: Place = START, *, ended: bool = False) -> None:
         self.ended = ended  # whether the last batch was returned
-        self.unsure = unsure  # whether `ended` is known only when it was looked for a batch
         self.place = place  # where they begin
         self.taken: Numbered = (place.position, None, place.position)  # the batch returned last
-        # TrainIterator reads them without the call of __next__.
-        self.items: Iterator[Any] = items
-        self._close = items.close
+        self.items = items  # TrainIterator reads them without the call of __next__
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -68,15 +63,9 @@ class Batches:
             return None if indices is None else list(indices)
         return [indices]
 
-    def look_ahead(self) -> None:
-        """Makes `ended` sure: reads a batch now, which is returned as the next one."""
-        head = list(itertools.islice(self.items, 1))
-        self.items = itertools.chain(head, self.items)
-        self.unsure, self.ended = False, not head
-
     def close(self) -> None:
         """Stops reading: worker processes end. May be called twice."""
-        self._close()
+        self.items.close()
 
 
 class LoaderAdapter:
@@ -191,16 +180,48 @@ class MapStyleLoader(LoaderAdapter):
         if isinstance(sampler, DistributedBatchSampler) and sampler.nranks == world:
             self.is_sharded = True
         elif self.key[0] == "own":
-            self.is_sharded, self.warning, batches = ranks.compare(self._order, self.name, world)
-            self.batches_per_epoch = batches or self.batches_per_epoch
+            self._compare_ranks()
         if self.is_sharded:
             self.sharding = "sharded by its sampler"
-            self.key = self.key if order.is_listed(self.key) else [*self.key, world]
+            self.key = self.key if self.key[0] in order.LISTED else [*self.key, world]
         else:
             self.sharding = f"dealt out over {world} ranks"
             if self.batches_per_epoch is not None:
                 self.filled = -self.batches_per_epoch % world
                 self.batches_per_epoch = -(-self.batches_per_epoch // world)
+
+    def _compare_ranks(self) -> None:
+        """Looks whether the sampler draws one order on all ranks, or on each an own one."""
+        world, failure = self.shard.world_size, ""
+        head: tuple[list[str], int | None] = [], None
+        try:
+            head = self._order.head()
+        except Exception as error:  # it may need what a later step makes, or can be read only once
+            failure = repr(error)
+        wait_for_all(f"the sampler of {self.name}")  # not all may come, or late
+        answers = gather_objects((failure, *head))
+        if failure := max(text for text, *_ in answers):
+            self.warning = (
+                f"{self.name}: its sampler could not be asked for its order at setup ({failure}), "
+                f"so its batches are dealt out over the {world} ranks as one order. A sampler that "
+                "shards should be a DistributedBatchSampler."
+            )
+            return
+        self.batches_per_epoch = head[1] or self.batches_per_epoch
+        self.is_sharded = any(answer != answers[0] for answer in answers)
+        heads = [samples for _, samples, _ in answers]
+        seen, distinct = sum(map(len, heads)), len(set().union(*heads))
+        # Shares have in common what makes them equally long. A rank that draws with repetition
+        # may draw what another one has.
+        shared = world * (self.batch_size or 1) if head[1] else world
+        repeats = any(len(set(samples)) < len(samples) for samples in heads)
+        if self.is_sharded and seen > distinct + shared and not repeats:
+            self.warning = (
+                f"{self.name}: its sampler draws another order on each of the {world} ranks, and "
+                f"no shares of one: of the first {seen} samples only {distinct} are distinct. "
+                "Seed it equally on all ranks, and one order is dealt out over them; or make the "
+                "ranks' samples disjoint."
+            )
 
     def open(self, epoch: int, place: Place = START) -> Batches:
         world = self.shard.world_size
@@ -303,17 +324,14 @@ class IterableLoader(LoaderAdapter):
             self._warn_of_wrapper()
 
     def _warn_of_wrapper(self) -> None:
-        parts = {"": self.loader, **getattr(self.loader, "__dict__", {})}
-        for name, part in parts.items():
+        for part in (self.loader, *getattr(self.loader, "__dict__", {}).values()):
             if _has_indices(part) and not MapStyleLoader(part, self.name, self.shard).is_sharded:
-                kind = type(self.loader).__name__
-                where = f" in its attribute {name}" if name else ""
+                kind, world = type(self.loader).__name__, self.shard.world_size
                 self.warning = (
-                    f"{self.name}: a {kind} is taken as it comes, and the DataLoader{where} gives "
-                    f"all samples to each of the {self.shard.world_size} ranks. Set {self.name} to "
-                    f"a plain DataLoader, which is dealt out over the ranks, and do what {kind} "
-                    "does where you read a batch; or give it a DistributedBatchSampler. If it "
-                    "deals out the batches itself, all is well."
+                    f"{self.name}: a {kind} is taken as it comes, and each of the {world} ranks "
+                    "gets all samples of the DataLoader. "
+                    "If it does not deal them out itself, set a plain DataLoader, which is dealt "
+                    "out over the ranks, or give it a DistributedBatchSampler."
                 )
 
     def open(self, epoch: int, place: Place = START) -> Batches:
@@ -322,13 +340,18 @@ class IterableLoader(LoaderAdapter):
         skip, cut = (0, 0) if self._state else divmod(own, self.batch_size or 1)
         seed = rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank)
         source = self._source(seed, cut)
-        if own and self._state and isinstance(source, Isolated):
+        if own and self._state:
             source.set_random_states(self._state["random"])
-        items = self._read(source, place.position, skip)
-        # A stream that has become shorter is known to be at its end when nothing comes.
-        return Batches(items, place, unsure=own > 0 and self._stateful is None)
+        ahead: Iterator[Any] = itertools.islice(source, skip, None)
+        if self.shard.world_size > 1:
+            ahead = _until_one_ends(ahead)
+        # Of a stream that has become shorter nothing may be left: it is read now.
+        looks = own > 0 and self._stateful is None
+        head = list(itertools.islice(ahead, 1)) if looks else []
+        items = self._read(source, itertools.chain(head, ahead), place.position)
+        return Batches(items, place, ended=looks and not head)
 
-    def _source(self, seed: int, cut: int = 0) -> Iterator[Any]:
+    def _source(self, seed: int, cut: int = 0) -> Any:
         if self._is_list:  # ready batches draw nothing, and swapping random states costs time
             return iter(self.loader)
         iterable = self.loader
@@ -338,30 +361,22 @@ class IterableLoader(LoaderAdapter):
             iterable = with_hardened_workers(iterable)
         return Isolated(seed, iterable)
 
-    def _read(self, source: Iterator[Any], position: int, skip: int) -> Items:
-        ahead: Iterator[Any] = itertools.islice(source, skip, None)
-        if self.shard.world_size > 1:
-            ahead = _until_one_ends(ahead)
-        batch = next(ahead, _NOTHING)
-        if batch is _NOTHING and position == 0:
-            raise self.no_batch()
-        remembers = self._stateful is not None
+    def _read(self, source: Any, ahead: Iterator[Any], position: int) -> Items:
         size = (self.batch_size or 1) * self.shard.world_size
-        while batch is not _NOTHING:
-            # The loader's state is taken now, after this batch and before the next one is read
-            # ahead: a run that is resumed from a later state would never see that batch.
-            state = self._place(source) if remembers else self._state
-            following = next(ahead, _NOTHING)
-            ended = following is _NOTHING
-            # After the last batch the state is the one behind the end, where the next epoch starts.
-            self._state = self._place(source) if ended and remembers else state
+        # The loader's state is taken after each batch, before the next one is read ahead: a run
+        # that is resumed from a later state would never see that one.
+        states = ((batch, self._place(source)) for batch in ahead)
+        for (batch, state), last in with_last(states):
+            # After the last batch it is the one behind the end, where the next epoch starts.
+            self._state = self._place(source) if last else state
             position += size
-            yield batch, (position, None, position), ended
-            batch = following
+            yield batch, (position, None, position), last
+        if position == 0:
+            raise self.no_batch()
 
-    def _place(self, source: Iterator[Any]) -> dict[str, Any]:
+    def _place(self, source: Any) -> dict[str, Any]:
         """The state of a stateful loader, and the random states that it draws from."""
-        if self._stateful is None or not isinstance(source, Isolated):
+        if self._stateful is None:
             return {}
         state = copy.deepcopy(self._stateful.state_dict())
         return {"loader": state, "random": source.random_states()}
@@ -415,10 +430,7 @@ class FirstBatches(LoaderAdapter):
             with contextlib.closing(self._adapter), contextlib.closing(batches):
                 few = itertools.islice(batches, self._count)
                 self._kept = [(batch, batches.taken) for batch in few]
-        left = self._kept[place.batches :]
-        return Batches(self._read(left), place, ended=not left)
-
-    def _read(self, left: list[tuple[Any, Numbered]]) -> Items:
-        for (batch, taken), last in with_last(iter(left)):
-            # A copy: train_batch may change the batch in place.
-            yield copy.deepcopy(batch), taken, last
+        left = with_last(iter(self._kept[place.batches :]))
+        # Copies: train_batch may change a batch in place.
+        items = ((copy.deepcopy(batch), taken, last) for (batch, taken), last in left)
+        return Batches(items, place, ended=place.batches >= len(self._kept))

@@ -34,7 +34,7 @@ Numbered = tuple[int, Any, int]
 # What an order of samples depends on beside the epoch, as JSON values: its kind, the number of
 # samples, and more. Equal keys are the same order.
 Key = list[Any]
-_LISTED = {"in order", "shuffled", "distributed"}  # kinds whose samples are known by the key alone
+LISTED = {"in order", "shuffled", "distributed"}  # kinds whose samples are known by the key alone
 _HEAD = 1 << 14  # samples of an order by which the ranks are compared
 
 
@@ -137,21 +137,15 @@ class BatchOrder:
         return _cut(samples.tolist(), self._sampler, end, first)
 
     def head(self) -> tuple[list[str], int | None]:
-        """The first samples of epoch 1 as texts, and the number of batches if these are all.
-
-        The sampler stays where it is: a copy of it is asked, and its state put back.
-        """
-        sampler: Any = copy.copy(self._sampler)
-        if type(sampler) is BatchSampler:
-            sampler.sampler = copy.copy(self._inner)
-        listeners: list[Any] = [sampler, getattr(sampler, "sampler", None)]
-        for listener in listeners:
-            if hasattr(listener, "set_epoch"):
-                listener.set_epoch(1)
+        """The first samples of epoch 1 as texts, and the number of batches if these are all."""
+        if isinstance(self._sampler, Iterator) or isinstance(self._inner, Iterator):
+            raise TypeError("it can be read only once")
         samples: list[str] = []
         count = 0
-        with unmoved(self.stateful), rng.isolated(rng.derive(self._seed, rng.ORDER, 1)):
-            for indices in sampler:
+        order = copy.copy(self)
+        order.length = None  # then it is not listed
+        with unmoved(self.stateful):
+            for _, indices, _ in order.batches(1):
                 if len(samples) >= _HEAD:
                     return samples, None
                 samples += map(repr, indices)
@@ -227,11 +221,6 @@ def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
     sampler = DistributedBatchSampler(range(padded), padded, 1, 0, shuffle=is_shuffled)
     sampler.set_epoch(epoch)
     return np.array([place % size for place in next(iter(sampler))])
-
-
-def is_listed(key: Key) -> bool:
-    """Whether the samples of an order are known by its key alone."""
-    return key[0] in _LISTED
 
 
 class Isolated:

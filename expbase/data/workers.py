@@ -76,10 +76,7 @@ class Fetcher:
         if hasattr(error, "add_note"):
             error.add_note(note)
         else:  # Python 3.10
-            last: BaseException = error
-            while last.__cause__ is not None:
-                last = last.__cause__
-            last.__cause__ = RuntimeError(note)
+            error.args += (note,)
         vars(error)[TAKEN] = taken
 
     def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
@@ -209,9 +206,8 @@ def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
     """
     collate, size, place = _collate_fn(loader), loader.batch_size, loader.places[0]
     samples: Iterator[Any] = itertools.islice(loader.dataset, cut, None)
-    chunks = samples
-    if size is not None:  # None: what the data set holds is a batch already
-        chunks = iter(lambda: list(itertools.islice(samples, size)), [])
+    # None: what the data set holds is a batch already
+    chunks = samples if size is None else iter(lambda: list(itertools.islice(samples, size)), [])
     for chunk in chunks:
         if size is None or len(chunk) == size or not loader.drop_last:
             yield to_tensors(collate(chunk), place)
