@@ -450,20 +450,21 @@ class Seeded:
         return self.length
 
 
-def test_ranks_that_draw_different_orders_of_all_samples_are_told(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("batches", [32, 16], ids=["all samples", "as many as a share"])
+def test_ranks_that_draw_different_orders_are_told(
+    monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     class Permuted(Seeded):
         def __iter__(self) -> Iterator[list[int]]:
-            return iter(self.generator.permutation(16).reshape([8, 2]).tolist())
+            return iter(self.generator.permutation(64).reshape([32, 2]).tolist()[:batches])
 
     one, two = adapted_together(
-        monkeypatch, lambda rank: DataLoader(Noisy(16), batch_sampler=Permuted(rank, 8))
+        monkeypatch, lambda rank: DataLoader(Noisy(64), batch_sampler=Permuted(rank, batches))
     )
     assert one.warning == two.warning
     assert one.warning.startswith("self.train_loader: its sampler draws another order on each")
-    assert "of the first 32 samples only 16 are distinct" in one.warning
-    assert len(drawn(one)) == len(drawn(two)) == 8
+    assert f"of the first {4 * batches} samples only" in one.warning
+    assert len(drawn(one)) == len(drawn(two)) == batches
 
 
 @pytest.mark.parametrize("length", [4, None], ids=["a share", "endless"])

@@ -100,20 +100,19 @@ class TrainIterator:
         if state["ended"]:  # nothing is opened: the next thing to come is a new epoch
             self.batches.close()
             self._begin(state["epoch"], Batches(_nothing(), place, ended=True))
+            how = "the next epoch is the first one of the new size"
         else:
             self.open(state["epoch"], place)
             self._is_resumed = True
+            how = "the epoch goes on with the samples that it has not had"
+            if not is_known:
+                how = (
+                    f"the epoch goes on behind {place.position} samples, but which ones they were "
+                    "is unknown: some may come twice in it, others never"
+                )
         sizes = [adapter.num_samples, adapter.batch_size, adapter.shard.world_size]
         if state["sizes"][:2] == sizes[:2] and (is_known or state["ended"]):
             return reasons
-        how = "the epoch goes on with the samples that it has not had"
-        if state["ended"]:
-            how = "the next epoch is the first one of the new size"
-        elif not is_known:
-            how = (
-                f"the epoch goes on behind {place.position} samples, but which ones they were is "
-                "unknown: some may come twice in it, others never"
-            )
         return [f"{adapter.name}: {_size(state['sizes'])} there, {_size(sizes)} now: {how}"]
 
     def _place_in(self, state: Mapping[str, Any]) -> tuple[Place, bool]:
@@ -128,7 +127,7 @@ class TrainIterator:
             batches = batches * world // adapter.shard.world_size
             if adapter.batch_size:
                 batches = position // (adapter.batch_size * adapter.shard.world_size)
-        return Place(position, batches, tuple((k, end) for k, end in earlier)), is_known
+        return Place(position, batches, earlier), is_known
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""

@@ -320,13 +320,10 @@ class IterableLoader(LoaderAdapter):
         self.key = ["stream", shard.world_size]
         if not self._batches_here:  # then it cannot be cut within a batch
             self.key += [self.batch_size, getattr(loader, "num_workers", None)]
-        if shard.world_size > 1:
-            self._warn_of_wrapper()
-
-    def _warn_of_wrapper(self) -> None:
-        for part in (self.loader, *getattr(self.loader, "__dict__", {}).values()):
-            if _has_indices(part) and not MapStyleLoader(part, self.name, self.shard).is_sharded:
-                kind, world = type(self.loader).__name__, self.shard.world_size
+        parts = [loader, *getattr(loader, "__dict__", {}).values()]
+        for part in parts if shard.world_size > 1 else []:
+            if _has_indices(part) and not MapStyleLoader(part, name, shard).is_sharded:
+                kind, world = type(loader).__name__, shard.world_size
                 self.warning = (
                     f"{self.name}: a {kind} is taken as it comes, and each of the {world} ranks "
                     "gets all samples of the DataLoader. "
