@@ -12,6 +12,7 @@ fails if a rank is more than 30 s late, so whatever may take long on one rank is
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import signal
@@ -25,18 +26,18 @@ import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
-from expbase.processes import aborts_delayed
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _wait = [0, 0]  # the number of this process's next wait, so that each has its own key
 _POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
-_LAST_WORDS_SECONDS = 3.0  # that an abort waits
 _ARRIVED = 1 << 40  # what each rank adds to the counter of a wait, beside the number of its place
 
+# A handler of SIGABRT that sleeps for its number, 6 s, and lets go of Python's lock, as C's own
+# sleep would not; a handler of Python's own would run too late.
+_sleep = ctypes.CFUNCTYPE(None, ctypes.c_int)(time.sleep)
+
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
-_waiting_at = ""  # the place at which this process waits for all ranks
 
 
 class RankZeroError(RuntimeError):
@@ -92,11 +93,19 @@ def init_parallel(device: str) -> None:
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """Lets a FailureWatch say which rank died before gloo ends this process for it."""
-    by_gloo = dist.is_initialized() and paddle.device.get_device() == "cpu"
-    # Some milliseconds after the death the main thread aborts in C++, within a backward.
-    with aborts_delayed(_LAST_WORDS_SECONDS) if by_gloo else contextlib.nullcontext():
+    """Lets a FailureWatch say which rank died before gloo ends this process for it.
+
+    Some milliseconds after the death the main thread aborts in C++, within a backward.
+    """
+    if not dist.is_initialized():
         yield
+        return
+    c = ctypes.CDLL(None)
+    c.signal(signal.SIGABRT, _sleep)
+    try:
+        yield
+    finally:
+        c.signal(signal.SIGABRT, None)  # after the end of Python the handler would crash
 
 
 def default_device() -> str:
@@ -159,22 +168,17 @@ def wait_for_all(place: str, meanwhile: Callable[[], object] = lambda: None) -> 
     Raises:
         RuntimeError: Another rank waits at another place; on all ranks.
     """
-    global _waiting_at
     need_all_ranks(place)
     if not dist.is_initialized():
         return
     key = "expbase/wait/{}/{}".format(*_wait)  # the same on all ranks, which make the same waits
     _wait[1] += 1
     number = zlib.crc32(place.encode()) & 0xFFFF
-    _waiting_at = place
-    try:
-        arrived = add_to_store(key, _ARRIVED + number)
-        while arrived < _ARRIVED * world_size():
-            meanwhile()
-            time.sleep(_POLL_SECONDS)
-            arrived = add_to_store(key, 0)
-    finally:
-        _waiting_at = ""
+    arrived = add_to_store(key, _ARRIVED + number)
+    while arrived < _ARRIVED * world_size():
+        meanwhile()
+        time.sleep(_POLL_SECONDS)
+        arrived = add_to_store(key, 0)
     if arrived % _ARRIVED != number * world_size():
         where = [f"rank {rank} at {at}" for rank, at in enumerate(gather_objects(place))]
         raise RuntimeError(
@@ -182,11 +186,6 @@ def wait_for_all(place: str, meanwhile: Callable[[], object] = lambda: None) -> 
             "all ranks must be called on each of them, and as often: look for `if self.rank == 0` "
             "or a return before it."
         )
-
-
-def waiting_at() -> str:
-    """The place at which the main thread waits for all ranks; empty: it does not."""
-    return _waiting_at
 
 
 def renumber_waits() -> None:

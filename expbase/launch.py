@@ -21,7 +21,7 @@ from typing import Any
 import paddle.distributed as dist
 
 from expbase.distributed import default_device
-from expbase.processes import die_with_parent, exit_code, exit_text
+from expbase.processes import die_with_parent, ending, exit_code, returncode
 
 # Finished; stopped by the time limit, Ctrl-C, SIGTERM. A signal that nobody handled is a negative
 # code, and a failure.
@@ -56,8 +56,8 @@ def spawn(
 def _forwarding_signals(processes: Sequence[Any]) -> Iterator[None]:
     def forward(signum: int, frame: Any) -> None:
         for process in processes:
-            if process.is_alive():
-                os.kill(process.pid, signum)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)  # asking whether it lives would collect it
 
     handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1), forward)
     handlers[signal.SIGINT] = signal.SIG_IGN  # the ranks save and end; this process waits for them
@@ -78,29 +78,22 @@ def _join(processes: Sequence[Any]) -> int:
         sentinels = wait(list(running), timeout)
         for sentinel in sentinels:
             rank = running.pop(sentinel)
-            ended[rank] = _return_code(processes[rank].pid)
+            os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
+            ended[rank] = returncode(processes[rank].pid)
             if ended[rank] not in _NO_FAILURE and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
         if deadline is not None and not sentinels:  # the others have had their time
             for rank in running.values():
                 processes[rank].kill()
             deadline = None
-    for process in processes:
+    failures = [rank for rank, code in ended.items() if code not in _NO_FAILURE]
+    stops = [rank for rank, code in ended.items() if code]
+    first = [*failures, *stops, 0][0]
+    if ended[first] < 0:  # else it has said why itself
+        print(f"rank {first} {ending(processes[first].pid)}", file=sys.stderr)
+    for process in processes:  # until then the other ranks look for how it ended, too
         process.join()
-    failures = {rank: code for rank, code in ended.items() if code not in _NO_FAILURE}
-    for rank, code in [*failures.items()][:1]:
-        if code < 0:  # else it has said why itself
-            print(f"rank {rank} {exit_text(code)}", file=sys.stderr)
-        return exit_code(code)
-    return exit_code(next(filter(None, ended.values()), 0))
-
-
-def _return_code(pid: int) -> int:
-    """Of a child that has ended. It is not collected yet: the other ranks look for it, too."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    if ended is None:
-        return 0
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return exit_code(ended[first])
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

@@ -42,20 +42,13 @@ def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
         file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
         logger.addHandler(file)
     if echo:
-        logger.addHandler(_console())
+        console = _Echo()
+        console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
+        logger.addHandler(console)
     for handler in early:
         logger.removeHandler(handler)
         for record in handler.buffer:
             logger.handle(record)
-
-
-def show_early(logger: logging.Logger) -> None:
-    """Shows the lines that were kept so far on stderr; they are written to the file later."""
-    console = _console()
-    for handler in logger.handlers:
-        for record in handler.buffer if isinstance(handler, MemoryHandler) else ():
-            console.handle(record)
-            vars(record)["is_shown"] = True
 
 
 def close_log(logger: logging.Logger) -> None:
@@ -86,20 +79,14 @@ def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> I
             handler.removeFilter(is_wanted)
 
 
-def _console() -> logging.Handler:
-    console = _Echo()
-    console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
-    return console
-
-
 class _Echo(logging.Handler):
     """Writes to what is sys.stderr at the moment: while a live line is shown, that is rich's.
 
-    An exception that is raised (`extra={"is_raised": True}`) is left to whoever catches it.
+    What is shown in another way (`extra={"is_shown": True}`) is left out.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "is_raised", False) or getattr(record, "is_shown", False):
+        if getattr(record, "is_shown", False):
             return
         try:
             sys.stderr.write(self.format(record) + "\n")

@@ -165,8 +165,10 @@ class FailureWatch:
         if last_words[0] and not says_so_itself:
             for other in self._heard:
                 _send(other, last_words[0])
-            self._on_failure(last_words[0])
-            os._exit(1)  # nothing gentler ends a main thread that waits in a collective
+            try:
+                self._on_failure(last_words[0])
+            finally:
+                os._exit(1)  # nothing gentler ends a main thread that waits in a collective
 
     def tell(self, error: BaseException) -> None:
         """Tells the other ranks by what this one failed.

@@ -146,20 +146,6 @@ def remove_left_files() -> None:
                 _remove([*_files_of(pid), str(note)])
 
 
-@contextlib.contextmanager
-def aborts_delayed(seconds: float) -> Iterator[None]:
-    """Makes an abort of the main thread wait, so that another thread can still say why it came."""
-    # Of a handler of Python's own only a note would be taken, and the process would be gone.
-    wait = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: time.sleep(seconds))
-    c = ctypes.CDLL(None)
-    c.signal.argtypes, c.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    before = c.signal(signal.SIGABRT, ctypes.cast(wait, ctypes.c_void_p))
-    try:
-        yield
-    finally:
-        c.signal(signal.SIGABRT, before)
-
-
 def machine() -> str:
     """What this process and another one have in common if each can look at the other."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -172,24 +158,27 @@ def ending(pid: int | None) -> str:
     Args:
         pid: Of a process on this machine; None: on another one.
     """
-    # It takes a moment to end, and then nobody but its parent may have asked for its exit code.
-    for _ in range(100):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return "died without a word"
-        state, *fields = stat.rpartition(")")[2].split()
+    try:
+        code = returncode(pid)
+    except OSError:
+        return "died without a word"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}, without a word" if code else ""
+
+
+def returncode(pid: int | None) -> int:
+    """Of a process that ends, as long as its parent has not asked for it; 0 if it goes on.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    for _ in range(100):  # it takes a moment to end
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if state in "ZX":
-            return exit_text(os.waitstatus_to_exitcode(int(fields[48])))
+            return os.waitstatus_to_exitcode(int(fields[48]))
         time.sleep(0.02)
-    return ""
-
-
-def exit_text(returncode: int) -> str:
-    """What a child's return code says; empty if that is 0."""
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with code {returncode}, without a word" if returncode else ""
+    return 0
 
 
 def python(count: int, log_dir: Path) -> list[str]:

@@ -7,6 +7,7 @@ in the loop.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,7 +190,7 @@ class Reporting(Attributes):
         self.logger.info("%s", card.ending(place, self.epoch, loop.stopped_by, reason, where))
 
     def _say_failure(self, error: BaseException) -> None:
-        raised = {"is_raised": True}  # whoever catches it shows it on the terminal
+        raised = {"is_shown": True}  # whoever catches it shows it on the terminal
         text = "[%d] ended by %r"
         self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
         if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
@@ -217,16 +218,16 @@ class Reporting(Attributes):
             code = 130
         self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
-    def _say_now(self, text: str) -> None:
+    def _say_now(self, text: str, level: int = logging.WARNING) -> None:
         """A line that must be seen, although the log may not be open yet."""
-        self.logger.warning("%s", text)
-        logs.show_early(self.logger)
+        self.logger.log(level, "%s", text, extra={"is_shown": True})
+        print(f"{logging.getLevelName(level)}: {text}", file=sys.stderr)
 
     def _end_with_another_rank(self, text: str) -> None:
         """The last thing that this rank does when another one failed; called in a thread."""
-        self.logger.error("[%d] ended, because another rank failed: %s", self.iteration, text)
-        logs.show_early(self.logger)
         self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
+        place = f"[{self.iteration}]"
+        self._say_now(f"{place} ended, because another rank failed: {text}", logging.ERROR)
 
     def _watch_for_hanging(self) -> None:
         if seconds := self.config.training.hang_seconds:
