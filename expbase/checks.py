@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import reprlib
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -196,25 +195,30 @@ def check_names(attributes: Iterable[str], base: type) -> None:
 
 
 def check_alike(facts: Mapping[str, str]) -> None:
-    """Checks that all ranks have the same; one collective, of a checksum, if they have.
+    """Checks that all ranks have the same; one collective.
 
     Args:
         facts: What is there by the name that a user knows it by.
 
     Raises:
-        ValueError: They differ; with the first name, and what each rank has.
+        ValueError: They differ; with the first name, and what two ranks have.
     """
-    sums = distributed.gather_objects(zlib.crc32(repr(sorted(facts.items())).encode()))
-    if len({*sums}) == 1:
-        return
-    of_ranks = distributed.gather_objects(dict(facts))
-    for name in dict.fromkeys(name for of_rank in of_ranks for name in of_rank):
-        values = [of_rank.get(name, "not there") for of_rank in of_ranks]
-        if len({*values}) > 1:
-            raise ValueError(
-                f"{name}: {_by_rank(values)}; expected the same on all ranks. Start each with the "
-                "same config and the same data, and do what makes it on every rank alike."
-            )
+    if difference := first_difference(distributed.gather_objects(dict(facts))):
+        raise ValueError(
+            f"{difference}; expected the same on all ranks. Start each with the same config and "
+            "the same data, and do what makes it on every rank alike."
+        )
+
+
+def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
+    """What a rank has other than rank 0, with both values; empty: they have the same."""
+    first = of_ranks[0]
+    for rank, other in enumerate(of_ranks):
+        for name in {**first, **other}:
+            ours, theirs = (of.get(name, "not there") for of in (first, other))
+            if repr(ours) != repr(theirs):
+                return f"{name}: {ours} on rank 0, {theirs} on rank {rank}"
+    return ""
 
 
 def check_shares(runs: Sequence[int]) -> None:
@@ -225,31 +229,6 @@ def check_shares(runs: Sequence[int]) -> None:
             f"{runs.index(0)}, whose share of the data nobody validates. Call it on every rank: "
             "look for `if self.rank == 0`, @rank_zero_only or a return before it."
         )
-
-
-def difference_of_results(of_ranks: Sequence[Mapping[str, float]]) -> str:
-    """What to tell about results of valid() that differ between the ranks; empty: they do not.
-
-    What only rank 0 returns was left to it.
-    """
-    first = of_ranks[0]
-    for rank, numbers in enumerate(of_ranks):
-        for name, value in numbers.items():
-            if repr(value) != repr(first.get(name)):
-                return (
-                    f"valid: {name} is {first.get(name)} on rank 0 and {value} on rank {rank}; "
-                    "rank 0's is used for all. For the mean over all samples `return "
-                    "self.average(metrics, weight)`, the weight being this rank's samples."
-                )
-    return ""
-
-
-def _by_rank(values: Sequence[str]) -> str:
-    """Each value with the ranks that have it."""
-    ranks: dict[str, list[str]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(str(rank))
-    return ", ".join(f"{value} on rank {' '.join(having)}" for value, having in ranks.items())
 
 
 def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:

@@ -26,6 +26,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
+from expbase.processes import signals_held
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -197,22 +199,10 @@ def add_to_store(key: str, number: int) -> int:
     """Adds to a number that all processes share, 0 at first; returns the sum."""
     if world_size() == 1:
         return 0
-    with _without_signals():
+    # A signal that interrupts a question, such as the SIGCHLD of a loader's worker, makes it fail;
+    # its answer is then taken for the answer to the next question.
+    with signals_held(signal.valid_signals()):
         return int(core.create_or_get_global_tcp_store().add(key, number))
-
-
-@contextlib.contextmanager
-def _without_signals() -> Iterator[None]:
-    """Delays signals until the end of the block.
-
-    A signal that interrupts a question to paddle's store, such as the SIGCHLD of a loader's worker,
-    makes the question fail; its answer is then taken for the answer to the next question.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:

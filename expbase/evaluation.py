@@ -305,11 +305,17 @@ class Evaluation(Reporting):
         self._wait_in_phase("the end of valid()")
         of_ranks = distributed.gather_objects((numbers, state.runs_begun))
         checks.check_shares([begun for _, begun in of_ranks])
-        difference = checks.difference_of_results([results for results, _ in of_ranks])
+        first = of_ranks[0][0]  # what only rank 0 returns was left to it
+        difference = checks.first_difference([{**first, **results} for results, _ in of_ranks])
         if difference and not state.told_difference:
             state.told_difference = True
-            self.logger.warning("[%d] %s", self.iteration, difference)
-        return of_ranks[0][0]
+            self.logger.warning(
+                "[%d] valid: %s; rank 0's is used for all. For the mean over all samples `return "
+                "self.average(metrics, weight)`, the weight being this rank's samples.",
+                self.iteration,
+                difference,
+            )
+        return first
 
     def _wait_in_phase(self, place: str) -> None:
         distributed.need_all_ranks(place)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -56,9 +56,9 @@ def forking() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sigterm_held() -> Iterator[None]:
-    """Around the start of processes that call `leave_process_group`: SIGTERM waits meanwhile."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def signals_held(signums: Iterable[int]) -> Iterator[None]:
+    """Delays these signals until the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
     try:
         yield
     finally:
@@ -66,7 +66,7 @@ def sigterm_held() -> Iterator[None]:
 
 
 def leave_process_group() -> None:
-    """Makes this process survive the signals of its group, those since `sigterm_held`, too."""
+    """Makes this process survive the signals of its group, those held by `signals_held`, too."""
     os.setpgrp()
     while signal.sigtimedwait({signal.SIGTERM}, 0):  # came before, and was for the whole group
         pass
@@ -115,10 +115,8 @@ def _remove(paths: list[str]) -> None:
 def _noted() -> str:
     """The path of this process's note, which goes when it ends by itself; "": there is none."""
     try:
-        file, made = tempfile.mkstemp(prefix=f".{_NOTE}{os.getpid()}_", dir=SHARED_MEMORY)
-        fcntl.flock(file, fcntl.LOCK_EX)  # before it has its name, so none is found unlocked
-        note = made.replace(f".{_NOTE}", _NOTE)
-        os.rename(made, note)
+        file, note = tempfile.mkstemp(prefix=f"{_NOTE}{os.getpid()}_", dir=SHARED_MEMORY)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:  # there is no such directory, or it is full
         return ""
     Finalize(None, _remove, ([note],), exitpriority=0)  # multiprocessing's children skip atexit

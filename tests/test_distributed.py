@@ -224,7 +224,7 @@ def test_the_first_thing_that_differs_between_the_ranks_is_shown_with_its_values
 
 def test_results_that_differ_between_the_ranks_are_told_once(launched: Path) -> None:
     log = (launched / "worker_0.log").read_text()
-    warning = "WARNING: [4] valid: share is 6.0 on rank 0 and 4.0 on rank 1; rank 0's is used"
+    warning = "WARNING: [4] valid: share: 6.0 on rank 0, 4.0 on rank 1; rank 0's is used"
     assert log.count("WARNING") == log.count(warning) == 1  # bleu was left to rank 0
 
 

@@ -15,7 +15,7 @@ import pytest
 from tiny import Tiny, make, trained
 
 from expbase import processes
-from expbase.processes import leave_process_group, sigterm_held
+from expbase.processes import leave_process_group, signals_held
 
 # Each child has the stdout of its parent, so the pipe ends when all of them have ended: waiting
 # for that end is the test. The module is read by its path, without the seconds that paddle takes.
@@ -186,7 +186,7 @@ def test_an_exit_code_is_the_one_that_a_shell_shows() -> None:
 
 
 def test_a_child_survives_the_sigterm_of_its_group_from_its_first_moment() -> None:
-    with sigterm_held():
+    with signals_held({signal.SIGTERM}):
         child = os.fork()
         if child == 0:
             os.kill(os.getpid(), signal.SIGTERM)  # the group's, before anything was done
@@ -197,7 +197,7 @@ def test_a_child_survives_the_sigterm_of_its_group_from_its_first_moment() -> No
 
 
 def test_sigterm_reaches_a_child_that_has_left_its_group() -> None:
-    with sigterm_held():
+    with signals_held({signal.SIGTERM}):
         child = os.fork()
         if child == 0:
             leave_process_group()

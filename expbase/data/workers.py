@@ -15,6 +15,7 @@ import functools
 import itertools
 import operator
 import pickle
+import signal
 import textwrap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.data.order import Numbered
-from expbase.processes import end_with_parent, forking, leave_process_group, sigterm_held
+from expbase.processes import end_with_parent, forking, leave_process_group, signals_held
 from expbase.state import rng
 
 # Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
@@ -88,7 +89,7 @@ class Fetcher:
         self._idle = None
         loader.batch_sampler.keys = ([(base, *taken[:2])] for taken, _ in ahead)
         # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
-        with rng.isolated(base), forking(), sigterm_held():
+        with rng.isolated(base), forking(), signals_held({signal.SIGTERM}):
             iterator = iter(loader)
         last = False
         try:

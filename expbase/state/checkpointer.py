@@ -108,7 +108,7 @@ class Checkpointer:
         self._background = Background()
         self._buffer = SnapshotBuffer()
         self._is_capturing = False
-        self._compared = False  # whether the ranks' parameters were
+        self._drifted: set[tuple[str, str]] | None = None  # what differed at the first save
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
@@ -150,7 +150,7 @@ class Checkpointer:
         # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
         trained = sharing.trained(found)
         trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
-        ranks = self._parts_of_ranks(found, tensors, values, trained)
+        ranks = self._parts_of_ranks(tensors, values, trained)
         background = self._training.background_save
         if background and self._rank == 0:
             tensors = self._buffer.snapshot(tensors)
@@ -203,24 +203,22 @@ class Checkpointer:
             )
 
     def _parts_of_ranks(
-        self,
-        found: StatefulObjects,
-        tensors: Tensors,
-        values: dict[str, Any],
-        same: set[tuple[str, str]],
+        self, tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str]]
     ) -> list[Part]:
-        """What each rank has other than rank 0."""
-        if self._world_size > 1 and not self._compared:
-            self._compared = True
-            if drifted := sharing.drifted(tensors, sharing.trained(found)):
-                self._logger.warning(
-                    "%d trained parameters differ between the ranks (%s …), and only rank 0's are "
-                    "saved: a resumed run will not be exact. Put their layer into "
-                    "self.data_parallel and call that in train_batch.",
-                    len(drifted),
-                    drifted[0],
-                )
-        return sharing.differing(tensors, values, same)
+        """What each rank has other than rank 0; `same` should not differ."""
+        if self._drifted is not None:
+            return sharing.differing(tensors, values, same - self._drifted)
+        ranks = sharing.differing(tensors, values, set())  # the first save compares everything
+        own = {(file, key) for other, _ in ranks for file, keys in other.items() for key in keys}
+        self._drifted = own & same
+        for file, key in sorted(self._drifted)[:1]:
+            self._logger.warning(
+                "%s.%s differs between the ranks: each trains a model of its own. Put what you "
+                "train into self.data_parallel and call that in train_batch.",
+                file,
+                key,
+            )
+        return ranks
 
     def _write(self, snapshot: Snapshot) -> None:
         """Writes what was captured, if it is good; it looks at nothing that training changes."""

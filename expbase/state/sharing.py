@@ -58,17 +58,6 @@ def trained(found: StatefulObjects) -> set[tuple[str, str]]:
     }
 
 
-def drifted(tensors: Tensors, same: set[tuple[str, str]]) -> list[str]:
-    """The tensors that should be the same on all ranks and are not, as `file.key`; sorted."""
-    names = sorted(same)
-    others = distributed.gather_objects([_checksum(tensors[file][key]) for file, key in names])
-    return [
-        f"{file}.{key}"
-        for (file, key), *of_ranks in zip(names, *others, strict=True)
-        if len(set(of_ranks)) > 1
-    ]
-
-
 def broadcast_files(read_here: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """The files that rank 0 reads, on every rank, as arrays of bytes by name."""
     contents: dict[str, Any] = {}
