@@ -69,10 +69,14 @@ class Checkpoints(TrainingSteps, ModelFiles):
             RuntimeError: The state is not one to go on from: an update failed, or a checkpoint
                 was loaded to be looked at.
         """
+        if self._loop.step in (Step.WITHIN, Step.ENDING):
+            self._loop.save_requested = True
+            return self._loop.wake()
+        self._save_now()
+
+    def _save_now(self) -> None:
         loop, checkpointer = self._loop, self._checkpointer
-        if loop.step in (Step.WITHIN, Step.ENDING):
-            loop.save_requested = True
-            return loop.wake()
+        loop.save_requested = False
         if loop.saved_at == self.iteration or self.phase == "sanity" or self.read_only:
             return
         if loop.failure is not None:
@@ -85,20 +89,23 @@ class Checkpoints(TrainingSteps, ModelFiles):
                 f"save: the state is that of {checkpointer.inspected}, loaded to be looked at; "
                 f"as iteration {self.iteration} it would spoil the run."
             )
-        with self._stopwatch.exclude("saving"):
-            self._check_finite()
-            self._update.check_complete()
-            self._update_scaler()
-            is_last = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-            needed = is_last or bool(loop.stopped_by)  # there will be no later one
-            checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
+        if loop.step is Step.SAVING:
+            raise RuntimeError(
+                "save: called in on_save_checkpoint, which is a part of saving; expected values of "
+                "your own to be returned from it, and save() elsewhere."
+            )
+        before, loop.step = loop.step, Step.SAVING
+        try:
+            with self._stopwatch.exclude("saving"):
+                self._check_finite()
+                self._update.check_complete()
+                self._update_scaler()
+                is_last = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+                needed = is_last or bool(loop.stopped_by)  # there will be no later one
+                checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
+        finally:
+            loop.step = before
         loop.saved_at = self.iteration
-
-    def _save_now(self) -> None:
-        loop = self._loop
-        before, loop.step, loop.save_requested = loop.step, Step.SAVING, False
-        self.save()
-        loop.step = before
 
     def _save_if_stopping(self) -> None:
         """At the end of an iteration: a checkpoint if the run stops or save() was called.
@@ -159,18 +166,13 @@ class Checkpoints(TrainingSteps, ModelFiles):
         Not if the run has come to its end, on_train_end included: then nothing is done again.
         """
         validations, sizes = self._checkpointer.validations, self._checkpointer.sizes
-        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-        if own is None:  # a new run, perhaps with the state of another one
-            self._metric_log.cut(None)
-            validations.cut(0)
-        elif is_over and distributed.on_rank_zero(validations.is_finished, "looking for the end"):
-            validations.cut()
-        else:
-            is_over = False
-            self._metric_log.cut(sizes)
-            validations.cut(sizes.get(VALIDATIONS_BYTES, 0))
-        if is_over:
+        is_over = own and schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        if is_over and distributed.on_rank_zero(validations.is_finished, "looking for the end"):
+            validations.cut(validations.size())
             self._loop.step = Step.OVER
+        else:  # a new run begins with no logs, perhaps with the state of another one
+            self._metric_log.cut(sizes if own else None)
+            validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if own else 0)
 
     def _resume(self, path: Path) -> None:
         loop, own = self._loop, path == self._checkpointer.resumable

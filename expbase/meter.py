@@ -137,28 +137,28 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        self._path = path
+        self.path = path
         self._clock = clock
         self._file: IO[str] | None = None  # stays open: opening it costs as much as a line
 
     def size(self) -> int:
         """The size of the file now, in bytes."""
-        return self._path.stat().st_size if self._path and self._path.exists() else 0
+        return self.path.stat().st_size if self.path and self.path.exists() else 0
 
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes."""
         self.close()
-        if self._path and self.size() > size:
-            os.truncate(self._path, size)
+        if self.path and self.size() > size:
+            os.truncate(self.path, size)
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line; a number that is not finite is a text in it."""
-        if self._path is None:
+        if self.path is None:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
         record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
         if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = self.path.open("a", encoding="utf-8")
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()  # a kill does not lose the line
 

@@ -18,7 +18,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,43 +40,6 @@ _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
 # Names of files that no attribute can have.
 _ARRAYS = "@values"  # of the arrays in the other entries
 _RANK = "@rank_"  # of what a rank has other than rank 0
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What is written into one checkpoint."""
-
-    iteration: int
-    tensors: Tensors
-    values: dict[str, Any]
-    ranks: list[Part]  # what each has other than rank 0
-    facts: Mapping[str, int]  # for the manifest: sizes of files
-    trained: set[tuple[str, str]]  # file and key of each trained parameter and each accumulator
-    best: list[int]  # iterations whose checkpoints are kept for being the best
-    needed: bool  # whether it is an error that there is no room for it
-
-    def nonfinite(self) -> str:
-        """The first trained parameters or accumulators that are not finite; "" if all are."""
-        bad = [(file, key) for file, key in self.trained if not self.tensors[file][key].is_finite()]
-        return ", ".join(f"{file}.{key}" for file, key in sorted(bad)[:3])
-
-    def files(self, world_size: int) -> dict[str, list[Any]]:
-        """The content of each file, in buffers."""
-        files: dict[str, list[Any]] = {
-            f"{n}{_SUFFIX}": list(serialize(a)) for n, a in self.tensors.items()
-        }
-        for rank, (other, _) in enumerate(self.ranks):
-            flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
-            if flat:
-                files[f"{_RANK}{rank}{_SUFFIX}"] = list(serialize(flat))
-        text = {
-            "format": _FORMAT,
-            "world_size": world_size,
-            "values": self.values,
-            "ranks": [values for _, values in self.ranks],
-        }
-        files[STATE_FILE] = [json.dumps(text, allow_nan=False).encode()]
-        return files
 
 
 class Checkpointer:
@@ -107,7 +69,6 @@ class Checkpointer:
         self._names: set[str] = set()
         self._background = Background()
         self._buffer = SnapshotBuffer()
-        self._is_capturing = False
         self._drifted: set[tuple[str, str]] | None = None  # what differed at the first save
 
     def newest(self) -> Path | None:
@@ -146,7 +107,7 @@ class Checkpointer:
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
         distributed.on_rank_zero(self._background.wait, "saving")  # the one before
-        tensors, values = self._capture_once(contents)
+        tensors, values = _capture(contents)
         # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
         trained = sharing.trained(found)
         trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
@@ -155,25 +116,14 @@ class Checkpointer:
         if background and self._rank == 0:
             tensors = self._buffer.snapshot(tensors)
         facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
-        best = self.validations.kept()  # of now, not of when it is written
-        snapshot = Snapshot(iteration, tensors, values, ranks, facts, trained, best, needed)
-        write = functools.partial(self._write, snapshot)
+        best = self.validations.kept()
+        # What is written is of now, and not looked at again while training goes on.
+        content = (tensors, values, ranks)
+        write = functools.partial(self._write, iteration, content, trained, facts, best, needed)
         if not background:
             distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self._background.start(write)
-
-    def _capture_once(self, contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-        if self._is_capturing:
-            raise RuntimeError(
-                "save: called in on_save_checkpoint, which is a part of saving; expected values of "
-                "your own to be returned from it, and save() elsewhere."
-            )
-        self._is_capturing = True
-        try:
-            return _capture(contents)
-        finally:
-            self._is_capturing = False
 
     def raise_failure(self) -> None:
         """Raises what went wrong in the background, if anything did by now."""
@@ -220,22 +170,30 @@ class Checkpointer:
             )
         return ranks
 
-    def _write(self, snapshot: Snapshot) -> None:
-        """Writes what was captured, if it is good; it looks at nothing that training changes."""
-        iteration, newest = snapshot.iteration, self.newest_name
-        bad = snapshot.nonfinite() if self._training.nonfinite != "ignore" else ""
-        if bad and self._training.nonfinite == "error":
+    def _write(
+        self,
+        iteration: int,
+        content: tuple[Tensors, dict[str, Any], list[Part]],
+        trained: set[tuple[str, str]],  # file and key of what must be finite
+        facts: Mapping[str, int],
+        best: list[int],
+        needed: bool,
+    ) -> None:
+        """Writes what was captured, if it is good and there is room."""
+        policy, newest = self._training.nonfinite, self.newest_name
+        bad = _nonfinite(content[0], trained) if policy != "ignore" else ""
+        if bad and policy == "error":
             raise NonFiniteError(f"{bad} after iteration {iteration}", newest)
-        files = snapshot.files(self._world_size)
-        lack = "" if snapshot.needed else checkpoint.lack_of_room(self._directory, files)
+        files = _files(*content)
+        lack = "" if needed else checkpoint.lack_of_room(self._directory, files)
         if bad or lack:
             reason = f"not finite: {bad}" if bad else lack
             text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
             self._logger.warning(text, iteration, reason, newest)
             return
-        self.newest_saved = checkpoint.write(self._directory, iteration, files, snapshot.facts)
+        self.newest_saved = checkpoint.write(self._directory, iteration, files, facts)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
-        self._prune(snapshot.best)
+        self._prune(best)
 
     def _prune(self, best: list[int]) -> None:
         checkpoint.prune(
@@ -249,7 +207,7 @@ class Checkpointer:
         """Notes that the run has come to its end, and deletes what is not the best any more."""
         self.close()
         if self._rank == 0:
-            self.validations.finish(iteration, epoch)
+            self.validations.write(iteration, epoch, {"finished": True})
             self._prune(self.validations.kept())
 
     def restore(self, path: Path) -> list[str]:
@@ -363,6 +321,28 @@ def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
         else:
             values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
     return (tensors | {_ARRAYS: arrays} if arrays else tensors), values
+
+
+def _nonfinite(tensors: Tensors, trained: Iterable[tuple[str, str]]) -> str:
+    """The first tensors that are not finite; "" if all are."""
+    bad = [f"{file}.{key}" for file, key in trained if not tensors[file][key].is_finite()]
+    return ", ".join(sorted(bad)[:3])
+
+
+def _files(tensors: Tensors, values: dict[str, Any], ranks: list[Part]) -> dict[str, list[Any]]:
+    """The content of each file, in buffers."""
+    files: dict[str, list[Any]] = {f"{n}{_SUFFIX}": [*serialize(a)] for n, a in tensors.items()}
+    for rank, (other, _) in enumerate(ranks):
+        flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
+        if flat:
+            files[f"{_RANK}{rank}{_SUFFIX}"] = [*serialize(flat)]
+    text = {
+        "format": _FORMAT,
+        "world_size": len(ranks),
+        "values": values,
+        "ranks": [of_rank for _, of_rank in ranks],
+    }
+    return {**files, STATE_FILE: [json.dumps(text, allow_nan=False).encode()]}
 
 
 def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:

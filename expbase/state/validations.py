@@ -23,7 +23,7 @@ FILE = "validations.jsonl"  # in the directory of a run
 Scores = list[tuple[int, float]]  # iterations and their scores, best first
 
 
-class Validations:
+class Validations(MetricsFile):
     """What is known of the validations of a run.
 
     Args:
@@ -32,10 +32,10 @@ class Validations:
     """
 
     def __init__(self, path: Path | None, training: Any) -> None:
+        super().__init__(path)
         self.best: Scores = []  # of those that have a checkpoint
-        self._path = path
-        self._file = MetricsFile(path)
         self._training = training
+        self._monitor = f"{training.monitor_mode} {training.monitor}"
 
     def add(
         self, iteration: int, epoch: int, results: Mapping[str, float], *, has_checkpoint: bool
@@ -47,42 +47,25 @@ class Validations:
             sign = -1 if training.monitor_mode == "max" else 1
             scores = sorted([*self.best, (iteration, score)], key=lambda one: sign * one[1])
             self.best = scores[: max(training.keep_best, 1)]
-        self._write(iteration, epoch, {f"valid/{name}": n for name, n in results.items()})
+        self.write(iteration, epoch, {f"valid/{name}": n for name, n in results.items()})
 
-    def finish(self, iteration: int, epoch: int) -> None:
-        """Notes that the run has come to its end."""
-        self._write(iteration, epoch, {"finished": True})
-
-    def _write(self, iteration: int, epoch: int, facts: Mapping[str, Any]) -> None:
-        facts = {**facts, "monitor": self._monitor, "best": self.best}
-        self._file.write(iteration, epoch, facts)
-
-    @property
-    def _monitor(self) -> str:
-        return f"{self._training.monitor_mode} {self._training.monitor}"
+    def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one line, with the best until now."""
+        super().write(iteration, epoch, {**metrics, "monitor": self._monitor, "best": self.best})
 
     def is_finished(self) -> bool:
         """Whether the run has come to its end, and was not continued since."""
-        return "finished" in _last_line(self._path)
+        return "finished" in _last_line(self.path)
 
     def kept(self) -> list[int]:
         """The iterations whose checkpoints stay for being the best."""
         return [iteration for iteration, _ in self.best[: self._training.keep_best]]
 
-    def size(self) -> int:
-        """The size of the file now, in bytes."""
-        return self._file.size()
-
-    def cut(self, size: int | None = None) -> None:
+    def cut(self, size: int) -> None:
         """Goes back to where the file had this size, in bytes; other metrics' scores are gone."""
-        if size is not None:
-            self._file.cut(size)
-        last = _last_line(self._path)
+        super().cut(size)
+        last = _last_line(self.path)
         self.best = _scores(last) if last.get("monitor") == self._monitor else []
-
-    def close(self) -> None:
-        """Closes the file. May be called twice."""
-        self._file.close()
 
 
 def best_of(run: Path) -> Scores:
