@@ -107,9 +107,7 @@ class Attributes(Events):
         self._metric_log = MetricLog(self.logger, MetricsFile(None), self.visualizer)
         self._iterator = TrainIterator()
         self._loop = LoopState()
-        self._checkpointer = Checkpointer(
-            self.checkpoint_dir, self.config.training, self.rank, self.world_size, self.logger
-        )
+        self._checkpointer = Checkpointer(self.checkpoint_dir, self.config.training, self.logger)
 
     @classmethod
     def default_config(cls) -> Config:

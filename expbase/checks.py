@@ -113,15 +113,11 @@ def check_arguments(args: Any, config: Config, defaults: Config) -> None:
             )
     if getattr(args, DONE_BY_MAIN, True):
         return
-    for name in ("smoke", "print_config"):
-        if getattr(args, name):
-            raise ConfigError(
-                f"--{name}: is done by main(Experiment), which this script does not call."
-            )
-    if args.nprocs > 1 and distributed.world_size() == 1:
+    spawns = args.nprocs > 1 and distributed.world_size() == 1
+    given = {"smoke": args.smoke, "print_config": args.print_config, "nprocs": spawns}
+    for name in [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"--nprocs: {args.nprocs} given, and this process is the only one; expected a script "
-            "that calls main(Experiment), or python -m paddle.distributed.launch."
+            f"--{name}: is done by main(Experiment), which this script does not call."
         )
     _check_merged(args, config, defaults)
     args.output = fill_in(args.output, config)

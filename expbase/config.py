@@ -118,13 +118,13 @@ def fill(config: Mapping[str, Any]) -> Config:
             f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
             "super().default_config()` or get_default_training_config(), and return the config."
         )
-    # A user may add keys; one that is all but the name of ours is a mistake.
-    swapped = {key: near for key, near in lookalikes(given).items() if sorted(key) == sorted(near)}
-    for key, near in {**swapped, **lookalikes(given, 0.91)}.items():
-        raise ConfigError(
-            f"training: unknown key {key!r}. Did you mean {near!r}? "
-            "Put a key of your own into a section of its own."
-        )
+    for key, near in lookalikes(given).items():
+        # A user may add keys; one that is all but the name of ours is a mistake.
+        if sorted(key) == sorted(near) or key in lookalikes(given, 0.91):
+            raise ConfigError(
+                f"training: unknown key {key!r}. Did you mean {near!r}? "
+                "Put a key of your own into a section of its own."
+            )
     training = get_default_training_config()
     training.set_new_allowed(True)
     training = _merged(training, given, "config", prefix="training.")

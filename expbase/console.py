@@ -56,17 +56,6 @@ def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
         redirect_stdout=is_terminal(sys.stdout),  # what is printed into a file stays there
     )
     _free_children_from_rich()
-    with _breakpoint_stops(live):
-        live.start()
-        live.console.show_cursor(True)  # rich hides it; after a kill -9 it would stay hidden
-        try:
-            yield lambda: live.is_started
-        finally:
-            live.stop()
-
-
-@contextlib.contextmanager
-def _breakpoint_stops(live: Live) -> Iterator[None]:
     hook = sys.breakpointhook
 
     def debug(*args: Any, **options: Any) -> Any:
@@ -76,9 +65,12 @@ def _breakpoint_stops(live: Live) -> Iterator[None]:
         return hook(*args, **options)
 
     sys.breakpointhook = debug
+    live.start()
+    live.console.show_cursor(True)  # rich hides it; after a kill -9 it would stay hidden
     try:
-        yield
+        yield lambda: live.is_started
     finally:
+        live.stop()
         sys.breakpointhook = hook
 
 

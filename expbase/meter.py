@@ -25,12 +25,7 @@ METRICS = "metrics.jsonl"
 
 
 class NonFiniteError(FloatingPointError):
-    """A logged training scalar, a parameter or an accumulator is not finite.
-
-    Args:
-        bad: Which, and where.
-        newest: The name of the newest good checkpoint.
-    """
+    """A logged training scalar, a parameter or an accumulator is not finite."""
 
     def __init__(self, bad: str, newest: str) -> None:
         super().__init__(
@@ -91,6 +86,7 @@ class Meter:
     def load_state_dict(self, state: Mapping[str, list[tuple[int, float]]]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
         self._values = {name: [*pairs] for name, pairs in state.items()}
+        self.is_used = bool(state)
         return []
 
     def _numbers(self) -> dict[str, list[tuple[int, float]]]:

@@ -9,11 +9,12 @@ One run owns one directory at a time, until its process is dead.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from expbase.config import (
     ConfigError,
@@ -44,7 +45,7 @@ class RunDirectory:
         self.path = Path(path).absolute()
         self._option = option
         self._config = self.path / CONFIG  # written once the directory is a run's
-        self._lock: tuple[str, IO[bytes]] | None = None
+        self._lock = contextlib.ExitStack()
 
     def make(self) -> None:
         """Makes the directory; a ConfigError says why that cannot be."""
@@ -79,23 +80,18 @@ class RunDirectory:
                 "is in use by a running process. Wait for it, stop it, or give another --output."
             ) from error
         _held.add(name)
-        self._lock = (name, file)
+        self._lock.callback(_held.discard, name)
+        self._lock.callback(file.close)
 
     def release(self) -> None:
         """Ends the lock. May be called twice."""
-        if self._lock is not None:
-            name, file = self._lock
-            self._lock = None
-            _held.discard(name)
-            file.close()
+        self._lock.close()
 
     def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
         """Makes and locks the directory for a run of this config; for rank 0.
 
-        Args:
-            config: The resolved config.
-            fresh: Whether a run that is here is moved aside first; its new place is returned.
-            force: Whether to continue a run that has another config.
+        With `fresh` a run that is here is moved aside first, and its new place is returned. With
+        `force` a run that has another config is continued.
 
         Raises:
             ConfigError: It cannot be made, is in use, or holds a run of another config.

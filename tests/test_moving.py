@@ -85,7 +85,7 @@ def test_a_loop_by_hand_does_not_train_what_is_only_looked_at(tmp_path: Path) ->
     [
         (["--smoke"], r"--smoke: is done by main\(Experiment\), which this script does not call"),
         (["--print_config"], r"--print_config: is done by main\(Experiment\)"),
-        (["--nprocs", "2"], "--nprocs: 2 given, and this process is the only one"),
+        (["--nprocs", "2"], r"--nprocs: is done by main\(Experiment\)"),
         (
             ["optim.lr=0.3"],
             r"optim\.lr=0\.3: given as an option, and the config has 0\.1",

@@ -62,11 +62,7 @@ def write(
 ) -> Path:
     """Writes one checkpoint; it is complete and on disk when this returns.
 
-    Args:
-        directory: Of all checkpoints; made if it does not exist.
-        iteration: The number of this one.
-        files: For each file the buffers that are its content.
-        info: JSON values that go into the manifest, such as the sizes of the logs.
+    `files` has for each file the buffers that are its content. `info` goes into the manifest.
 
     Raises:
         CheckpointError: The system refused; earlier checkpoints are unchanged.
@@ -150,10 +146,8 @@ def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
 def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that verifies, in a directory that no other process writes to.
 
-    Damaged newer ones are moved aside, and what a killed process left half done is cleaned up.
-
-    Returns:
-        Its path, or None if there is none; and what was wrong with each that was moved aside.
+    Damaged newer ones are moved aside, with a text for each, what was wrong with it. What a killed
+    process left half done is cleaned up.
     """
     _clean(directory)
     path, damaged = _newest(directory)
@@ -189,12 +183,11 @@ def find(path: Path) -> Path:
 
 def of_parakeet(path: Path) -> str:
     """The way to go on from what Parakeet has saved at a path; "" if there is nothing of it."""
-    files = [path.with_name(f"{path.name}.pdparams")] if path.name else []
-    files += [*path.glob("step-*.pdparams"), *path.glob(f"{FOLDER}/step-*.pdparams")]
-    there = [file for file in files if file.exists()]
-    if not there:
+    files = [*path.parent.glob(f"{path.name}.pdparams"), *path.glob("step-*.pdparams")]
+    files += path.glob(f"{FOLDER}/step-*.pdparams")
+    if not files:
         return ""
-    newest = max(there, key=lambda file: (len(file.name), file.name)).with_suffix("")
+    newest = max(files, key=lambda file: (len(file.name), file.name)).with_suffix("")
     return (
         f"It holds a run of Parakeet. To start from its weights, in a new --output: "
         f"--init_model_path {newest}. To go on at its iteration: docs/moving.md."
@@ -217,11 +210,8 @@ def prune(
 ) -> None:
     """Deletes the checkpoints that nothing asks to keep, after a new one was written.
 
-    Args:
-        directory: Of all checkpoints.
-        keep_last: How many of the newest are kept; 0: all.
-        keep_every: Those at multiples of this iteration are kept; 0: none for that reason.
-        keep_best: Iterations that are kept in any case.
+    Kept are the newest `keep_last` (0: all), those at multiples of `keep_every` (0: none for that
+    reason), and those of the iterations in `keep_best`.
     """
     for path in listed(directory)[:-keep_last] if keep_last else []:
         iteration = iteration_of(path) or 0

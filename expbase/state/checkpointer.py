@@ -45,27 +45,19 @@ _RANK = "@rank_"  # of what a rank has other than rank 0
 class Checkpointer:
     """The checkpoints of one run; `training` is that section of its config."""
 
-    def __init__(
-        self,
-        directory: Path,
-        training: Any,
-        rank: int,
-        world_size: int,
-        logger: logging.Logger,
-    ) -> None:
+    def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
-        file = directory.parent / validations.FILE if rank == 0 else None
+        self._rank, self._world_size = distributed.rank(), distributed.world_size()
+        file = None if self._rank else directory.parent / validations.FILE
         self.validations = validations.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
-        self.saved_by = world_size  # processes that wrote the restored checkpoint
+        self.saved_by = self._world_size  # processes that wrote the restored checkpoint
         self._directory = directory
         self._logger = logger
         self._training = training
-        self._rank = rank
-        self._world_size = world_size
         self._names: set[str] = set()
         self._background = Background()
         self._buffer = SnapshotBuffer()
@@ -232,14 +224,11 @@ class Checkpointer:
         return notes
 
     def load_for_inspection(self, path: Path) -> dict[str, Any]:
-        """Like `restore`, but returns the place in training, `iteration` and `epoch`, instead."""
+        """Like `restore`, but returns the place in training, `iteration` and `epoch`, instead.
+
+        What differed between several processes, like the statistics of batch norm, is rank 0's.
+        """
         states = self._read_fitting(path)
-        if self.saved_by != self._world_size:
-            self._logger.info(
-                "saved by %d processes: what differed between them, like the statistics of batch "
-                "norm, is rank 0's",
-                self.saved_by,
-            )
         self._load({name: states[name] for name in (OBJECTS, "registered", "own")})
         self.inspected = path.name
         return dict(states["counters"])
@@ -356,11 +345,9 @@ def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose(run: Path, which: str) -> Path:
-    """The checkpoint of a run that is meant: "best", "last" or the number of an iteration.
+    """The checkpoint of a run that is meant: "best", "last" or an iteration, `400` or `step-400`.
 
-    Args:
-        run: The output directory, or a checkpoint itself, whatever `which` says.
-        which: One of these; also `step-400`.
+    If `run` is not an output directory, but a checkpoint itself, it is that one.
 
     Raises:
         CheckpointError: There is none.

@@ -36,10 +36,8 @@ _TAGS = {kind: tag for tag, kind in _KINDS.items()}
 def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     """A value as JSON, from which `decode` makes the same value of the same type.
 
-    Args:
-        value: An `Array` in it is taken for the tensor that it is the content of.
-        place: Where the value was found; for messages, and as the key of arrays.
-        arrays: The arrays and tensors are put in here.
+    Arrays and tensors are put into `arrays`, by the place where they were found. An `Array` is
+    taken for the tensor that it is the content of.
 
     Raises:
         TypeError: Something in it cannot be saved.

@@ -137,16 +137,12 @@ class _Machine:
                 stack.append(_as(FunctionType, items[0])(*items[1]))
             case "BUILD":
                 _as((_NumpyType, _NumpyArray), stack[-1]).build(items[0])
+            case _ if name in _ARGUMENT:
+                stack.append(argument)
+            case _ if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
             case _:
-                stack.append(_plain_value(name, argument))
-
-
-def _plain_value(name: str, argument: Any) -> Any:
-    if name in _ARGUMENT:
-        return argument
-    if name in _CONSTANTS:
-        return _CONSTANTS[name]
-    raise PdparamsError(f"has the pickle instruction {name}, which weights do not need.")
+                raise PdparamsError(f"has the instruction {name}, which weights do not need.")
 
 
 def _set_items(target: dict[Any, Any], items: list[Any]) -> None:
@@ -207,19 +203,11 @@ def _encoded(text: str = "", encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _dict() -> dict[str, Any]:
-    return {}
-
-
-def _tuple(items: Any) -> Any:
-    return _as(tuple, items)
-
-
 _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")  # before and since numpy 2
 _KNOWN = {
-    ("collections", "OrderedDict"): _dict,
-    ("builtins", "tuple"): _tuple,
-    ("__builtin__", "tuple"): _tuple,
+    ("collections", "OrderedDict"): lambda: {},  # noqa: PIE807  # a function, and no class
+    ("builtins", "tuple"): lambda items: _as(tuple, items),
+    ("__builtin__", "tuple"): lambda items: _as(tuple, items),
     ("__builtin__", "bytes"): _encoded,
     ("_codecs", "encode"): _encoded,
     ("numpy", "ndarray"): lambda: None,  # only named, as an argument of _reconstruct
