@@ -166,13 +166,16 @@ class Checkpoints(TrainingSteps, ModelFiles):
         Not if the run has come to its end, on_train_end included: then nothing is done again.
         """
         validations, sizes = self._checkpointer.validations, self._checkpointer.sizes
-        is_over = own and schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-        if is_over and distributed.on_rank_zero(validations.is_finished, "looking for the end"):
+        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        if own and is_over:
+            is_over = bool(distributed.on_rank_zero(validations.is_finished, "the end"))
+        if own and is_over:
             validations.cut(validations.size())
-            self._loop.step = Step.OVER
         else:  # a new run begins with no logs, perhaps with the state of another one
             self._metric_log.cut(sizes if own else None)
             validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if own else 0)
+        if is_over:
+            self._loop.step = Step.OVER
 
     def _resume(self, path: Path) -> None:
         loop, own = self._loop, path == self._checkpointer.resumable

@@ -160,10 +160,7 @@ def load_config(
 ) -> Config:
     """The defaults of the class, changed by the files and the options of the command line.
 
-    Args:
-        experiment: The class.
-        args: As `default_argument_parser` parses them.
-        of_run: The config file of a run, which changes the defaults first, if it is there.
+    The config file of a run changes them first, if it is there.
 
     Raises:
         ConfigError: One of them does not fit.

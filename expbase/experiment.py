@@ -192,7 +192,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self.logger.info("[%d] left the validation; the next start makes it", self.iteration)
         loop.stopped_by = self._stop_requests.agreed(self.iteration, ask_now=loop.is_pending)
         self._save_if_stopping()
-        self._checkpointer.raise_failure()
+        self._checkpointer.background.raise_failure()
         loop.epochs_before = self.epochs_ended
         between = Step.BETWEEN_EPOCHS if self._iterator.ended else Step.BETWEEN
         loop.step = Step.OVER if due.last or loop.stopped_by else between

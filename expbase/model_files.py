@@ -43,8 +43,8 @@ class ModelFiles(Evaluation):
         """
         self._fire("on_load_model")
         found = distributed.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
-        reports = load_weights(found, self._saved_objects().layers, into, partial=partial)
-        for name, text in reports.items():
+        texts = load_weights(found, self._saved_objects().layers, into, partial=partial)
+        for name, text in texts.items():
             self.logger.info("loaded %s from %s: %s", name, path, text)
 
     def export(

@@ -128,8 +128,7 @@ class RunDirectory:
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The config keys that differ from those of the first start, with both values."""
-        is_there = self._config.exists() and self.is_begun()
-        return differences(load_yaml(self._config), config) if is_there else {}
+        return differences(load_yaml(self._config), config) if self.is_begun() else {}
 
     def is_begun(self) -> bool:
         """Whether a run here has a checkpoint or a line of metrics; starts before count for none.
@@ -138,11 +137,12 @@ class RunDirectory:
         """
         metrics = self.path / METRICS
         has_line = metrics.exists() and metrics.stat().st_size > 0
-        return has_line or bool(checkpoint.listed(self.path / checkpoint.FOLDER))
+        has_checkpoint = bool(checkpoint.listed(self.path / checkpoint.FOLDER))
+        return self._config.exists() and (has_line or has_checkpoint)
 
     def dump(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml until the run has begun; later starts leave it as it is."""
-        if not (self._config.exists() and self.is_begun()):
+        if not self.is_begun():
             temporary = self._config.with_name(f".{CONFIG}")
             temporary.write_text(dump_yaml(config), encoding="utf-8")
             os.replace(temporary, self._config)  # whole or not there, even after a kill

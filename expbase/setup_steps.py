@@ -123,5 +123,5 @@ class SetupSteps(Reporting):
         facts["self.train_loader"] = f"{self.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(self.valid_loader)} samples"
         checks.check_alike({**facts, **found.shapes()})
-        self._checkpointer.expect(found.names())
+        self._checkpointer.names = [*found.names()]
         self._say_what_there_is()

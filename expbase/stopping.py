@@ -182,11 +182,8 @@ class ValidationExit:
 
     A rank leaves before a batch, and says so in the processes' store. One that has read its share
     waits for the others; it asks them to leave, and leaves when another one has. So nobody leaves
-    once all have come to where they wait for each other: all go on from there, or none does.
-
-    Args:
-        requests: Of this process.
-        number: Of the validation, the same on all ranks.
+    once all have come to where they wait for each other: all go on from there, or none does. The
+    number of the validation is the same on all ranks.
     """
 
     def __init__(self, requests: StopRequests, number: int) -> None:

@@ -186,11 +186,9 @@ def test_with_several_models_one_says_which(tmp_path: Path) -> None:
 
     exp = ready(tmp_path / "run", Two)
     exp.save_model(tmp_path / "critic.safetensors", exp.critic)
-    with pytest.raises(WeightsError, match=r"self has generator, critic; expected into=NAME"):
+    with pytest.raises(WeightsError, match=r"self has generator, critic; .*: into=NAME"):
         exp.load_model(tmp_path / "critic.safetensors")
-    with pytest.raises(
-        WeightsError, match=r"into='judge' given; expected one of generator, critic"
-    ):
+    with pytest.raises(WeightsError, match=r"into='judge' given, and self has generator, critic"):
         exp.load_model(tmp_path / "critic.safetensors", into="judge")
     before = expected(exp.critic)
     exp.critic.weight.set_value(paddle.zeros([2, 2]))

@@ -54,12 +54,12 @@ class Checkpointer:
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self.names: list[str] = []  # of what has state after setup
+        self.background = Background()
         self.saved_by = self._world_size  # processes that wrote the restored checkpoint
         self._directory = directory
         self._logger = logger
         self._training = training
-        self._names: set[str] = set()
-        self._background = Background()
         self._buffer = SnapshotBuffer()
         self._drifted: set[tuple[str, str]] | None = None  # what differed at the first save
 
@@ -83,7 +83,7 @@ class Checkpointer:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails
-        there is raised by the next save, by `raise_failure` or by `close`.
+        there is raised by the next save, by `background.raise_failure` or by `close`.
 
         Args:
             iteration: Of now.
@@ -98,7 +98,7 @@ class Checkpointer:
         contents = self.contents()
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
-        distributed.on_rank_zero(self._background.wait, "saving")  # the one before
+        distributed.on_rank_zero(self.background.wait, "saving")  # the one before
         tensors, values = _capture(contents)
         # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
         trained = sharing.trained(found)
@@ -115,11 +115,7 @@ class Checkpointer:
         if not background:
             distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
-            self._background.start(write)
-
-    def raise_failure(self) -> None:
-        """Raises what went wrong in the background, if anything did by now."""
-        self._background.raise_failure()
+            self.background.start(write)
 
     @property
     def newest_name(self) -> str:
@@ -129,15 +125,11 @@ class Checkpointer:
     def close(self) -> None:
         """Returns when this rank writes no more; raises what went wrong. May be called twice."""
         self.validations.close()
-        self._background.wait()
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Notes what has state; whatever is added later is refused at the next save."""
-        self._names = set(names)
+        self.background.wait()
 
     def refuse_newcomers(self, found: StatefulObjects) -> None:
         """Raises a RuntimeError if something with state was added to the experiment since setup."""
-        new = [name for name in found.names() if name not in self._names]
+        new = [name for name in found.names() if name not in self.names]
         if new:
             raise RuntimeError(
                 f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "

@@ -2,7 +2,7 @@
 Optimizers and counters are not here: they come out of checkpoints alone.
 
     found = read_weights(Path("other/checkpoints/step-00000400"))  # {"model": {"fc.weight": Array}}
-    reports = load(found, {"model": layer}, into=None, partial=False)
+    texts = load(found, {"model": layer}, into=None, partial=False)
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +109,6 @@ def write_weights(path: Path, layer: Any) -> None:
         raise WeightsError(f"{path}: cannot be written: {error.strerror}.") from error
 
 
-@dataclass
-class Report:
-    """Which weights of a model file fit a layer."""
-
-    fitted: list[str]  # the names that both have, with the same type and shape
-    misfits: list[str]  # what is wrong with each of the others
-
-    def __str__(self) -> str:
-        return "\n  ".join([f"{len(self.fitted)} fitted", *self.misfits])
-
-
 def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
     """Writes a layer in eval mode by paddle.jit.save; each of its files appears complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,41 +118,37 @@ def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
             file.replace(path.parent / file.name)
 
 
-def _compare(weights: Mapping[str, Array], layer: Any) -> Report:
-    report, tensors = Report([], []), layer.state_dict()
+def _compare(weights: Mapping[str, Array], tensors: Mapping[str, Any]) -> list[str]:
+    """What is wrong with each that does not fit."""
+    misfits = []
     for name, tensor in tensors.items():
         here = describe(tensor)
         if name not in weights:
-            report.misfits.append(f"missing in the file: {name}")
+            misfits.append(f"missing in the file: {name}")
         elif str(weights[name]) != here:
-            report.misfits.append(f"other shape: {name}: {weights[name]} there, {here} here")
-        else:
-            report.fitted.append(name)
-    report.misfits += [f"only in the file: {name}" for name in weights if name not in tensors]
-    return report
+            misfits.append(f"other shape: {name}: {weights[name]} there, {here} here")
+    return misfits + [f"only in the file: {name}" for name in weights if name not in tensors]
 
 
 def _target_layers(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None
 ) -> list[str]:
-    if into is not None and into not in layers:
-        raise WeightsError(f"load_model: into={into!r} given; expected one of {', '.join(layers)}.")
-    if into is not None:
-        return [into]
-    if "" not in found:
+    if into is None and "" not in found:
         return [*layers]
-    if len(layers) == 1 or "model" in layers:
-        return ["model" if "model" in layers else next(iter(layers))]
-    raise WeightsError(
-        f"load_model: the file holds one model and self has {', '.join(layers)}; "
-        "expected into=NAME."
-    )
+    only = next(iter(layers)) if len(layers) == 1 else "model"
+    name = only if into is None else into
+    if name not in layers:
+        raise WeightsError(
+            f"load_model: into={into!r} given, and self has {', '.join(layers)}; expected the one "
+            "that the model in the file is for: into=NAME."
+        )
+    return [name]
 
 
 def load(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
-) -> dict[str, Report]:
-    """Sets the weights of layers, after all of them were compared; returns what fitted.
+) -> dict[str, str]:
+    """Sets the weights of layers, after all of them were compared; says for each what fitted.
 
     Args:
         found: What `read_weights` returned.
@@ -175,25 +159,24 @@ def load(
     Raises:
         WeightsError: They do not fit, or the user must say which layer; nothing was changed.
     """
-    names = _target_layers(found, layers, into)
-    sources = {name: found.get(name) or found.get("", {}) for name in names}
-    reports = {name: _compare(sources[name], layers[name]) for name in names}
-    for name, report in reports.items():
-        if report.misfits and not sources[name]:
-            report.misfits = [f"not in the file, which has {', '.join(found)}"]
-    if partial:
-        fits = any(report.fitted for report in reports.values())
-    else:
-        fits = bool(reports) and not any(report.misfits for report in reports.values())
-    if not fits:
-        table = "\n".join(f"{name}: {report}" for name, report in reports.items())
+    texts: dict[str, str] = {}
+    fitting, has_misfits = [], False
+    for name in _target_layers(found, layers, into):
+        weights, tensors = found.get(name) or found.get("", {}), layers[name].state_dict()
+        misfits = _compare(weights, tensors)
+        if misfits and not weights:
+            misfits = [f"not in the file, which has {', '.join(found)}"]
+        fits = [n for n in tensors if n in weights and str(weights[n]) == describe(tensors[n])]
+        fitting += [(weights[n], tensors[n]) for n in fits]
+        has_misfits = has_misfits or bool(misfits)
+        texts[name] = "\n  ".join([f"{len(fits)} fitted", *misfits])
+    if not texts or (not fitting if partial else has_misfits):
+        table = "\n".join(f"{name}: {text}" for name, text in texts.items())
         raise WeightsError(
             f"the weights do not fit:\n{table or 'no model of a name that self has'}\n"
             "Nothing was changed. "
             + ("" if partial else "To take what fits: partial=True, or --init_partial.")
         )
-    for name in names:
-        tensors = layers[name].state_dict()
-        for key in reports[name].fitted:
-            sources[name][key].copy_to(tensors[key])
-    return reports
+    for array, tensor in fitting:
+        array.copy_to(tensor)
+    return texts
