@@ -74,10 +74,9 @@ class Attributes(Events):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_early_attributes(type(self), vars(self))
         # What mixins add is there, however the config was made.
-        defaults = fill(type(self).default_config())
-        self.config = fill({**defaults, **config})
+        self.config = fill({**fill(type(self).default_config()), **config})
         check_training(self.config.training)
-        checks.check_arguments(args, self.config, defaults)
+        checks.check_arguments(args, self.config)
         self.args = args
         self.model: Any = None
         self.optimizer: Any = None

@@ -93,7 +93,7 @@ def as_written(args: Any, name: str) -> str:
     return f"--{name}" if hasattr(args, DONE_BY_MAIN) else f"args.{name}"
 
 
-def check_arguments(args: Any, config: Config, defaults: Config) -> None:
+def check_arguments(args: Any, config: Config) -> None:
     """Checks what an experiment is made with, and does what is left to be done with it.
 
     `main` has marked the options of `default_argument_parser` as done; a script without it has not,
@@ -119,7 +119,7 @@ def check_arguments(args: Any, config: Config, defaults: Config) -> None:
         raise ConfigError(
             f"--{name}: is done by main(Experiment), which this script does not call."
         )
-    _check_merged(args, config, defaults)
+    _check_merged(args, config)
     args.output = fill_in(args.output, config)
 
 
@@ -129,7 +129,7 @@ def inspected(args: Any) -> str | None:
     return next((str(which) for which in given if which not in (None, False)), None)
 
 
-def _check_merged(args: Any, config: Config, defaults: Config) -> None:
+def _check_merged(args: Any, config: Config) -> None:
     """Raises a ConfigError if the config of a script does not have what its options say."""
     merged = config.clone()
     merged.merge_from_list(args.opts or [])
@@ -138,15 +138,6 @@ def _check_merged(args: Any, config: Config, defaults: Config) -> None:
             f"{key}={given!r}: given as an option, and the config has {there!r}; expected "
             "config.merge_from_list(args.opts) in this script, or main(Experiment)."
         )
-    if args.config:
-        of_file = defaults.clone()
-        of_file.merge_from_file(args.config)
-        told = differences(defaults, of_file).keys()
-        if told and told <= differences(config, of_file).keys():
-            raise ConfigError(
-                f"--config: nothing of {args.config} is in the config; expected "
-                "config.merge_from_file(args.config) in this script, or main(Experiment)."
-            )
 
 
 def check_private_names(experiment: type, names: Iterable[str]) -> None:

@@ -207,10 +207,8 @@ def put_in_front(mixin: type[ExperimentBase]) -> Iterator[None]:
     """Within the block `main` and the runner put a mixin in front of the experiment's class.
 
     The tools change an experiment in this way alone: what the mixin does is what a subclass could
-    do. A script that makes its experiment without `main` is not reached.
-
-    Args:
-        mixin: A class that can be imported by its name: the processes of `--nprocs` import it.
+    do. A script that makes its experiment without `main` is not reached. The processes of
+    `--nprocs` import the mixin by its name.
     """
     _in_front.insert(0, mixin)
     try:

@@ -91,7 +91,6 @@ def test_a_loop_by_hand_does_not_train_what_is_only_looked_at(tmp_path: Path) ->
             r"optim\.lr=0\.3: given as an option, and the config has 0\.1",
         ),
         (["--opts", "optim.lr", "0.3"], r"config\.merge_from_list\(args\.opts\) in this script"),
-        (["--config", "lr.yaml"], r"--config: nothing of lr\.yaml is in the config"),
         (["--evaluate", "last", "--fresh"], "--fresh: given with --evaluate"),
     ],
 )
@@ -99,7 +98,6 @@ def test_an_option_that_would_have_no_effect_without_main_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("lr.yaml").write_text("optim: {lr: 0.3}\ntraining: {seed: 0}\n")
     with pytest.raises(ConfigError, match=text):
         by_hand("--output", "run", *words, merges=False)
     assert not Path("run").exists()

@@ -65,19 +65,17 @@ class Checkpointer:
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
-
-        def look() -> Path | None:
-            path, rejected = checkpoint.newest_intact(self._directory)
-            for text in rejected:
-                self._logger.warning("damaged checkpoint: %s", text)
-            if rejected and path is None:
-                raise CheckpointError(
-                    f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
-                    "aside. Repair one and rename it, or start over with --fresh."
-                )
-            return path
-
-        return distributed.on_rank_zero(look, "looking for a checkpoint")
+        look = functools.partial(checkpoint.newest_intact, self._directory)
+        found = distributed.on_rank_zero(look, "looking for a checkpoint")
+        path, rejected = found or (None, [])
+        for text in rejected:
+            self._logger.warning("damaged checkpoint: %s", text)
+        if rejected and path is None:
+            raise CheckpointError(
+                f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
+                "aside. Repair one and rename it, or start over with --fresh."
+            )
+        return path
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.

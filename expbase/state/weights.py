@@ -62,11 +62,8 @@ def read_pdopt(path: str | Path, layer: Any) -> dict[str, Any]:
     """The state in a `.pdopt` of paddle.save, for `optimizer.set_state_dict`; runs nothing.
 
     Its tensors go by automatic names of parameters, which may be others in this process. The
-    `.pdparams` beside it says which they are.
-
-    Args:
-        path: Without a suffix: `step-24` for step-24.pdopt and step-24.pdparams.
-        layer: Its parameters are those of the latter, and the optimizer's.
+    `.pdparams` beside it says which they are; the path, `step-24` say, is theirs without a suffix.
+    The parameters of the layer are those of the `.pdparams`, and the optimizer's.
 
     Raises:
         WeightsError: One cannot be read, or the state is not that of the layer's parameters alone.
@@ -150,11 +147,8 @@ def load(
 ) -> dict[str, str]:
     """Sets the weights of layers, after all of them were compared; says for each what fitted.
 
-    Args:
-        found: What `read_weights` returned.
-        layers: The layers of the experiment, by name.
-        into: The name of one of them; None: those of the names in the file, or the only one.
-        partial: Whether it is enough that something fits.
+    `found` is what `read_weights` returned; `into` names one of the layers (None: those of the
+    names in the file, or the only one); with `partial` it is enough that something fits.
 
     Raises:
         WeightsError: They do not fit, or the user must say which layer; nothing was changed.
