@@ -81,12 +81,9 @@ class Checkpointer:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails
-        there is raised by the next save, by `background.raise_failure` or by `close`.
-
-        Args:
-            iteration: Of now.
-            sizes: Of the logs, in bytes.
-            needed: Whether it is an error that there is no room; else a line says so.
+        there is raised by the next save, by `background.raise_failure` or by `close`. `sizes` are
+        those of the logs, in bytes. That there is no room is an error if the checkpoint is
+        `needed`; else a line says so.
 
         Raises:
             CheckpointError, TypeError, RuntimeError: It could not be written; a value that a

@@ -24,12 +24,7 @@ Scores = list[tuple[int, float]]  # iterations and their scores, best first
 
 
 class Validations(MetricsFile):
-    """What is known of the validations of a run.
-
-    Args:
-        path: Of the file; None: nothing is written.
-        training: That section of the config.
-    """
+    """What is known of the validations of a run; `training` is that section of its config."""
 
     def __init__(self, path: Path | None, training: Any) -> None:
         super().__init__(path)
