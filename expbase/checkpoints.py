@@ -67,34 +67,16 @@ class Checkpoints(TrainingSteps, ModelFiles):
 
         Raises:
             RuntimeError: The state is not one to go on from: an update failed, or a checkpoint
-                was loaded to be looked at.
+                was loaded to be looked at. Or it is called in on_save_checkpoint.
         """
-        if self._loop.step in (Step.WITHIN, Step.ENDING):
-            self._loop.save_requested = True
-            return self._loop.wake()
-        self._save_now()
-
-    def _save_now(self) -> None:
-        loop, checkpointer = self._loop, self._checkpointer
-        loop.save_requested = False
+        loop = self._loop
+        if loop.step in (Step.WITHIN, Step.ENDING):
+            loop.save_requested = True
+            return loop.wake()
         if loop.saved_at == self.iteration or self.phase == "sanity" or self.read_only:
             return
-        if loop.failure is not None:
-            raise RuntimeError(
-                f"save: iteration {self.iteration} failed, and the state is half its update; the "
-                "run continues from the checkpoint before."
-            )
-        if checkpointer.inspected:
-            raise RuntimeError(
-                f"save: the state is that of {checkpointer.inspected}, loaded to be looked at; "
-                f"as iteration {self.iteration} it would spoil the run."
-            )
-        if loop.step is Step.SAVING:
-            raise RuntimeError(
-                "save: called in on_save_checkpoint, which is a part of saving; expected values of "
-                "your own to be returned from it, and save() elsewhere."
-            )
-        before, loop.step = loop.step, Step.SAVING
+        self._check_savable()
+        before, loop.step = loop.step, Step.CAPTURING
         try:
             with self._stopwatch.exclude("saving"):
                 self._check_finite()
@@ -102,10 +84,34 @@ class Checkpoints(TrainingSteps, ModelFiles):
                 self._update_scaler()
                 is_last = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
                 needed = is_last or bool(loop.stopped_by)  # there will be no later one
-                checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
+                self._checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
         finally:
             loop.step = before
         loop.saved_at = self.iteration
+
+    def _check_savable(self) -> None:
+        inspected = self._checkpointer.inspected
+        if self._loop.failure is not None:
+            raise RuntimeError(
+                f"save: iteration {self.iteration} failed, and the state is half its update; the "
+                "run continues from the checkpoint before."
+            )
+        if inspected:
+            raise RuntimeError(
+                f"save: the state is that of {inspected}, loaded to be looked at; as iteration "
+                f"{self.iteration} it would spoil the run."
+            )
+        if self._loop.step is Step.CAPTURING:
+            raise RuntimeError(
+                "save: called in on_save_checkpoint, which is a part of saving; expected values of "
+                "your own to be returned from it, and save() elsewhere."
+            )
+
+    def _save_now(self) -> None:
+        loop = self._loop
+        before, loop.step, loop.save_requested = loop.step, Step.SAVING, False
+        self.save()
+        loop.step = before
 
     def _save_if_stopping(self) -> None:
         """At the end of an iteration: a checkpoint if the run stops or save() was called.

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from expbase import checks, distributed
-from expbase.data.loaders import Batches, LoaderAdapter, MapStyleLoader, Shard, adapt_loader
+from expbase.data.loaders import (
+    Batches,
+    FirstBatches,
+    LoaderAdapter,
+    MapStyleLoader,
+    Shard,
+    adapt_loader,
+)
 from expbase.isolation import isolated_eval
 from expbase.life import Life, Step
 from expbase.meter import Meter, line
@@ -326,6 +333,16 @@ class Evaluation(Reporting):
             distributed.wait_for_all(place, *meanwhile)
 
     # --- running over a loader -----------------------------------------------------------
+
+    def _attach_data(self) -> None:
+        """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
+        adapter = self._adapter(self.train_loader, "self.train_loader")
+        few = self.config.training.overfit_batches
+        self._iterator.attach(FirstBatches(adapter, few) if few else adapter)
+        self._on_close.callback(self._iterator.close)
+        self._on_close.callback(self._evaluation.let_go)
+        if self.parallel and isinstance(self.valid_loader, Iterable):
+            self._kept_adapter(self.valid_loader)
 
     def _adapter(self, loader: Any, name: str) -> LoaderAdapter:
         if loader is None:

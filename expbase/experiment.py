@@ -30,7 +30,6 @@ from typing import Any
 from expbase import checks, schedule
 from expbase.checkpoints import Checkpoints
 from expbase.config import check_training
-from expbase.data.loaders import FirstBatches
 from expbase.events import BATCH_EVENTS
 from expbase.life import Life, Step
 from expbase.logs import close_log
@@ -303,11 +302,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
         self._fire("on_setup_begin")
         self.setup_dataloader()
-        adapter = self._adapter(self.train_loader, "self.train_loader")
-        few = self.config.training.overfit_batches
-        self._iterator.attach(FirstBatches(adapter, few) if few else adapter)
-        self._on_close.callback(self._iterator.close)
-        self._on_close.callback(self._evaluation.let_go)
+        self._attach_data()
         self.setup_model()
         self.startup()
         checks.check_names(vars(self), ExperimentBase)

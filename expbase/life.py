@@ -43,7 +43,8 @@ class Step(enum.Enum):
     BETWEEN = "between two iterations of an epoch"
     WITHIN = "in an iteration that self.end_iteration() has not ended"
     ENDING = "in end_iteration()"
-    SAVING = "while a checkpoint is written"
+    SAVING = "when a checkpoint is due"
+    CAPTURING = "while the state is captured for a checkpoint"
     OVER = "after the last iteration"
 
 

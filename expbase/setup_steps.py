@@ -114,7 +114,8 @@ class SetupSteps(Reporting):
         Raises:
             ValueError: Something is missing, would fail at the first batch, or differs by rank.
         """
-        checks.check_template(self._names.template, vars(self))
+        counters = {"iteration": self.iteration, "epoch": self.epoch}  # startup may set them
+        checks.check_template({**self._names.template, **counters}, vars(self))
         checks.check_visualizer(self.visualizer)
         self._subscribers.check_known()
         found = self._saved_objects()

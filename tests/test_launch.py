@@ -6,6 +6,7 @@ Runs with --nprocs are in test_stopping.py and test_distributed.py.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -24,7 +25,7 @@ class Process:
         self.sentinel = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        self._process.kill()
+        os.kill(self.pid, signal.SIGKILL)  # as multiprocessing does it; Popen would collect it
 
     def join(self) -> None:
         self.exitcode = self._process.wait()

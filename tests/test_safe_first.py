@@ -322,3 +322,15 @@ def test_without_room_training_goes_on_and_a_line_says_what_is_needed(
     assert "[4] NO CHECKPOINT: 0.0 MB needed in " in text
     assert "0.0 MB free: make room; the newest good one is step-00000002" in text
     assert len(metrics(tmp_path)) > 6
+
+
+def test_an_overridden_save_is_what_the_loop_calls(tmp_path: Path) -> None:
+    class Counting(Tiny):
+        saves = 0
+
+        def save(self) -> None:
+            self.saves += 1
+            super().save()
+
+    exp: Any = trained(Counting, tmp_path, save_interval=2)
+    assert exp.saves == 3
