@@ -24,9 +24,10 @@ from tiny import run_script  # noqa: E402
 HEAD = """
 import paddle
 import paddle.nn.functional as F
+from paddle.io import BatchSampler, DataLoader
 from tiny import Points, Tiny, make
 
-from expbase import Config, ExperimentBase, main, on
+from expbase import Config, ExperimentBase, main, on, rank_zero_only
 
 
 class Base(Tiny):
@@ -60,7 +61,7 @@ class Case:
         text: The script: a class Experiment between HEAD and TAIL.
         line: A regular expression for what it says; "": it must not say anything.
         code: The exit code.
-        ranks: The number of processes; above 1 under paddle's launcher.
+        ranks: The number of processes.
         words: Training keys and values, KEY=VALUE, in addition to WORDS.
     """
 
@@ -262,6 +263,193 @@ class Experiment(Base):
         self.other = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 2))
         self.other_optimizer = paddle.optimizer.Adam(parameters=self.other.parameters())
 """
+RANKS = (
+    Case(
+        "loaders of unequal length",
+        """
+class Experiment(Tiny):
+    def setup_dataloader(self):
+        super().setup_dataloader()
+        self.train_loader = DataLoader(Points(24 if self.rank else 40), batch_size=4)
+""",
+        r"self\.train_loader: 5 batches on rank 0, 3 batches on rank 1; expected the same",
+        1,
+        2,
+    ),
+    Case(
+        "another config on each rank",
+        """
+class Experiment(Tiny):
+    def prepare(self):
+        self.config.training.log_interval += self.rank
+""",
+        r"config\.training\.log_interval: 2 on rank 0, 3 on rank 1; expected the same",
+        1,
+        2,
+    ),
+    Case(
+        "another model on each rank",
+        """
+class Experiment(Tiny):
+    def setup_model(self):
+        super().setup_model()
+        self.head = paddle.nn.Linear(2, 2 + self.rank)
+""",
+        r"head: 'weight': float32 \[2, 2\] on rank 0, float32 \[2, 3\] on rank 1",
+        1,
+        2,
+    ),
+    Case(
+        "results of valid without average",
+        """
+class Experiment(Tiny):
+    def valid(self):
+        return {"size": sum(len(labels) for _, labels in self.valid_batches())}
+""",
+        r"WARNING: \[3\] valid: size: 6\.0 on rank 0, 4\.0 on rank 1; rank 0's is used .*average",
+        0,
+        2,
+    ),
+    Case(
+        "rank_zero_only round a valid that averages",
+        """
+class Experiment(Tiny):
+    @rank_zero_only
+    def valid(self):
+        return super().valid()
+""",
+        r"Experiment\.valid: self\.average\(\) needs all ranks, and @rank_zero_only",
+        1,
+        2,
+    ),
+    Case(
+        "a valid that reads on rank 0 alone",
+        """
+class Experiment(Tiny):
+    def valid(self):
+        batches = list(self.valid_batches()) if self.rank == 0 else []
+        return {"n": 1.0}
+""",
+        r"valid_batches\(\) was called on rank 0 and not on rank 1, whose share of the data nobody",
+        1,
+        2,
+    ),
+    Case(
+        "a rank that is killed",
+        """
+import os
+
+class Experiment(Base):
+    def train_batch(self):
+        self.loss().backward()
+        self.update()
+        if self.rank == 1 and self.iteration == 3:
+            os.kill(os.getpid(), 9)
+""",
+        r"rank 1 was killed by SIGKILL",
+        137,
+        2,
+    ),
+    Case(
+        "a wrapper round a DataLoader",
+        """
+class Wrapper:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        yield from self.loader
+
+class Experiment(Tiny):
+    def setup_dataloader(self):
+        super().setup_dataloader()
+        self.train_loader = Wrapper(self.train_loader)
+""",
+        r"WARNING: self\.train_loader: .* each of the 2 ranks gets all samples",
+        0,
+        2,
+    ),
+    Case(
+        "a sampler that draws another order on each rank",
+        """
+import random
+
+class Sampler(BatchSampler):
+    def __iter__(self):
+        order = random.Random(self.rank).sample(range(40), 40)
+        return iter([order[i : i + 4] for i in range(0, 40, 4)])
+
+    def __len__(self):
+        return 10
+
+class Experiment(Tiny):
+    def setup_dataloader(self):
+        super().setup_dataloader()
+        sampler = Sampler(dataset=Points(40), batch_size=4)
+        sampler.rank = self.rank
+        self.train_loader = DataLoader(Points(40), batch_sampler=sampler)
+""",
+        r"WARNING: self\.train_loader: its sampler draws another order on each of the 2 ranks",
+        0,
+        2,
+    ),
+)
+OTHERS = (
+    Case(
+        "a data set that fails",
+        """
+class Broken(Points):
+    def __getitem__(self, index):
+        if index == 17:
+            raise KeyError("no such label")
+        return super().__getitem__(index)
+
+class Experiment(Tiny):
+    def setup_dataloader(self):
+        super().setup_dataloader()
+        self.train_loader = DataLoader(Broken(40), batch_size=20, num_workers=2)
+""",
+        r"self\.train_loader: raised by sample 17 of the data set",
+        1,
+    ),
+    Case(
+        "a key of one's own that looks like one of ours",
+        """
+class Experiment(Tiny):
+    @classmethod
+    def default_config(cls):
+        config = super().default_config()
+        config.training.plot_interval = 5
+        return config
+""",
+        r"WARNING: training\.plot_interval: is a key of your own .* mean 'log_interval'\?",
+    ),
+    Case(
+        "a mistyped monitor",
+        "class Experiment(Tiny):\n    pass\n",
+        r"training\.monitor: 'acuracy' given; expected one of the metrics .* accuracy",
+        1,
+        words=["monitor=acuracy"],
+    ),
+    Case(
+        "a parameter that is not finite, and is not logged",
+        """
+class Experiment(Base):
+    def train_batch(self):
+        self.loss().backward()
+        self.update()
+        if self.iteration == 3:
+            self.model[0].weight.set_value(paddle.full([4, 8], float("nan")))
+
+    def log(self, *args, **scalars):
+        pass
+""",
+        r"not finite: .*model\.0\.weight.* No checkpoint holds it; the last good one is step-0+2",
+        1,
+        words=["log_interval=0"],
+    ),
+)
+
 ODD = [
     Case(
         "a GAN whose gradients are cleared before each step",
@@ -466,12 +654,13 @@ def run(case: Case, folder: Path) -> bool:
     script.write_text(case.script)
     words = [f"training.{word}" for word in (*WORDS, *case.words)]
     words += ["--output", str(folder / "run"), "--device", "cpu"]
-    result = run_script(script, *words, launch=case.ranks if case.ranks > 1 else 0)
+    words += ["--nprocs", str(case.ranks)]
+    result = run_script(script, *words)
     text = result.stdout + result.stderr
     lines = said(text)
     matching = [line for line in text.splitlines() if case.line and re.search(case.line, line)]
     good = bool(matching) if case.line else not lines
-    good = good and (result.returncode == case.code if case.ranks == 1 else True)
+    good = good and result.returncode == case.code
     print(f"{'ok ' if good else 'BAD'} {case.name}: exit {result.returncode}", flush=True)
     for line in matching[:1] or lines or ["(silence)"] * bool(case.line):
         print(f"      {line.strip()}", flush=True)
@@ -499,7 +688,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="what a name contains")
     only = parser.parse_args().only
     with tempfile.TemporaryDirectory() as folder:
-        cases = [case for case in (*MISTAKES, *ODD) if only in case.name]
+        cases = [case for case in (*MISTAKES, *RANKS, *OTHERS, *ODD) if only in case.name]
         held = [run(case, Path(folder) / str(number)) for number, case in enumerate(cases)]
         held += [run_experiment(name, Path(folder)) for name in EXPERIMENTS if only in name]
     print(f"{sum(held)} of {len(held)} hold")
