@@ -48,7 +48,7 @@ TOPICS = {
 
 # Lines of the core when the house was rebuilt, and what issue 12 (nothing that was trained is lost,
 # nothing wrong passes in silence) has added since. Everything else pays for itself.
-CORE = 8674 + 1255
+CORE = 8674 + 1259
 
 
 def name_of(path: Path) -> str:
