@@ -219,10 +219,12 @@ class Long(Tiny):
     def valid(self):
         first, *signalled = [int(word) for word in os.environ["LONG"].split()]
         for number, _ in enumerate(self.valid_batches(DataLoader(Points(1200)))):
-            if number == 5 and self.rank in signalled:
+            if number == 5 and self.rank in signalled and self.rank != first:
                 os.kill(os.getpid(), signal.SIGTERM)
             if signalled and self.rank != first:  # who has read its share, waits in average
                 time.sleep(0.1)
+        if self.rank in signalled and self.rank == first:
+            os.kill(os.getpid(), signal.SIGTERM)
         return self.average({"accuracy": 0.5}, weight=1)
 
 if __name__ == "__main__":
@@ -302,6 +304,18 @@ def test_a_score_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
 
     trained(Infinite, tmp_path, valid_interval=2, monitor="score")
     assert validations(tmp_path)[-1]["best"] == [[2, 0.5]]
+
+
+def test_scores_of_another_metric_do_not_count(tmp_path: Path) -> None:
+    class Two(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"high": 100.0 - self.iteration, "low": float(self.iteration)}
+
+    options = {"valid_interval": 2, "save_interval": 2}
+    trained(Two, tmp_path, monitor="high", max_iteration=4, **options)
+    assert validations(tmp_path)[-1]["best"] == [[2, 98.0]]
+    trained(Two, tmp_path, monitor="low", max_iteration=6, **options)
+    assert validations(tmp_path)[-1]["best"] == [[6, 6.0]]
 
 
 def test_without_room_training_goes_on_and_a_line_says_what_is_needed(
