@@ -136,8 +136,7 @@ class Attributes(Events):
     def finished(self) -> bool:
         """Whether training came to its end, by the config or by stop(); not interrupted."""
         loop = self._loop
-        by_config = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-        over = by_config or loop.stopped_by is StopReason.CALL
+        over = self._is_last or loop.stopped_by is StopReason.CALL
         is_done = loop.step is Step.OVER and not loop.is_pending  # a stop may have left it
         return is_done and over and loop.failure is None
 
@@ -204,15 +203,11 @@ class Attributes(Events):
         own = self._names.template
         return {name: value for name, value in vars(self).items() if name not in own}
 
-    def _note_template(self) -> None:
-        """The steps of setup have made them; from now on they stay."""
-        self._names.template = {name: vars(self)[name] for name in self._names.template}
+    @property
+    def _is_last(self) -> bool:
+        """Whether the config asks for no iteration after the present one."""
+        return schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
 
     def _need_setup(self, name: str) -> None:
         if self.life is Life.NEW:
             raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
-
-    def _need_training(self, name: str) -> None:
-        self._need_setup(name)
-        if self.read_only:
-            raise RuntimeError(f"{name}: --evaluate or --export only look; expected exp.run().")

@@ -24,7 +24,6 @@ class Checkpoints(TrainingSteps, ModelFiles):
 
     def setup_checkpointer(self) -> None:
         """Lists what a checkpoint holds, and looks for one of this run: it is continued."""
-        self._note_template()
         checkpointer = self._checkpointer
         checkpointer.contents = self._contents
         self._on_close.callback(checkpointer.close)
@@ -82,8 +81,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
                 self._check_finite()
                 self._update.check_complete()
                 self._update_scaler()
-                is_last = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
-                needed = is_last or bool(loop.stopped_by)  # there will be no later one
+                needed = self._is_last or bool(loop.stopped_by)  # there will be no later one
                 self._checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
         finally:
             loop.step = before
@@ -172,7 +170,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
         Not if the run has come to its end, on_train_end included: then nothing is done again.
         """
         validations, sizes = self._checkpointer.validations, self._checkpointer.sizes
-        is_over = schedule.is_last(self.config.training, self.iteration, self.epochs_ended)
+        is_over = self._is_last
         if own and is_over:
             is_over = bool(distributed.on_rank_zero(validations.is_finished, "the end"))
         if own and is_over:

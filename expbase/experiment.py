@@ -126,7 +126,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
         return True
 
     def _begin_loop(self) -> None:
-        self._need_training("going_on")
+        self._need_setup("going_on")
+        if self.read_only:
+            raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
         loop = self._loop
         if self.life is Life.READY:  # a loop by hand, without run()
             self.resume_or_load()
@@ -136,11 +138,11 @@ class ExperimentBase(SetupSteps, Checkpoints):
         loop.has_listeners = "on_train_batch_end" in self._subscribers.subscribed
         if loop.is_pending:
             loop.step = Step.ENDING
-            self._do_what_follows()
+            self._do_what_follows(self._due())
         else:
             loop.epochs_before = self.epochs_ended
             loop.stopped_by = self._stop_requests.agreed(self.iteration)
-        is_over = loop.stopped_by or self._due().last
+        is_over = loop.stopped_by or self._is_last
         loop.step = Step.OVER if is_over else Step.BETWEEN_EPOCHS
         self._plan()
 
@@ -171,14 +173,14 @@ class ExperimentBase(SetupSteps, Checkpoints):
         loop.is_pending, loop.is_candidate = True, due.checkpoint or loop.save_requested
         if loop.is_candidate:
             self._save_now()
-        self._do_what_follows()
+        self._do_what_follows(due)
 
-    def _do_what_follows(self) -> None:
+    def _do_what_follows(self, due: schedule.Due) -> None:
         """What comes after the checkpoint of an iteration; a run that resumes there does it again.
 
         Validates (by iterations), ends the epoch, validates (by epochs), asks whether to stop.
         """
-        loop, due = self._loop, self._due()
+        loop = self._loop
         try:
             if due.validation:
                 self._validate()
@@ -298,6 +300,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.setup_visualizer()
         self.setup_logger()
         self.setup_checkpointer()
+        # The steps until here have made the template's attributes: from now on these stay.
+        self._names.template = {name: vars(self)[name] for name in self._names.template}
         rng.seed_all(rng.derive(self.config.training.seed, rng.SETUP))  # the same on all ranks
 
         self._fire("on_setup_begin")

@@ -85,7 +85,7 @@ class TrainIterator:
             "taken": [*map(list, place.earlier), [adapter.key, self.batches.taken[2]]],
             "ended": self.batches.ended,
             "loader": adapter.state_dict(),
-            "sizes": [adapter.num_samples, adapter.batch_size, adapter.shard.world_size],
+            "sizes": self._sizes,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -110,10 +110,13 @@ class TrainIterator:
                     f"the epoch goes on behind {place.position} samples, but which ones they were "
                     "is unknown: some may come twice in it, others never"
                 )
-        sizes = [adapter.num_samples, adapter.batch_size, adapter.shard.world_size]
-        if state["sizes"][:2] == sizes[:2] and (is_known or state["ended"]):
+        if state["sizes"][:2] == self._sizes[:2] and (is_known or state["ended"]):
             return reasons
-        return [f"{adapter.name}: {_size(state['sizes'])} there, {_size(sizes)} now: {how}"]
+        return [f"{adapter.name}: {_size(state['sizes'])} there, {_size(self._sizes)} now: {how}"]
+
+    @property
+    def _sizes(self) -> list[int | None]:
+        return [self.adapter.num_samples, self.adapter.batch_size, self.adapter.shard.world_size]
 
     def _place_in(self, state: Mapping[str, Any]) -> tuple[Place, bool]:
         """The place that a state has, and whether it is known which samples were taken before."""
@@ -123,7 +126,7 @@ class TrainIterator:
         is_known = key == adapter.key or {key[0], adapter.key[0]} <= LISTED
         if key != adapter.key:
             earlier = [*earlier, (key, position)] if is_known and position else []
-        if sizes != [adapter.num_samples, adapter.batch_size, adapter.shard.world_size]:
+        if sizes != self._sizes:
             batches = batches * world // adapter.shard.world_size
             if adapter.batch_size:
                 batches = position // (adapter.batch_size * adapter.shard.world_size)
