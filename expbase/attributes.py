@@ -25,7 +25,6 @@ from expbase.life import Life, LoopState, Step
 from expbase.logs import early_log
 from expbase.meter import MetricsFile
 from expbase.metrics import MetricLog
-from expbase.peers import FailureWatch
 from expbase.record.run_record import RunRecord
 from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint, objects
@@ -42,6 +41,7 @@ class StateNames:
     template: dict[str, Any] = field(default_factory=dict)  # the template's own, as they were made
     registered: list[str] = field(default_factory=list)  # plain values that are state
     excluded: list[str] = field(default_factory=list)  # left out of the state
+    optimizers: dict[str, Any] = field(default_factory=dict)  # as they were found last
 
 
 class Attributes(Events):
@@ -57,9 +57,6 @@ class Attributes(Events):
         test_loader: Yours, if there is one: `--evaluate` takes it.
         iteration: Updates done; within train_batch the number of the one under way.
         epoch: Epochs begun.
-        epochs_ended: Epochs used up.
-        batch_in_epoch: Batches that this rank has read in this epoch.
-        batches_per_epoch: On this rank; None if nobody knows. Known after setup_dataloader.
         phase: "train", "valid", "sanity" or "predict".
         life: What the run has done last, a Life.
         logger: The text log of this rank; rank 0's also goes to stderr.
@@ -101,7 +98,7 @@ class Attributes(Events):
         self._run_dir = RunDirectory(self.output_dir, checks.as_written(args, "output"))
         self._run_record = RunRecord(None)
         self._stop_requests = StopRequests()
-        self._other_ranks: FailureWatch | None = None
+        self._other_ranks: Any = None  # a FailureWatch
         self._stopwatch = Stopwatch()
         self._metric_log = MetricLog(self.logger, MetricsFile(None), self.visualizer)
         self._iterator = TrainIterator()
@@ -187,6 +184,13 @@ class Attributes(Events):
     def stateful_objects(self) -> objects.StatefulObjects:
         """What has state among your attributes, what is excluded, too."""
         return objects.find(self._user_attributes())
+
+    def _optimizers(self) -> dict[str, Any]:
+        """All of them by name; looked for again unless each is where it was found last."""
+        attributes, known = vars(self), self._names.optimizers
+        if not known or any(attributes.get(name) is not o for name, o in known.items()):
+            self._names.optimizers = known = self.stateful_objects().optimizers
+        return known
 
     def _saved_objects(self) -> objects.StatefulObjects:
         """What of it a checkpoint holds."""

@@ -13,8 +13,7 @@ from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
 from expbase.state import checkpoint, rng
 from expbase.state.checkpointer import VALIDATIONS_BYTES, choose, find_named
-from expbase.state.entries import Environment, OwnStates
-from expbase.state.objects import Attributes, Gradients, named_parameters
+from expbase.state.objects import Attributes, Environment, Gradients, OwnStates, named_parameters
 from expbase.stopping import StopReason
 from expbase.training import TrainingSteps
 
@@ -123,7 +122,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
         if loop.save_requested or (stopped_by and schedule.is_wanted(self.config.training, "save")):
             self._save_now()
         if loop.validated_at == self.iteration and not loop.is_pending:
-            self._check_monitor(loop.results)
+            checks.check_metric("training.monitor", self.config.training.monitor, loop.results)
             has_checkpoint = loop.is_candidate and loop.saved_at == self.iteration
             self._checkpointer.validations.add(
                 self.iteration, self.epoch, loop.results, has_checkpoint=has_checkpoint

@@ -119,7 +119,13 @@ def check_arguments(args: Any, config: Config) -> None:
         raise ConfigError(
             f"--{name}: is done by main(Experiment), which this script does not call."
         )
-    _check_merged(args, config)
+    merged = config.clone()
+    merged.merge_from_list(args.opts or [])
+    for key, (there, value) in differences(config, merged).items():
+        raise ConfigError(
+            f"{key}={value!r}: given as an option, and the config has {there!r}; expected "
+            "config.merge_from_list(args.opts) in this script, or main(Experiment)."
+        )
     args.output = fill_in(args.output, config)
 
 
@@ -127,17 +133,6 @@ def inspected(args: Any) -> str | None:
     """The checkpoint that --evaluate or --export only look at; None: the run is to train."""
     given = (getattr(args, option, None) for option in ("evaluate", "export"))
     return next((str(which) for which in given if which not in (None, False)), None)
-
-
-def _check_merged(args: Any, config: Config) -> None:
-    """Raises a ConfigError if the config of a script does not have what its options say."""
-    merged = config.clone()
-    merged.merge_from_list(args.opts or [])
-    for key, (there, given) in differences(config, merged).items():
-        raise ConfigError(
-            f"{key}={given!r}: given as an option, and the config has {there!r}; expected "
-            "config.merge_from_list(args.opts) in this script, or main(Experiment)."
-        )
 
 
 def check_private_names(experiment: type, names: Iterable[str]) -> None:
@@ -163,17 +158,14 @@ def check_template(expected: Mapping[str, Any], attributes: dict[str, Any]) -> N
             )
 
 
-def check_visualizer(visualizer: Any) -> None:
-    """Raises a TypeError if an own visualizer may lack what the template calls."""
+def check_names(attributes: Mapping[str, Any], base: type) -> None:
+    """Raises an error if an attribute hides a method of the base class, or lacks its methods."""
+    visualizer = attributes["visualizer"]
     if not isinstance(visualizer, Visualizer):
         raise TypeError(
             f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
             "expbase.visualizer.Visualizer, or another name."
         )
-
-
-def check_names(attributes: Iterable[str], base: type) -> None:
-    """Raises a ValueError if an attribute hides a method of the base class."""
     for name in attributes:
         if inspect.isfunction(getattr(base, name, None)):
             raise ValueError(
@@ -182,14 +174,7 @@ def check_names(attributes: Iterable[str], base: type) -> None:
 
 
 def check_alike(facts: Mapping[str, str]) -> None:
-    """Checks that all ranks have the same; one collective.
-
-    Args:
-        facts: What is there by the name that a user knows it by.
-
-    Raises:
-        ValueError: They differ; with the first name, and what two ranks have.
-    """
+    """Raises a ValueError if the ranks have different facts of one name; one collective."""
     if difference := first_difference(distributed.gather_objects(dict(facts))):
         raise ValueError(
             f"{difference}; expected the same on all ranks. Start each with the same config and "
@@ -219,8 +204,8 @@ def check_shares(runs: Sequence[int]) -> None:
 
 
 def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
-    """Raises a ConfigError if valid() did not return the metric that a config key names."""
-    if name.removeprefix("valid/") not in results:
+    """Raises a ConfigError if valid() did not return the metric that a config key names, if any."""
+    if name and name.removeprefix("valid/") not in results:
         raise ConfigError(
             f"{key}: {name!r} given; expected one of the metrics that valid() returned: "
             f"{', '.join(results) or 'nothing'}."

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expbase import distributed, launch
+from expbase import distributed
 from expbase.checks import DONE_BY_MAIN, inspected
 from expbase.config import (
     Config,
@@ -229,6 +229,8 @@ def spawn(
     function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
     """`launch.spawn`; what is put in front here is put in front in the processes, too."""
+    from expbase import launch  # here: few runs need it
+
     return launch.spawn(_spawned, (tuple(_in_front), function, args), nprocs, device)
 
 

@@ -10,7 +10,6 @@ not add keys. Numbers are read as a person means them (`1` for a float, `1e5` fo
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,8 +49,6 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
 }
 
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
-# What yaml raises: its constructors end in a ValueError at a date like 2020-13-45.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 _CHOICES = {"monitor_mode": ("max", "min"), "nonfinite": ("error", "warn", "ignore")}
 
 
@@ -88,7 +85,8 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
                 )
             text = text if equals else queue.pop(0)
             # `1e5` is a text where a text is, else a number.
-            tree: Any = text if isinstance(values.get(key), str) else _read_option(key, text)
+            is_text = isinstance(values.get(key), str)
+            tree: Any = text if is_text else _parsed(text, f"options: {key}: {text!r}")
             for name in reversed(key.split(".")):
                 tree = {name: tree}
             changed = _merged(changed, tree, "options", known)
@@ -133,6 +131,8 @@ def fill(config: Mapping[str, Any]) -> Config:
 
 def lookalikes(training: Mapping[str, Any], likeness: float = 0.85) -> dict[str, str]:
     """The keys that a user has added to `training` and that look like ours: ours by theirs."""
+    import difflib  # here, as below: only a mistake needs it
+
     own = sorted(training.keys() - _TRAINING_DEFAULTS)
     near = {key: difflib.get_close_matches(key, _TRAINING_DEFAULTS, 1, likeness) for key in own}
     return {key: found[0] for key, found in near.items() if found}
@@ -170,11 +170,10 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
             "Code in config files is not run."
         )
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
-    except _YAML_ERRORS as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+    loaded = _parsed(text, str(path))
     if not isinstance(loaded, dict):
         found = "empty" if loaded is None else f"holds a {type(loaded).__name__}"
         raise ConfigError(f"{path}: {found}; expected `key: value` lines.")
@@ -304,6 +303,8 @@ def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
+    import difflib
+
     texts = [*map(str, known)]
     # The last part alone finds a key that was written without its section or under a wrong one.
     near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
@@ -311,11 +312,12 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
-def _read_option(key: str, text: str) -> Any:
+def _parsed(text: str, place: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except _YAML_ERRORS as error:
-        raise ConfigError(f"options: {key}: {text!r} cannot be read: {error}") from error
+    # Its constructors end in a ValueError at a date like 2020-13-45.
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{place}: not YAML: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _wait = [0, 0]  # the number of this process's next wait, so that each has its own key
-_POLL_SECONDS = 0.02  # between two questions of a waiting rank to the processes' common store
+_POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
 _ARRIVED = 1 << 40  # what each rank adds to the counter of a wait, beside the number of its place
 
 # A handler of SIGABRT that sleeps for its number, 6 s, and lets go of Python's lock, as C's own
@@ -177,9 +177,11 @@ def wait_for_all(place: str, meanwhile: Callable[[], object] = lambda: None) -> 
     _wait[1] += 1
     number = zlib.crc32(place.encode()) & 0xFFFF
     arrived = add_to_store(key, _ARRIVED + number)
+    pause, longest = _POLL_SECONDS
     while arrived < _ARRIVED * world_size():
         meanwhile()
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
         arrived = add_to_store(key, 0)
     if arrived % _ARRIVED != number * world_size():
         where = [f"rank {rank} at {at}" for rank, at in enumerate(gather_objects(place))]
@@ -233,9 +235,8 @@ def max_over_ranks(*numbers: float) -> list[float]:
 
 @functools.cache
 def _cpu_group() -> Any:
-    # On the CPU the default group is gloo's already.
-    on_cpu = paddle.device.get_device() == "cpu"
-    return None if on_cpu else dist.new_group(backend="gloo")
+    is_gloo = paddle.device.get_device() == "cpu"  # the default group is
+    return None if is_gloo else dist.new_group(backend="gloo")
 
 
 def number(value: Any) -> float:

@@ -143,9 +143,7 @@ class Evaluation(Reporting):
                 self.iteration,
             )
         run = self._run_over(loader, rng.VALID)  # it is opened now, not later
-        if "on_valid_batch_end" in self._subscribers.subscribed:
-            return self._announced(run)
-        return self._limited(run)
+        return self._limited(run, "on_valid_batch_end")
 
     @property
     def evaluated_loader(self) -> Any:
@@ -210,27 +208,21 @@ class Evaluation(Reporting):
     ) -> Iterator[None]:
         """The phase of that name; within a phase that is not training it changes nothing.
 
-        Args:
-            name: "valid", "sanity" or "predict".
-            loader: What valid_batches reads by default in place of the validation loader.
-            layers: That are no attributes of the experiment.
+        `loader` is what valid_batches reads by default, `layers` are no attributes.
         """
         state = self._evaluation
-        before, meter = state.loader, state.meter
-        state.loader = before if loader is None else loader
+        before = self.phase, state.loader, state.meter
+        state.loader = state.loader if loader is None else loader
+        isolation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.phase == "train":
+            self.phase, isolation = name, self._isolated(_PURPOSES[name], layers)
+        if before[0] == "train" or name == "predict":
+            state.meter = Meter()
         try:
-            if self.phase != "train":
-                state.meter = Meter() if name == "predict" else meter
+            with isolation:
                 yield
-                return
-            self.phase, state.meter = name, Meter()
-            try:
-                with self._isolated(_PURPOSES[name], layers):
-                    yield
-            finally:
-                self.phase = "train"
         finally:
-            state.loader, state.meter = before, meter
+            self.phase, state.loader, state.meter = before
 
     @contextlib.contextmanager
     def _isolated(self, purpose: int, layers: Iterable[Any]) -> Iterator[None]:
@@ -264,7 +256,7 @@ class Evaluation(Reporting):
                 roll_back()
                 self.visualizer.close()
                 state.limit, self.visualizer = None, visualizer
-        self._check_monitor(results)
+        checks.check_metric("training.monitor", self.config.training.monitor, results)
         self.logger.info("sanity check passed: %s", line(self.iteration, results))
 
     def _validate(self) -> None:
@@ -290,10 +282,6 @@ class Evaluation(Reporting):
         finally:
             state.exit = None
         loop.validated_at = self.iteration
-
-    def _check_monitor(self, results: Mapping[str, float]) -> None:
-        if monitor := self.config.training.monitor:
-            checks.check_metric("training.monitor", monitor, results)
 
     def _results_of_valid(self) -> dict[str, float]:
         """What valid() returns on rank 0, and what is logged in it, as numbers; on every rank.
@@ -329,8 +317,7 @@ class Evaluation(Reporting):
         # The shares of other ranks may take longer than a collective waits.
         if self.phase != "train":
             way_out = self._evaluation.exit
-            meanwhile = [way_out.while_waiting] if way_out else []
-            distributed.wait_for_all(place, *meanwhile)
+            distributed.wait_for_all(place, *([way_out.while_waiting] if way_out else []))
 
     # --- running over a loader -----------------------------------------------------------
 
@@ -370,17 +357,13 @@ class Evaluation(Reporting):
             adapters[id(loader)] = self._adapter(loader, name)
         return adapters[id(loader)]
 
-    def _limited(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in itertools.islice(batches, self._evaluation.limit):
+    def _limited(self, run: Batches, end_event: str = "") -> Iterator[Any]:
+        for batch in itertools.islice(run, self._evaluation.limit):
             self._evaluation.batches_read += 1
             if self._evaluation.exit is not None:
                 self._evaluation.exit.before_batch()
             yield batch
-
-    def _announced(self, run: Batches) -> Iterator[Any]:
-        for batch in self._limited(run):
-            yield batch
-            self._fire("on_valid_batch_end", batch, run.indices)
+            self._fire(end_event, batch, run.indices)
 
     def _predicted(self, loader: Any) -> list[Any]:
         """The results of predict_batch, one per sample in the order of the data, on every rank."""
@@ -412,16 +395,10 @@ class Evaluation(Reporting):
 
 
 def _placed(results: list[Any], indices: Any, count: int, *, ready: bool) -> list[tuple[Any, Any]]:
-    """Each result with the place of its sample, by which the results are sorted.
+    """Each result of a batch with the place of its sample, by which the results are sorted.
 
-    Args:
-        results: Of one batch.
-        indices: Of its samples; None: a stream.
-        count: Results before.
-        ready: Whether the one index is that of a whole batch.
-
-    Raises:
-        ValueError: There are more or fewer results than samples.
+    `indices` are None for a stream, of which there were `count` results before. If the batch is
+    `ready`, its one index is that of the whole batch.
     """
     if indices is None or ready:
         index = count if indices is None else indices[0]

@@ -12,10 +12,10 @@ an override or a listener costs nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from expbase.config import did_you_mean
@@ -166,19 +166,51 @@ _UNCOUNTED = ("on_setup_begin", "on_setup_end", "on_train_end", "on_exception")
 _SPECS = "_expbase_listener_specs"  # the attribute of a marked method
 
 
-@dataclass(frozen=True)
-class ListenerSpec:
-    """The arguments of one `on`."""
+@dataclasses.dataclass(eq=False)
+class Filter:
+    """The arguments of one `on`: decides whether its listener acts, and counts."""
 
     event: str
     every: int | None
     once: int | None
     filter_fn: Callable[[Filter, Any], bool] | None
+    num_called: int = 0  # how often its event happened, this time included
+    num_executed: int = 0  # how often the listener acted so far
 
     @property
-    def filters(self) -> list[str]:
-        """The names of the filters that were given."""
+    def given(self) -> list[str]:
+        """The names of the conditions that were given."""
         return [name for name in ("every", "once", "filter_fn") if getattr(self, name) is not None]
+
+    def check(self) -> None:
+        """Raises a ValueError if there is no such event, or if the conditions cannot be met."""
+        event, given = self.event, self.given
+        if event not in EVENTS:
+            raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
+        if len(given) > 1:
+            raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
+        if given and event in _UNCOUNTED:
+            raise ValueError(
+                f"@on({event!r}): {given[0]} given; expected none: it happens once per start, when "
+                "no checkpoint counts it."
+            )
+        for name, number in (("every", self.every), ("once", self.once)):
+            if number is not None and (type(number) is not int or number < 1):
+                raise ValueError(
+                    f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
+                )
+
+    def passes(self, experiment: Any) -> bool:
+        """Counts the event once more; returns whether the listener acts."""
+        self.num_called += 1
+        if self.every is not None:
+            acts = self.num_called % self.every == 0
+        elif self.once is not None:
+            acts = self.num_called == self.once
+        else:
+            acts = self.filter_fn is None or bool(self.filter_fn(self, experiment))
+        self.num_executed += acts
+        return acts
 
 
 def on(
@@ -205,8 +237,8 @@ def on(
 
     Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
     """
-    spec = ListenerSpec(event, every, once, filter_fn)
-    _check_spec(spec)
+    spec = Filter(event, every, once, filter_fn)
+    spec.check()
 
     def mark(method: F) -> F:
         if not inspect.isfunction(method):
@@ -215,46 +247,6 @@ def on(
         return method
 
     return mark
-
-
-def _check_spec(spec: ListenerSpec) -> None:
-    event, given = spec.event, spec.filters
-    if event not in EVENTS:
-        raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
-    if len(given) > 1:
-        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
-    if given and event in _UNCOUNTED:
-        raise ValueError(
-            f"@on({event!r}): {given[0]} given; expected none: it happens once per start, when no "
-            "checkpoint counts it."
-        )
-    for name, number in (("every", spec.every), ("once", spec.once)):
-        if number is not None and (type(number) is not int or number < 1):
-            raise ValueError(
-                f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
-            )
-
-
-class Filter:
-    """Decides whether a listener acts, and counts."""
-
-    def __init__(self, spec: ListenerSpec) -> None:
-        self.num_called = 0  # how often its event happened, this time included
-        self.num_executed = 0  # how often the listener acted so far
-        self._spec = spec
-
-    def passes(self, experiment: Any) -> bool:
-        """Counts the event once more; returns whether the listener acts."""
-        spec = self._spec
-        self.num_called += 1
-        if spec.every is not None:
-            acts = self.num_called % spec.every == 0
-        elif spec.once is not None:
-            acts = self.num_called == spec.once
-        else:
-            acts = spec.filter_fn is None or bool(spec.filter_fn(self, experiment))
-        self.num_executed += acts
-        return acts
 
 
 class Subscribers:
@@ -271,9 +263,9 @@ class Subscribers:
         self._known = _listeners_of(type(experiment))
         for method, specs in self._known.items():
             for spec in specs:
-                filter_ = Filter(spec)
+                filter_ = dataclasses.replace(spec)  # each experiment counts for itself
                 self._listeners.setdefault(spec.event, []).append((method, filter_))
-                if spec.filters:
+                if spec.given:
                     name = f"{method}:{spec.event}"
                     while name in self._counted:  # two filters on one method and event
                         name += "'"
@@ -332,9 +324,9 @@ class Subscribers:
         return gone + new
 
 
-def _listeners_of(cls: type) -> dict[str, tuple[ListenerSpec, ...]]:
+def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     """The marked methods of a class and its bases, base classes first, checked."""
-    listeners: dict[str, tuple[ListenerSpec, ...]] = {}
+    listeners: dict[str, tuple[Filter, ...]] = {}
     owners: dict[str, type] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
@@ -374,7 +366,7 @@ def _check_hidden_events(cls: type) -> None:
                 last = base
 
 
-def _check_listener(place: str, name: str, method: Any, specs: Sequence[ListenerSpec]) -> None:
+def _check_listener(place: str, name: str, method: Any, specs: Sequence[Filter]) -> None:
     if name in EVENTS:
         raise TypeError(
             f"{place}: is an event itself, and called when it happens. Give the listener another "

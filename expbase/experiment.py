@@ -351,9 +351,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         seed = rng.derive(self.config.training.seed, rng.SETUP, 1, self.rank)
         with rng.isolated(seed):  # it comes once per start, so it must have no effect on training
             self._fire("on_train_begin")
-        if (
-            self._loop.is_pending
-        ):  # here, too: a train() of the user's may not call going_on() again
+        if self._loop.is_pending:  # a train() of the user's may not call going_on() again
             self._begin_loop()
         self.train()
         self._check_end_of_train()
@@ -363,11 +361,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self._checkpointer.finish(self.iteration, self.epoch)
 
     def _check_end_of_train(self) -> None:
-        """After train(), which may be the user's own.
-
-        Raises:
-            RuntimeError: It left an iteration open.
-        """
+        """After train(), maybe the user's own: a RuntimeError if it left an iteration open."""
         loop = self._loop
         if loop.step is Step.WITHIN:
             raise RuntimeError(

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from expbase.state.objects import parameters_of
+from expbase.state.objects import Gradients, parameters_of
 
 # Updates without a change that are suspicious: while gradients add up, and without any.
 PATIENCE, LONG_PATIENCE = 100, 1000
@@ -38,26 +38,20 @@ _NOT_LOGGED = (
 
 
 class FirstUpdates:
-    """Looks at the parameters of optimizers while the first updates of a start are made.
-
-    Attributes:
-        began: The iteration of the last update before.
-    """
+    """Looks at the parameters of optimizers while the first updates of a start are made."""
 
     def __init__(self, optimizers: Iterable[Any], iteration: int) -> None:
-        self.began = iteration
-        self._parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-        self._before = [(p, _sample(p)) for p in self._parameters if p._is_initialized()]
+        self.began = iteration  # of the last update before
+        parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+        self._gradients = Gradients([(p.name, p) for p in parameters])
+        self._before = [(p, _sample(p)) for p in parameters if p._is_initialized()]
         self._open = {"change", "gradients", "log"}  # what is not known yet
         self._next = 1
 
     def look(self, iteration: int, *, is_last: bool, has_logged: bool) -> Iterator[tuple[int, str]]:
-        """What is to be told, each once, with the level of its line.
+        """What is to be told after an update, each once, with the level of its line.
 
-        Args:
-            iteration: Of the update that was just made.
-            is_last: Whether the config asks for no more.
-            has_logged: Whether `log` was given anything.
+        It is the last one if the config asks for no more; `has_logged` is of the whole start.
         """
         updates = iteration - self.began
         if not self._open or (updates < self._next and not is_last):
@@ -65,7 +59,8 @@ class FirstUpdates:
         self._next = 2 * updates
         # A start that continues a run may be too short for what comes every now and then.
         is_all = is_last and not self.began
-        left = sum(map(_bytes_left, self._parameters))
+        held = self._gradients.state_dict().values()
+        left = sum(array.data.nbytes for array in held if array)
         # Running statistics, which change in the forward, are frozen parameters.
         if any(bool((_sample(p) != b).any()) for p, b in self._before if not p.stop_gradient):
             self._open.discard("change")
@@ -86,11 +81,3 @@ def _sample(parameter: Any) -> Any:
     """A copy of some elements, from all over it."""
     step = max(1, int(parameter.size) // _ELEMENTS)
     return parameter.detach().flatten()[::step].clone()
-
-
-def _bytes_left(parameter: Any) -> int:
-    """The size of its gradient as a checkpoint holds it: 0 if it is sparse, or all zeros."""
-    gradient = parameter.grad_
-    if gradient is None or gradient.is_selected_rows() or not gradient.astype("bool").any():
-        return 0
-    return int(gradient.size * gradient.element_size())

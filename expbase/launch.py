@@ -14,14 +14,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
 import paddle.distributed as dist
 
 from expbase.distributed import default_device
-from expbase.processes import die_with_parent, ending, exit_code, returncode
+from expbase.processes import die_with_parent, ending, exit_code, handling, returncode
 
 # Finished; stopped by the time limit, Ctrl-C, SIGTERM. A signal that nobody handled is a negative
 # code, and a failure.
@@ -48,12 +48,7 @@ def spawn(
             backend="gloo" if on_cpu else "auto",
         )
     processes = context.processes  # the context must live: it holds queues that they open
-    with _forwarding_signals(processes):
-        return _join(processes)
 
-
-@contextlib.contextmanager
-def _forwarding_signals(processes: Sequence[Any]) -> Iterator[None]:
     def forward(signum: int, frame: Any) -> None:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -61,12 +56,8 @@ def _forwarding_signals(processes: Sequence[Any]) -> Iterator[None]:
 
     handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1), forward)
     handlers[signal.SIGINT] = signal.SIG_IGN  # the ranks save and end; this process waits for them
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    with handling(handlers):
+        return _join(processes)
 
 
 def _join(processes: Sequence[Any]) -> int:

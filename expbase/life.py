@@ -72,11 +72,7 @@ class LoopState:
         self.next_due = 0
 
     def need(self, step: Step, method: str) -> None:
-        """Checks that the loop is where a method may be called.
-
-        Raises:
-            RuntimeError: It is not.
-        """
+        """Raises a RuntimeError unless the loop is where a method may be called."""
         if self.step is not step:
             raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
+
+from expbase.appended import AppendedFile
 
 
 def early_log() -> logging.Logger:
@@ -29,22 +32,17 @@ def early_log() -> logging.Logger:
 
 
 def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
-    """Opens a logger of `early_log`, and writes the lines that it kept.
+    """Opens a logger of `early_log`: appends to the file, if any, also the lines that it kept.
 
-    Args:
-        logger: The logger.
-        path: The file to append to; None: no file.
-        echo: Whether lines also go to stderr, without the tracebacks that Python prints there.
+    With `echo` lines also go to stderr, without the tracebacks that Python prints there.
     """
     early = [handler for handler in logger.handlers if isinstance(handler, MemoryHandler)]
     if path is not None:
-        file = logging.FileHandler(path, encoding="utf-8")
-        file.setFormatter(_Formatter("%Y-%m-%d %H:%M:%S", tracebacks=True))
-        logger.addHandler(file)
+        file = AppendedFile(path)
+        file.append(b"")  # if it cannot be opened, that is an error now
+        logger.addHandler(_Lines(file))
     if echo:
-        console = _Echo()
-        console.setFormatter(_Formatter("%H:%M:%S", tracebacks=False))
-        logger.addHandler(console)
+        logger.addHandler(_Lines(None))
     for handler in early:
         logger.removeHandler(handler)
         for record in handler.buffer:
@@ -59,53 +57,79 @@ def close_log(logger: logging.Logger) -> None:
     logger.addHandler(logging.NullHandler())
 
 
+def log_routine(logger: logging.Logger, text: str) -> None:
+    """A line of training: `logger.info(text)` in a third of the time.
+
+    No record is made for what needs none, and a terminal with a live line does not get it.
+    """
+    for handler in logger.handlers if logger.isEnabledFor(logging.INFO) else []:
+        if isinstance(handler, _Lines):
+            handler.write_routine(text)
+        elif not isinstance(handler, logging.NullHandler):
+            handler.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
+
+
 @contextlib.contextmanager
 def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> Iterator[None]:
-    """Keeps lines of `extra={"is_routine": True}` off the terminal while `is_shown()`.
+    """Keeps lines of `log_routine` off the terminal while `is_shown()`.
 
     They say what the live line shows.
     """
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return not (getattr(record, "is_routine", False) and is_shown())
-
-    echoes = [handler for handler in logger.handlers if isinstance(handler, _Echo)]
+    echoes = [h for h in logger.handlers if isinstance(h, _Lines) and h.file is None]
     for handler in echoes:
-        handler.addFilter(is_wanted)
+        handler.is_shown_elsewhere = is_shown
     try:
         yield
     finally:
         for handler in echoes:
-            handler.removeFilter(is_wanted)
+            handler.is_shown_elsewhere = None
 
 
-class _Echo(logging.Handler):
-    """Writes to what is sys.stderr at the moment: while a live line is shown, that is rich's.
+class _Lines(logging.Handler):
+    """Writes time and text of each line; the level only if it is worth attention.
 
-    What is shown in another way (`extra={"is_shown": True}`) is left out.
+    Into a file; or to what is sys.stderr at the moment, which is rich's while a live line is shown.
+    There what is shown in another way (`extra={"is_shown": True}`) is left out, and tracebacks.
     """
 
+    def __init__(self, file: AppendedFile | None) -> None:
+        super().__init__()
+        self.file = file
+        self.is_shown_elsewhere: Callable[[], bool] | None = None  # a routine line
+        self._time_format = "%H:%M:%S " if file is None else "%Y-%m-%d %H:%M:%S "
+        self._second, self._time = -1, ""  # of the line before: to format a time takes long
+
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "is_shown", False):
+        if self.file is None and getattr(record, "is_shown", False):
             return
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            mark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
+            text = f"{mark}{record.getMessage()}"
+            if self.file is not None and record.exc_info:
+                text += "\n" + logging.Formatter().formatException(record.exc_info)
+            self._write(text, record.created)
         except Exception:
             self.handleError(record)
 
+    def write_routine(self, text: str) -> None:
+        if self.is_shown_elsewhere is None or not self.is_shown_elsewhere():
+            try:
+                with self.lock:  # type: ignore[union-attr]  # the base class makes it
+                    self._write(text, time.time())
+            except Exception:
+                self.handleError(logging.makeLogRecord({"msg": text}))
 
-class _Formatter(logging.Formatter):
-    """Time and text; the level only if it is worth attention."""
+    def _write(self, text: str, now: float) -> None:
+        if self._second != (second := int(now)):
+            self._second, self._time = second, time.strftime(self._time_format, time.localtime(now))
+        line = f"{self._time}{text}\n"
+        if self.file is not None:
+            self.file.append(line.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
-    def __init__(self, date_format: str, *, tracebacks: bool) -> None:
-        super().__init__(datefmt=date_format)
-        self._tracebacks = tracebacks
-
-    def format(self, record: logging.LogRecord) -> str:
-        # The base class would leave the traceback's text in the record, which all handlers share.
-        mark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
-        text = f"{self.formatTime(record, self.datefmt)} {mark}{record.getMessage()}"
-        if self._tracebacks and record.exc_info:
-            text += f"\n{self.formatException(record.exc_info)}"
-        return text
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        super().close()

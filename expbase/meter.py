@@ -13,15 +13,19 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import paddle
 
+from expbase.appended import AppendedFile
+
 METRICS = "metrics.jsonl"
+_NAMED = 5  # numbers that are not finite, at most
+_UNREAD = 1000  # numbers of a name that stay on the device, at most
 
 
 class NonFiniteError(FloatingPointError):
@@ -37,12 +41,12 @@ class NonFiniteError(FloatingPointError):
 class Meter:
     """The scalars that were logged since the last line, and their means.
 
-    Tensors are detached and copied, so that the meter keeps no graph and does not see a later
-    change in place. They are read only when they are needed, because that waits for the device.
+    It keeps no graph and does not see a later change in place: a tensor on the CPU is read at once,
+    one on a device is copied there, and read when it is needed, because that waits for the device.
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, list[tuple[int, Any]]] = {}  # with their iterations
+        self._sums: dict[str, _Sum] = {}
         self.is_used = False  # whether anything was added, since it was made
 
     def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
@@ -52,59 +56,88 @@ class Meter:
             TypeError: A value is not one number.
         """
         for name, value in scalars.items():
+            # `size` of a tensor takes ten times as long as its shape.
             is_number = hasattr(value, "item") or isinstance(value, (int, float))
-            if not is_number or getattr(value, "size", 1) != 1:
+            if not is_number or math.prod(getattr(value, "shape", ())) != 1:
                 shown = f"of shape {[*value.shape]}" if hasattr(value, "shape") else repr(value)
                 raise TypeError(
                     f"log: {name!r} is {shown}; expected one number. Reduce it first, for example "
                     "with mean()."
                 )
-            value = value.detach().clone() if isinstance(value, paddle.Tensor) else value
-            self._values.setdefault(name, []).append((iteration, value))
+            if name not in self._sums:
+                self._sums[name] = _Sum()
+            self._sums[name].add(iteration, value)
             self.is_used = True
 
     def means(self) -> dict[str, float]:
         """The mean of each name over the times it was logged; the meter is empty afterwards."""
-        numbers = self._numbers()
-        self._values = {}
-        return {name: sum(v for _, v in pairs) / len(pairs) for name, pairs in numbers.items()}
+        means = {name: one.total / one.count for name, one in self._read().items()}
+        self._sums = {}
+        return means
 
     def nonfinite(self) -> str:
         """The first numbers that are not finite, with names and iterations; "" if all are."""
         bad = [
             f"{name}={value} at iteration {iteration}"
-            for name, pairs in self._numbers().items()
-            for iteration, value in pairs
-            if not math.isfinite(value)
+            for name, one in self._read().items()
+            for iteration, value in one.bad
         ]
-        return ", ".join(bad[:5])
+        return ", ".join(bad[:_NAMED])
 
-    def state_dict(self) -> dict[str, list[tuple[int, float]]]:
-        """The iteration and the number of each value since the last line, by name."""
-        return {name: list(pairs) for name, pairs in self._numbers().items()}
+    def state_dict(self) -> dict[str, list[Any]]:
+        """What was added since the last line, by name."""
+        return {name: [one.count, one.total, one.bad] for name, one in self._read().items()}
 
-    def load_state_dict(self, state: Mapping[str, list[tuple[int, float]]]) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, list[Any]]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
-        self._values = {name: [*pairs] for name, pairs in state.items()}
+        self._sums = {name: _Sum(*values) for name, values in state.items()}
         self.is_used = bool(state)
         return []
 
-    def _numbers(self) -> dict[str, list[tuple[int, float]]]:
-        # The numbers take the tensors' place, so that each is read from the device only once.
-        self._values = {name: _to_numbers(values) for name, values in self._values.items()}
-        return self._values
+    def _read(self) -> dict[str, _Sum]:
+        for one in self._sums.values():
+            one.read()
+        return self._sums
 
 
-def _to_numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
-    tensors = [v.reshape([]) for _, v in values if isinstance(v, paddle.Tensor)]
-    if len(tensors) == len(values) > 1 and len({tensor.dtype for tensor in tensors}) == 1:
-        stacked = paddle.stack(tensors)  # so that the device is waited for once, not many times
-        if stacked.dtype == paddle.bfloat16:  # numpy has no such type: tolist returns raw bits
-            stacked = stacked.astype("float32")
-        numbers = stacked.tolist()
-    else:
-        numbers = [v.item() if hasattr(v, "item") else v for _, v in values]
-    return [(i, float(number)) for (i, _), number in zip(values, numbers, strict=True)]
+@dataclass(slots=True)
+class _Sum:
+    """The numbers of one name, added up: a line may be far away, or never come."""
+
+    count: int = 0
+    total: float = 0.0
+    bad: list[tuple[int, float]] = field(default_factory=list)  # the first, with their iterations
+    unread: list[tuple[int, Any]] = field(default_factory=list)  # tensors on a device
+
+    def add(self, iteration: int, value: Any) -> None:
+        if isinstance(value, paddle.Tensor) and not _is_on_cpu(value):
+            self.unread.append((iteration, value.detach().clone()))
+            if len(self.unread) == _UNREAD:
+                self.read()
+            return
+        number = float(value.item() if hasattr(value, "item") else value)
+        self.count += 1
+        self.total += number
+        if not math.isfinite(number) and len(self.bad) < _NAMED:
+            self.bad.append((iteration, number))
+
+    def read(self) -> None:
+        """Adds what is on a device, for which this waits."""
+        if not self.unread:
+            return
+        iterations, tensors = zip(*self.unread, strict=True)
+        self.unread = []
+        if len({tensor.dtype for tensor in tensors}) == 1:
+            stacked = paddle.stack([tensor.reshape([]) for tensor in tensors])  # one wait for all
+            if stacked.dtype == paddle.bfloat16:  # numpy has no such type: tolist returns raw bits
+                stacked = stacked.astype("float32")
+            tensors = stacked.tolist()
+        for iteration, number in zip(iterations, tensors, strict=True):
+            self.add(iteration, number if isinstance(number, (int, float)) else number.item())
+
+
+def _is_on_cpu(tensor: Any) -> bool:
+    return bool(tensor.place.is_cpu_place())
 
 
 def line(iteration: int, metrics: Mapping[str, Any]) -> str:
@@ -126,26 +159,15 @@ def short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-class MetricsFile:
+class MetricsFile(AppendedFile):
     """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
 
     `time` is in seconds since 1970. Without a path nothing is written.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        self.path = path
+        super().__init__(path)
         self._clock = clock
-        self._file: IO[str] | None = None  # stays open: opening it costs as much as a line
-
-    def size(self) -> int:
-        """The size of the file now, in bytes."""
-        return self.path.stat().st_size if self.path and self.path.exists() else 0
-
-    def cut(self, size: int) -> None:
-        """Removes what was written after the file had this size, in bytes."""
-        self.close()
-        if self.path and self.size() > size:
-            os.truncate(self.path, size)
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line; a number that is not finite is a text in it."""
@@ -153,16 +175,7 @@ class MetricsFile:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
         record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
-        if self._file is None:
-            self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()  # a kill does not lose the line
-
-    def close(self) -> None:
-        """Closes the file until the next line. May be called twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.append(f"{json.dumps(record)}\n".encode())
 
 
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from expbase.logs import log_routine
 from expbase.meter import Meter, MetricsFile, line
 from expbase.visualizer import Visualizer
 
@@ -29,32 +30,26 @@ class MetricLog:
     def write(
         self, iteration: int, epoch: int, metrics: Mapping[str, float], *, is_routine: bool = False
     ) -> None:
-        """Writes one event.
+        """Writes one event: numbers by full name, `train/loss`.
 
-        Args:
-            iteration: The number of the iteration.
-            epoch: The number of the epoch.
-            metrics: Numbers by full name, `train/loss`.
-            is_routine: Whether the progress line of a terminal shows it anyway.
+        It is routine if the progress line of a terminal shows it anyway.
         """
         text = line(iteration, {**metrics, "epoch": epoch})
-        self._logger.info("%s", text, extra={"is_routine": is_routine})
+        if is_routine:
+            log_routine(self._logger, text)
+        else:
+            self._logger.info("%s", text)
         self._file.write(iteration, epoch, metrics)
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self._visualizer.add_scalar(tag, value, iteration)
+        self._visualizer.flush()
 
     def compare(
         self, changes: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
     ) -> None:
-        """Adds the run to VisualDL's table of runs; call it once in the life of a run.
-
-        Args:
-            changes: Config values that are not by default, by key.
-            keys: All keys of the config.
-            names: The metrics to compare, by full name.
-        """
+        """Adds the run to VisualDL's table of runs, once; see `Visualizer.add_hparams`."""
         self.is_compared = True
         self._visualizer.add_hparams(changes, names, keys=keys)
 

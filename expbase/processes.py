@@ -21,9 +21,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
 
 LAUNCHER = "paddle.distributed.launch"
 SHARED_MEMORY = Path("/dev/shm")
@@ -63,6 +64,17 @@ def signals_held(signums: Iterable[int]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Handles signals in the block; afterwards the handlers of before are back."""
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, signal.SIG_DFL if old is None else old)
 
 
 def leave_process_group() -> None:
@@ -153,8 +165,7 @@ def machine() -> str:
 def ending(pid: int | None) -> str:
     """How another process ended: "was killed by SIGKILL", say; empty: it runs, or all was well.
 
-    Args:
-        pid: Of a process on this machine; None: on another one.
+    A process on another machine has no id here: None.
     """
     try:
         code = returncode(pid)

@@ -19,8 +19,9 @@ from expbase.attributes import Attributes
 from expbase.config import ConfigError, differences, flatten
 from expbase.life import Life
 from expbase.meter import Meter, NonFiniteError, short
-from expbase.record import card, crash, provenance
-from expbase.record.hang import HangWatch
+from expbase.record import card, crash, hang
+from expbase.record.run_record import config_changes
+from expbase.stopping import StopReason
 
 
 class Reporting(Attributes):
@@ -54,8 +55,8 @@ class Reporting(Attributes):
 
     def learning_rates(self) -> dict[str, float]:
         """Of each optimizer among the attributes, by the name of its curve."""
-        optimizers = self.stateful_objects().optimizers  # excluded ones, too
-        rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in optimizers.items()}
+        found = self._optimizers()  # excluded ones, too
+        rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in found.items()}
         return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
 
     # --- lines of training ---------------------------------------------------------------
@@ -98,11 +99,11 @@ class Reporting(Attributes):
         Raises:
             NonFiniteError: There is one, and training.nonfinite is "error".
         """
-        policy = self.config.training.nonfinite
-        bad = self._metric_log.meter.nonfinite() if policy != "ignore" else ""
-        if bad and policy == "warn":
+        bad = self._metric_log.meter.nonfinite()
+        policy = self.config.training.nonfinite if bad else "ignore"
+        if policy == "warn":
             self.logger.warning("[%d] not finite: %s", self.iteration, bad)
-        elif bad:
+        elif policy == "error":
             self._checkpointer.close()  # one may still be under way
             raise NonFiniteError(bad, self._checkpointer.newest_name)
 
@@ -119,16 +120,17 @@ class Reporting(Attributes):
 
     def _say_what_there_is(self) -> None:
         """The card, and what looks like a mistake."""
-        adapter, training = self._iterator.adapter, self.config.training
-        batches = self.world_size * training.accumulation_steps
-        facts = {
-            "data": card.data_row(adapter, self.valid_loader, parallel=self.parallel),
-            "update": card.update_row(adapter.batch_size, batches),
-            "device": card.device_row(self.world_size),
-        }
-        changes, saved = self._config_changes(), self._saved_objects()
-        name, output = type(self).__name__, str(self.args.output)
-        for text in card.card(name, changes, saved.layers, adapter, facts, output):
+        training, saved = self.config.training, self._saved_objects()
+        for text in card.card(
+            type(self).__name__,
+            self._config_changes(),
+            saved.layers,
+            self._iterator.adapter,
+            self.valid_loader,
+            self.world_size,
+            training.accumulation_steps,
+            str(self.args.output),
+        ):
             self.logger.info("%s", text)
         if self.read_only:
             return
@@ -146,7 +148,10 @@ class Reporting(Attributes):
         )
 
     def _say_the_goal(self) -> None:
-        self.logger.info("%s", card.goal(self.config.training, self.args.output))
+        training = self.config.training
+        goals = [f"iteration {training.max_iteration}"] if training.max_iteration else []
+        goals += [f"the end of epoch {training.max_epoch}"] if training.max_epoch else []
+        self.logger.info("training until %s in %s", " or ".join(goals), self.args.output)
 
     @contextlib.contextmanager
     def _live_line(self) -> Iterator[None]:
@@ -176,18 +181,24 @@ class Reporting(Attributes):
         return console.Line(self.phase, self.iteration, total, [*words, console.memory()])
 
     def _say_the_end(self) -> None:
+        """Where the time went, what is best, how to see the curves, and why it ended."""
         self._checkpointer.close()  # its last line comes before ours
-        watch, loop, newest = self._stopwatch, self._loop, self._checkpointer.newest_saved
-        shown = self.rank == 0 and not getattr(self.args, "smoke", False)
-        output = str(self.args.output)
-        best, monitor = self._checkpointer.validations.best, self.config.training.monitor
-        shares = watch.time_breakdown()
-        for text in card.summary(watch.seconds(), shares, best, monitor, output if shown else None):
-            self.logger.info("%s", text)
+        say, watch, output = self.logger.info, self._stopwatch, str(self.args.output)
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.time_breakdown().items())
+        say("time        %s: %s", card.clock(watch.seconds()), shares)
+        for iteration, score in self._checkpointer.validations.best[:1]:
+            monitor = self.config.training.monitor
+            say("best        %s=%.6g at iteration %d", monitor, score, iteration)
+        if self.rank == 0 and not getattr(self.args, "smoke", False):
+            say("curves      python -m expbase board %s", shlex.quote(output))
+        if stopped_by := self._loop.stopped_by:
+            hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
+            reason = self._stop_requests.text or stopped_by
+            return say("[%d] STOPPED by %s%s", self.iteration, reason, hint)
+        newest = self._checkpointer.newest_saved
         where = f"{newest.name} in {output}" if newest else "no checkpoint was asked for"
         where = where if self.rank == 0 else "rank 0 has the checkpoints"
-        place, reason = f"[{self.iteration}]", self._stop_requests.text
-        self.logger.info("%s", card.ending(place, self.epoch, loop.stopped_by, reason, where))
+        say("[%d] FINISHED: epoch %d, %s", self.iteration, self.epoch, where)
 
     def _say_failure(self, error: BaseException) -> None:
         raised = {"is_shown": True}  # whoever catches it shows it on the terminal
@@ -204,9 +215,10 @@ class Reporting(Attributes):
 
     def _begin_record(self, path: Path | None) -> None:
         """Notes this start in the ledger, and that its end is to be noted."""
-        if self._run_record.writes:
-            facts = provenance.gather(self.output_dir, type(self), self.config)
+        if self._run_record.gathered is not None:
+            facts = self._run_record.gathered.result()
             facts |= {"ranks": self.world_size, "resumed": path and path.name}
+            facts["config_changes"] = config_changes(self.output_dir, self.config)
             self._run_record.write("start", iteration=self.iteration, **facts)
             self._on_close.callback(self._note_end)
 
@@ -231,8 +243,8 @@ class Reporting(Attributes):
 
     def _watch_for_hanging(self) -> None:
         if seconds := self.config.training.hang_seconds:
-            watch = HangWatch(seconds, self._progress, self.logger, self._log_path)
-            self._on_close.callback(watch.stop)
+            watch = hang.watching(seconds, self._progress, self.logger, self._log_path)
+            self._on_close.enter_context(watch)
 
     def _progress(self) -> dict[str, Any]:
         """What changes while the run makes progress; called in another thread."""
@@ -252,12 +264,11 @@ class Reporting(Attributes):
         newest = self._checkpointer.newest_saved
         facts = {**self._progress(), "epoch": self.epoch, "ranks": self.world_size}
         facts["checkpoint"] = newest and newest.name
-        batch = {}
+        batch = None
         if crash.is_in_method(error, self, "train_batch"):
             facts["samples"] = self._iterator.batches.indices
-            if self._iterator.last is not None:  # it could be made
-                batch = {"batch": self._iterator.last}
-        folder = crash.write_crash_report(self.output_dir, self.rank, error, facts, **batch)
+            batch = self._iterator.last  # None: it could not be made
+        folder = crash.write_crash_report(self.output_dir, self.rank, error, facts, batch)
         self.logger.info(
             "what was under way is in %s; to see it fail again: python -m expbase replay %s",
             folder.relative_to(self.output_dir),

@@ -5,6 +5,8 @@ Each step adds to `_on_close` how it is undone.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import paddle
 
 from expbase import checks, distributed
@@ -13,8 +15,8 @@ from expbase.data.loaders import num_samples
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
-from expbase.peers import FailureWatch
 from expbase.processes import remove_left_files
+from expbase.record import provenance
 from expbase.record.run_record import LEDGER, RunRecord
 from expbase.reporting import Reporting
 from expbase.stopping import StopRequests
@@ -58,6 +60,8 @@ class SetupSteps(Reporting):
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
+        from expbase.peers import FailureWatch  # here: one process has no peers
+
         self._other_ranks = FailureWatch(self._end_with_another_rank, self._say_now)
         self._on_close.callback(self._other_ranks.stop)
         distributed.init_parallel(paddle.device.get_device())
@@ -82,27 +86,32 @@ class SetupSteps(Reporting):
             self.logger.info("the run that was here is now in %s", moved_aside)
         remove_left_files()
 
+    @property
+    def _writes(self) -> bool:
+        return self.rank == 0 and not self.read_only
+
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""
-        if self.rank == 0 and not self.read_only:
+        if self._writes:
             self._run_dir.dump(self.config)
 
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
-        writes = self.rank == 0 and not self.read_only
-        self.visualizer = Visualizer(self.output_dir if writes else None, self.logger)
+        self.visualizer = Visualizer(self.output_dir if self._writes else None, self.logger)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
         path = None if self.read_only else self._log_path
         open_log(self.logger, path, echo=self.rank == 0)
-        writes = self.rank == 0 and not self.read_only
-        file = MetricsFile(self.output_dir / METRICS if writes else None)
+        file = MetricsFile(self.output_dir / METRICS if self._writes else None)
         self._metric_log = MetricLog(self.logger, file, self.visualizer)
         self._on_close.callback(self._metric_log.close)
-        self._run_record = RunRecord(self.output_dir / LEDGER if writes else None)
+        self._run_record = RunRecord(self.output_dir / LEDGER if self._writes else None)
+        if self._writes:  # in a thread: the rest of setup does not wait for git
+            look = ThreadPoolExecutor(1).submit
+            self._run_record.gathered = look(provenance.gather, self.output_dir, type(self))
         self._stop_requests = StopRequests(
-            self.output_dir / "STOP" if writes else None,
+            self.output_dir / "STOP" if self._writes else None,
             self.config.training.time_limit_seconds,
             parallel=self.parallel,
         )
@@ -116,7 +125,6 @@ class SetupSteps(Reporting):
         """
         counters = {"iteration": self.iteration, "epoch": self.epoch}  # startup may set them
         checks.check_template({**self._names.template, **counters}, vars(self))
-        checks.check_visualizer(self.visualizer)
         self._subscribers.check_known()
         found = self._saved_objects()
         checks.check_state_and_data(found, self._iterator.adapter)

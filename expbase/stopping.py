@@ -25,6 +25,7 @@ from typing import Any
 import paddle
 
 from expbase import distributed
+from expbase.processes import handling
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
@@ -32,34 +33,28 @@ _LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
 
 
 class StopReason(enum.IntEnum):
-    """Why to stop; of several the greatest counts."""
+    """Why to stop; of several the greatest counts. With what the process answers after it."""
 
-    NONE = 0
-    CALL = 1
-    FILE = 2
-    TIME_LIMIT = 3
-    SIGUSR1 = 4
-    SIGTERM = 5
-    CTRL_C = 6
+    text: str
+    exit_code: int
 
-    @property
-    def exit_code(self) -> int:
-        """What the process answers after it stopped for this reason."""
-        return _ANSWERS[self][1]
+    NONE = 0, "nothing", 0
+    CALL = 1, "stop() was called", 0
+    FILE = 2, "a file named STOP", 0
+    TIME_LIMIT = 3, "training.time_limit_seconds", 124
+    SIGUSR1 = 4, "SIGUSR1", 143  # the scheduler's warning that SIGTERM will come
+    SIGTERM = 5, "SIGTERM", 143
+    CTRL_C = 6, "Ctrl-C", 130
+
+    def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
+        reason = int.__new__(cls, value)
+        reason._value_, reason.text, reason.exit_code = value, text, exit_code
+        return reason
 
     def __str__(self) -> str:
-        return _ANSWERS[self][0]
+        return self.text
 
 
-_ANSWERS = {
-    StopReason.NONE: ("nothing", 0),
-    StopReason.CALL: ("stop() was called", 0),
-    StopReason.FILE: ("a file named STOP", 0),
-    StopReason.TIME_LIMIT: ("training.time_limit_seconds", 124),
-    StopReason.SIGUSR1: ("SIGUSR1", 143),  # the scheduler's warning that SIGTERM will come
-    StopReason.SIGTERM: ("SIGTERM", 143),
-    StopReason.CTRL_C: ("Ctrl-C", 130),
-}
 _SIGNALS = {
     signal.SIGUSR1: StopReason.SIGUSR1,
     signal.SIGTERM: StopReason.SIGTERM,
@@ -164,13 +159,8 @@ class StopRequests:
             notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        before = {signum: signal.signal(signum, note) for signum in _SIGNALS}
-        try:
-            with distributed.last_words():
-                yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        with handling(dict.fromkeys(_SIGNALS, note)), distributed.last_words():
+            yield
 
 
 class ValidationLeft(BaseException):

@@ -36,11 +36,7 @@ class UpdateState:
     first: FirstUpdates = field(default_factory=lambda: FirstUpdates([], 0))  # of this start
 
     def check_complete(self) -> None:
-        """Checks that the loop over the micro-batches was not left early.
-
-        Raises:
-            RuntimeError: It was.
-        """
+        """Raises a RuntimeError if the loop over the micro-batches was left early."""
         if 0 < self.yielded < self.count:
             raise RuntimeError(
                 f"micro_batches: the update was made after {self.yielded} of {self.count} "
@@ -120,7 +116,7 @@ class TrainingSteps(Attributes):
                 raise TypeError(
                     f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
                 )
-        own = self.stateful_objects().optimizers.values()
+        own = self._optimizers().values()
         update.optimizers = tuple(optimizers or own)
         self._step_and_clear()
         if {*map(id, own)} <= {*map(id, update.optimizers)}:
@@ -176,8 +172,7 @@ class TrainingSteps(Attributes):
         self._update.helpers.add(name)
 
     def _note_before_first_update(self) -> None:
-        optimizers = self.stateful_objects().optimizers.values()
-        self._update.first = FirstUpdates(optimizers, self.iteration)
+        self._update.first = FirstUpdates(self._optimizers().values(), self.iteration)
 
     def _check_first_updates(self, *, is_last: bool) -> None:
         """When something is due: what the updates of a start show, and nothing else would."""

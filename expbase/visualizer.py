@@ -1,4 +1,5 @@
-"""VisualDL for one run: one record file, opened at first use. The only file that imports VisualDL.
+"""VisualDL for one run: one record file, opened at first use. The only file that imports VisualDL,
+which it does for what is no scalar: a run that has curves alone need not wait for it.
 
 Every method takes tensors, arrays and numbers, and never changes them.
 
@@ -10,10 +11,13 @@ Every method takes tensors, arrays and numbers, and never changes them.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import struct
+import time
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from expbase.appended import AppendedFile
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
+_PENDING = 100  # points that are not in the file yet, at most
 RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length in bytes
 
 
@@ -37,7 +43,8 @@ class Visualizer:
 
     def __init__(self, directory: str | Path | None, logger: logging.Logger | None = None) -> None:
         # Absolute: a later chdir in user code must not divert the log.
-        self._path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
+        path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
+        self._file = _RecordFile(path)
         self._writer: Any = None
         self._logger = logger
         self._steps: dict[str, int] = {}  # the last one of each scalar
@@ -46,20 +53,27 @@ class Visualizer:
     @property
     def writer(self) -> Any:
         """VisualDL's own LogWriter, for what has no method here; None where nothing is written."""
-        if self._writer is None and self._path is not None:
-            self._writer = _log_writer(self._path)
+        if self._writer is None and self._file.path is not None:
+            self._writer = _log_writer(self._file)
         return self._writer
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Adds one point to a curve; a second one at the same step is left out, and told once."""
+        """Adds one point to a curve; a second one at the same step is left out, and told once.
+
+        It is in the file at the latest with the next line of the log.
+        """
         if self._steps.get(tag) == step:
-            if self._path and self._logger and tag not in self._doubled:
+            if self._file.path and self._logger and tag not in self._doubled:
                 self._doubled.add(tag)
                 text = "the first is kept. Write it in one way, or under another name."
                 self._logger.warning("[%d] VisualDL: %r has two values here; %s", step, tag, text)
             return
         self._steps[tag] = step
-        self._add("scalar", tag, value.item() if hasattr(value, "item") else value, step)
+        if self._file.path is not None:
+            number = value.item() if hasattr(value, "item") else value
+            self._file.pending.append(_point(tag, number, step))
+            if len(self._file.pending) >= _PENDING:
+                self.flush()
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
         """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.
@@ -108,22 +122,25 @@ class Visualizer:
         if self.writer is not None:
             getattr(self.writer, f"add_{kind}")(_tag(tag), value, step, **options)
 
+    def flush(self) -> None:
+        """Writes the points that are not in the file yet."""
+        self._file.flush()
+
     def size(self) -> int:
         """The size of the record file now, in bytes."""
-        return self._path.stat().st_size if self._path and self._path.exists() else 0
+        self.flush()
+        return self._file.size()
 
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes."""
         self.close()
         self._steps.clear()
-        if self._path and self.size() > size:
-            os.truncate(self._path, size)
+        self._file.cut(size)
 
     def close(self) -> None:
         """Closes the file until the next record. May be called twice."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._writer = None
+        self._file.close()
 
 
 def column_names(keys: Iterable[str]) -> dict[str, str]:
@@ -135,38 +152,72 @@ def column_names(keys: Iterable[str]) -> dict[str, str]:
     return {key: "name_" if name == "name" else name for key, name in names.items()}  # the run's
 
 
-class _RecordFile:
-    """Writes records to their file at once; VisualDL calls these methods.
+class _RecordFile(AppendedFile):
+    """The records, written in this thread; VisualDL calls these methods.
 
     VisualDL's own class hands each record to a thread. That costs 60 µs per record when they come
     quickly, the last ones are lost with the process, and write errors are swallowed.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-        self.flush, self.close = self._file.flush, self._file.close
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path)
+        self.pending: list[bytes] = []  # records that are not in the file yet
 
     def get_filename(self) -> str:
-        return self._file.name
+        return str(self.path)
 
     def add_record(self, record: Any) -> None:
-        data = record.SerializeToString()
-        self._file.write(RECORD_HEAD.pack(len(data)) + data)
-        self._file.flush()
+        self.pending.append(record.SerializeToString())
+        self.flush()
+
+    def flush(self) -> None:
+        if self.pending:
+            records = [RECORD_HEAD.pack(len(record)) + record for record in self.pending]
+            self.pending.clear()
+            self.append(b"".join(records))
+
+    def close(self) -> None:
+        self.flush()
+        super().close()
 
 
-def _log_writer(path: Path) -> Any:
+def _point(tag: str, value: float, step: int) -> bytes:
+    """A point of a curve as a record of VisualDL's, in protobuf's encoding.
+
+    VisualDL's own classes make the same bytes in four times the time.
+    """
+    number, milliseconds = _varint(int(step)), _varint(round(time.time() * 1000))
+    # Each field begins with its number and type.
+    data = b"\x08%b%b\x18%b" % (number, _name(tag), milliseconds)
+    data += b"\x25" + array("f", [value]).tobytes()
+    return b"\x0a%b%b" % (_varint(len(data)), data)
+
+
+@functools.lru_cache(1000)
+def _name(tag: str) -> bytes:
+    name = _tag(tag).encode()
+    return b"\x12%b%b" % (_varint(len(name)), name)
+
+
+@functools.lru_cache(16)  # the points of a line have one step, and mostly one time
+def _varint(number: int) -> bytes:
+    """A whole number in protobuf's encoding: seven bits in each byte, the lowest first."""
+    data = bytearray()
+    while number > 127:
+        data.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*data, number])
+
+
+def _log_writer(file: _RecordFile) -> Any:
     from visualdl import LogWriter  # not at the top: most processes write no records
-
-    file = _RecordFile(path)
 
     class DirectWriter(LogWriter):  # type: ignore[misc]  # visualdl has no types
         def _get_file_writer(self) -> _RecordFile:
             self._file_writer = self._all_writers[self._logdir] = file
             return file
 
-    return DirectWriter(logdir=str(path.parent))
+    return DirectWriter(logdir=os.path.dirname(file.get_filename()))
 
 
 def _array(value: Any) -> Any:

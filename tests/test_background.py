@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent import futures
 
 import paddle
 import pytest
@@ -35,8 +36,8 @@ def test_what_the_job_raised_is_raised_once(error: BaseException) -> None:
     for take in (writer.wait, writer.raise_failure):
         writer.start(fail)
         if take == writer.raise_failure:
-            assert writer._thread is not None
-            writer._thread.join()
+            assert writer._job is not None
+            futures.wait([writer._job])
         with pytest.raises(type(error)):
             take()
         writer.wait()

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,22 @@ def test_every_damage_is_found_and_the_one_before_is_used(tmp_path: Path) -> Non
             shutil.rmtree(tmp_path / "c" / "damaged-step-00000002")
             trials += 1
     assert trials >= 450
+
+
+def test_a_file_that_changes_after_it_was_verified_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path, 3)
+    file = path / "model.safetensors"
+    now = int(time.time())
+    # What was written just now may change within one tick of the file system's clock.
+    for before, after in ((0, now), (1000, 2000), (now, now)):
+        os.utime(file, (before, before))
+        checkpoint.verify(path)
+        with file.open("r+b") as stream:
+            stream.write(b"x")
+        os.utime(file, (after, after))
+        with pytest.raises(CheckpointError, match="has changed since"):
+            checkpoint.verify(path)
+        file.write_bytes(b"m" * 300)
 
 
 def test_a_damaged_one_does_not_take_the_place_of_an_earlier_damaged_one(tmp_path: Path) -> None:

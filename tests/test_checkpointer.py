@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,28 @@ def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
     second.close()
 
 
+def settle(path: Path) -> int:
+    """Makes the files of a checkpoint older than a tick of the clock; how many they are."""
+    files = [file for file in path.iterdir() if file.name != checkpoint.MANIFEST]
+    for file in files:
+        os.utime(file, (1, 1))
+    return len(files)
+
+
+@pytest.mark.parametrize("words", ["own", "evaluate", "checkpoint_path", "init_model_path"])
+def test_a_start_reads_each_file_of_a_checkpoint_once_to_verify_it(
+    tmp_path: Path, two_iterations: Path, words: str
+) -> None:
+    run = shutil.copytree(two_iterations, tmp_path / "run")
+    files = settle(run / "checkpoints/step-00000002")
+    args = {"own": {}, "evaluate": {"evaluate": "last"}}.get(words, {words: str(run)})
+    before = checkpoint._checksum_of_file.cache_info().misses
+    exp = make(Rich, tmp_path / "new" if words.endswith("path") else run, args, max_iteration=2)
+    exp.setup()
+    exp.run()
+    assert checkpoint._checksum_of_file.cache_info().misses - before == files
+
+
 @pytest.fixture(scope="module")
 def two_iterations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of Rich: copy it before you change it."""
@@ -85,8 +108,8 @@ def test_an_entry_that_is_dropped_is_missed(
 
 def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path, two_iterations: Path) -> None:
     shutil.copytree(two_iterations, tmp_path / "run")
-    rewrite(tmp_path / "run", lambda state: state.update(format=4))
-    with pytest.raises(CheckpointError, match="format 4; expected 3"):
+    rewrite(tmp_path / "run", lambda state: state.update(format=5))
+    with pytest.raises(CheckpointError, match="format 5; expected 4"):
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 

@@ -177,8 +177,8 @@ def test_a_key_like_no_other_is_answered_with_all_names() -> None:
     ("words", "part"),
     [
         (["optim.lr"], "'optim.lr' has no value; expected KEY VALUE or KEY=VALUE"),
-        (["optim.betas=[1"], "optim.betas: '[1' cannot be read"),
-        (["optim.lr=2020-13-45"], "optim.lr: '2020-13-45' cannot be read"),
+        (["optim.betas=[1"], "optim.betas: '[1': not YAML"),
+        (["optim.lr=2020-13-45"], "optim.lr: '2020-13-45': not YAML"),
     ],
 )
 def test_an_option_that_cannot_be_read_is_named(words: list[str], part: str) -> None:

@@ -20,6 +20,7 @@ from paddle.io import (
     DistributedBatchSampler,
     IterableDataset,
     RandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -141,6 +142,15 @@ def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> 
     samples = 2 * (with_workers.batch_size or 1)
     assert drawn(with_workers, position=samples) == whole[2:]
     assert drawn(adapted(make(0)), position=samples) == whole[2:]
+
+
+def test_training_draws_the_same_whoever_makes_the_batches() -> None:
+    def draws(workers: int) -> list[float]:
+        np.random.seed(1)
+        # One normal number each: numpy makes two at once, and keeps the other.
+        return [np.random.randn() for _ in adapted(loader(num_workers=workers)).open(1)]
+
+    assert draws(0) == draws(1)
 
 
 def dict_of(samples: list[Any]) -> dict[str, Any]:
@@ -599,9 +609,31 @@ def test_a_stream_is_replayed_to_its_position(make: Any) -> None:
 
 
 def test_a_stream_ends_on_all_ranks_when_one_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_ranks = iter([[True, True], [True, True], [True, False]])
-    monkeypatch.setattr(loaders, "gather_objects", lambda mine: next(of_ranks))
+    of_ranks = iter([[0.0], [0.0], [1.0]])
+    monkeypatch.setattr(loaders, "max_over_ranks", lambda mine: next(of_ranks))
+    assert drawn(adapted(iter([1, 2, 3, 4]), 0, 2)) == [1, 2]
+
+
+def test_lists_end_on_all_ranks_with_the_shortest(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(loaders, "max_over_ranks", lambda mine: asked.append(mine) or [-2.0])
     assert drawn(adapted([1, 2, 3, 4], 0, 2)) == [1, 2]
+    assert asked == [-4]  # once an epoch, not at each batch
+
+
+def test_an_order_in_sequence_is_not_listed() -> None:
+    class Endless(Dataset):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        def __len__(self) -> int:
+            return 1 << 60
+
+    adapter = adapted(DataLoader(Endless(), batch_size=2))
+    middle = adapter.open(1, Place(1 << 59))
+    assert next(middle).tolist() == [1 << 59, (1 << 59) + 1]
+    assert middle.indices == [1 << 59, (1 << 59) + 1]
+    assert next(adapter.once(rng.VALID, 1)).tolist() == [0, 1]
 
 
 def test_iterable_data_sets_are_batched_as_paddle_does() -> None:
@@ -708,6 +740,44 @@ class TwoArguments(Exception):
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool", "int64", "complex64"])
+def test_batches_of_a_tensor_dataset_are_those_of_paddles_loader(dtype: str) -> None:
+    tensors = [paddle.arange(24).reshape([6, 2, 2]).astype(dtype), paddle.arange(6)]
+    loader = DataLoader(TensorDataset(tensors), batch_sampler=[[5, 0, np.int64(3)], [-1, 2]])
+    for ours, paddles in zip(adapted(loader).open(1), loader, strict=True):
+        assert type(ours) is type(paddles)
+        for one, other in zip(ours, paddles, strict=True):
+            assert one.dtype == other.dtype
+            assert one.place._type() == other.place._type()
+            assert one.stop_gradient == other.stop_gradient
+            assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("index", [6, -7, "x"])
+def test_a_wrong_index_of_a_tensor_dataset_is_named(index: Any) -> None:
+    loader = DataLoader(TensorDataset([paddle.arange(6)]), batch_sampler=[[0, index]])
+    with pytest.raises(Exception) as caught:  # noqa: PT011  paddle raises several
+        next(adapted(loader).open(1))
+    said = "".join(traceback.format_exception(caught.value))
+    assert f"raised by sample {index!r} of the data set" in said
+
+
+def test_a_tensor_dataset_with_a_way_of_its_own_is_asked_for_each_sample() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            return [2 * field for field in super().__getitem__(index)]
+
+    [batch] = next(adapted(DataLoader(Doubled([paddle.arange(4)]), batch_size=4)).open(1))
+    assert batch.tolist() == [0, 2, 4, 6]
+
+
+def test_a_batch_of_a_tensor_dataset_shares_no_memory_with_it() -> None:
+    tensor = paddle.zeros([4])
+    [batch] = next(adapted(DataLoader(TensorDataset([tensor]), batch_size=2)).open(1))
+    batch.add_(paddle.ones([2]))
+    assert tensor.tolist() == [0.0] * 4
 
 
 def test_an_exception_of_collate_fn_in_a_worker_comes_out_even_if_it_cannot_be_sent() -> None:

@@ -18,12 +18,13 @@ from expbase import checks, distributed
 
 # Writes what each rank saw into its own file, beside the run.
 PROBE = """
-import json, os, time
+import json, os, time, zlib
 import numpy as np
 import paddle
 from tiny import Tiny
 from expbase import distributed, main, rank_zero_only
 from expbase.checks import check_alike
+from expbase.state import sharing
 from expbase.data.loaders import Shard, adapt_loader
 from paddle.io import BatchSampler, DataLoader
 
@@ -70,6 +71,17 @@ class Probe(Tiny):
             os._exit(self._other_ranks._door.fileno() != -1)
         return os.waitpid(child, 0)[1] == 0
 
+    def read_of(self, there):
+        # A checkpoint's files, with nothing sent if each rank finds the same one `there`.
+        path = self.checkpoint_dir / "step-00000008"
+        send, sharing._broadcast_bytes = sharing._broadcast_bytes, None
+        if there != path.name:
+            sharing._broadcast_bytes = send
+            path = path if self.rank == 0 else path.with_name(there)
+        manifest, files = sharing.read_files(path)
+        sharing._broadcast_bytes = send
+        return [manifest, {name: zlib.crc32(data.tobytes()) for name, data in files.items()}]
+
     def evaluate_oddly(self, odd):
         self.odd = odd
         self.evaluate()
@@ -83,6 +95,7 @@ class Probe(Tiny):
             "per_epoch": self.batches_per_epoch, "names": self.names,
             "alone": self.alone.weight.item(),
             "closed": self.is_closed_in_a_child(),
+            "read": [self.read_of(f"step-0000000{n}") for n in (8, 4, 1)],  # there is none of 1
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
@@ -185,6 +198,16 @@ def test_parameters_that_each_rank_trains_for_itself_are_told_and_saved_for_each
     )
     checkpoint = launched / "checkpoints/step-00000011"  # another run continues from such a one
     assert b"alone/weight" in (checkpoint / "@rank_1.safetensors").read_bytes()
+
+
+def test_a_rank_without_the_disk_of_rank_zero_gets_the_bytes_of_a_checkpoint(
+    launched: Path,
+) -> None:
+    for facts in facts_of(launched):
+        for manifest, checksums in facts["read"]:
+            expected = {name: entry["crc32"] for name, entry in manifest["files"].items()}
+            assert checksums == expected
+            assert len(expected) > 4
 
 
 def test_validation_counts_every_sample_once_over_the_ranks(launched: Path) -> None:

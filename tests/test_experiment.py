@@ -834,6 +834,30 @@ def test_a_line_holds_the_mean_of_the_window_the_rate_the_speed_and_the_time_lef
     assert {"speed/samples_per_second", "speed/data_wait", "speed/seconds_left"} <= set(line)
 
 
+@pytest.mark.parametrize("where", ["attribute", "list"])
+def test_the_rate_in_a_line_is_that_of_the_optimizer_that_is_there_now(
+    tmp_path: Path, where: str
+) -> None:
+    class Exchanging(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            if where == "list":
+                self.several = [self.optimizer]
+                del self.optimizer
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            if self.iteration == 2:
+                new = paddle.optimizer.SGD(0.5, parameters=self.model.parameters())
+                if where == "list":
+                    self.several[0] = new
+                else:
+                    self.optimizer = new
+
+    trained(Exchanging, tmp_path / "run", max_iteration=3, save_interval=0)
+    assert curve(tmp_path / "run", "train/lr") == {1: 0.01, 2: 0.5, 3: 0.5}
+
+
 def test_pending_scalars_survive_a_stop_between_two_lines(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole", max_iteration=4, log_interval=4)
 

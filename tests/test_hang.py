@@ -10,7 +10,7 @@ from typing import Any
 
 from tiny import Tiny, trained
 
-from expbase.record.hang import HangWatch
+from expbase.record.hang import watching
 
 
 def wait_for(path: Path, text: str) -> bool:
@@ -66,10 +66,8 @@ def test_what_moves_is_never_reported_and_zero_means_never(tmp_path: Path) -> No
         return dict(counter)
 
     path = tmp_path / "log"
-    watch = HangWatch(0.02, progress, logging.Logger("test"), path)
-    while counter["n"] < 20:
-        time.sleep(0.001)
-    watch.stop()
-    watch.stop()
+    with watching(0.02, progress, logging.Logger("test"), path):
+        while counter["n"] < 20:
+            time.sleep(0.001)
     assert not path.exists()
     trained(Tiny, tmp_path / "run", hang_seconds=0)

@@ -17,12 +17,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports from its own layer or from those before it, never in a circle.
 LAYERS = (
-    {"_version", "config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
+    {"_version", "appended"},
+    {"config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"state.pdparams", "state.weights", "state.objects", "visualizer", "distributed", "launch"},
     {"events", "run_dir", "stopping", "life", "schedule", "isolation", "predictions", "peers"},
     {
-        "state.entries",
         "state.validations",
         "state.sharing",
         "state.checkpointer",
@@ -48,7 +48,7 @@ TOPICS = {
 
 # Lines of the core when the house was rebuilt, and what issue 12 (nothing that was trained is lost,
 # nothing wrong passes in silence) has added since. Everything else pays for itself.
-CORE = 8674 + 1259
+CORE = 8674 + 1257
 
 
 def name_of(path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expbase.logs import close_log, early_log, open_log, routine_elsewhere
+from expbase.logs import close_log, early_log, log_routine, open_log, routine_elsewhere
 
 
 def opened(path: Path, *, echo: bool) -> logging.Logger:
@@ -80,14 +80,40 @@ def test_a_routine_line_is_off_the_terminal_only_while_it_is_shown_elsewhere(
     logger = opened(tmp_path / "log", echo=True)
     shown = [True, True, False]  # asked for each routine line
     with routine_elsewhere(logger, lambda: shown.pop(0)):
-        logger.info("one", extra={"is_routine": True})
+        log_routine(logger, "one")
         logger.info("two")
-        logger.info("three", extra={"is_routine": True})
-        logger.info("four", extra={"is_routine": True})
-    logger.info("five", extra={"is_routine": True})
+        log_routine(logger, "three")
+        log_routine(logger, "four")
+    log_routine(logger, "five")
     close_log(logger)
     assert re.findall(r" (\w+)$", capsys.readouterr().err, re.MULTILINE) == ["two", "four", "five"]
     assert len((tmp_path / "log").read_text().splitlines()) == 5
+
+
+def test_a_routine_line_goes_to_handlers_of_the_users_and_heeds_the_level(tmp_path: Path) -> None:
+    logger = opened(tmp_path / "log", echo=False)
+    users = io.StringIO()
+    logger.addHandler(logging.StreamHandler(users))
+    log_routine(logger, "100% of one")
+    close_log(logger)
+    quiet = opened(tmp_path / "quiet", echo=False)
+    quiet.setLevel(logging.WARNING)
+    log_routine(quiet, "two")
+    close_log(quiet)
+    assert (tmp_path / "quiet").read_text() == ""
+    assert users.getvalue() == "100% of one\n"
+    assert (tmp_path / "log").read_text().endswith(" 100% of one\n")
+
+
+def test_each_line_has_its_time(tmp_path: Path) -> None:
+    logger = opened(tmp_path / "log", echo=False)
+    for created in (0.5, 0.9, 1.1):
+        record = logger.makeRecord("expbase", logging.INFO, "", 0, "text", (), None)
+        record.created = created
+        logger.handle(record)
+    close_log(logger)
+    seconds = [line.split()[1][-2:] for line in (tmp_path / "log").read_text().splitlines()]
+    assert seconds == ["00", "00", "01"]
 
 
 def test_pythons_root_logger_is_left_alone(

@@ -17,6 +17,14 @@ import pytest
 from expbase.meter import Meter, MetricsFile, json_lines, line, short
 
 
+@pytest.fixture(params=["cpu", "device"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the meter believes that tensors are."""
+    if request.param == "device":
+        monkeypatch.setattr("expbase.meter._is_on_cpu", lambda tensor: False)
+    return request.param
+
+
 class Graph:
     """Something that lives as long as the graph that a Double made."""
 
@@ -46,6 +54,7 @@ def test_the_time_left_is_shown_as_a_clock() -> None:
     assert line(1, {"speed/seconds_left": 3725.4}) == "[1] speed/seconds_left=1:02:05"
 
 
+@pytest.mark.usefixtures("place")
 def test_a_mean_is_over_the_times_that_its_name_was_logged() -> None:
     meter = Meter()
     meter.add(1, {"loss": paddle.to_tensor(1.0), "acc": 1})
@@ -55,6 +64,19 @@ def test_a_mean_is_over_the_times_that_its_name_was_logged() -> None:
     assert meter.means() == {}
 
 
+def test_a_tensor_on_a_device_is_not_read_before_the_number_is_needed(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter()
+    with monkeypatch.context() as patch:
+        reads: list[Any] = []
+        patch.setattr(paddle.Tensor, "item", lambda tensor: reads.append(tensor) or 1.0)
+        meter.add(1, {"loss": paddle.to_tensor(1.0)})
+        assert len(reads) == (place == "cpu")
+    assert meter.means() == {"loss": 1.0}
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "bool"])
 def test_a_mean_does_not_depend_on_how_often_a_type_was_logged(dtype: str) -> None:
     for times in (1, 2):
@@ -64,6 +86,7 @@ def test_a_mean_does_not_depend_on_how_often_a_type_was_logged(dtype: str) -> No
         assert meter.means() == {"loss": 1.0}
 
 
+@pytest.mark.usefixtures("place")
 def test_a_logged_tensor_keeps_its_value_and_no_graph() -> None:
     x = paddle.ones([1])
     x.stop_gradient = False
@@ -98,6 +121,18 @@ def test_a_number_that_is_not_finite_is_named_with_value_and_iteration() -> None
     assert meter.nonfinite().count("nan") == 5
 
 
+@pytest.mark.usefixtures("place")
+def test_a_line_that_never_comes_needs_no_memory() -> None:
+    meter = Meter()
+    for iteration in range(2500):
+        meter.add(iteration, {"loss": paddle.to_tensor(float(iteration % 2)), "bad": math.inf})
+    (held,) = [one for name, one in meter._sums.items() if name == "loss"]
+    assert len(held.unread) <= 500
+    assert len(json.dumps(meter.state_dict())) < 200
+    assert meter.means() == {"loss": 0.5, "bad": math.inf}
+
+
+@pytest.mark.usefixtures("place")
 def test_what_a_meter_holds_survives_json() -> None:
     meter, other = Meter(), Meter()
     meter.add(3, {"loss": paddle.to_tensor(0.1)})

@@ -7,6 +7,11 @@ from typing import Any
 
 from tiny import Tiny, trained
 
+from expbase.logs import early_log
+from expbase.meter import MetricsFile
+from expbase.metrics import MetricLog
+from expbase.visualizer import FILE_NAME, Visualizer
+
 
 def hparams(output: Path) -> list[Any]:
     from visualdl import LogReader
@@ -27,6 +32,17 @@ def compared(output: Path) -> list[tuple[dict[str, Any], list[str]]]:
         )
         for record in hparams(output)
     ]
+
+
+def test_the_points_of_a_line_are_in_the_file_with_it(tmp_path: Path) -> None:
+    from visualdl import LogReader
+
+    log = MetricLog(early_log(), MetricsFile(None), Visualizer(tmp_path))
+    log.write(3, 1, {"train/loss": 0.5, "speed/data_wait": 0.25})
+    reader = LogReader(file_path=str(tmp_path / FILE_NAME))  # nothing was closed
+    tags = ("train/loss", "wall_clock/data_wait")
+    assert [reader.get_data("scalar", tag)[0].value for tag in tags] == [0.5, 0.25]
+    log.close()
 
 
 def test_the_config_stands_in_visualdl_once_also_after_a_resume(tmp_path: Path) -> None:

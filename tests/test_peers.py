@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,19 @@ class Killed(Tiny):
 if __name__ == "__main__":
     main(Killed)
 """
+
+
+def test_questions_to_the_store_are_sent_at_once() -> None:
+    def is_at_once(connection: socket.socket) -> int:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        addresses = [server.getsockname() for server in servers]
+        store, other = (stack.enter_context(socket.create_connection(a)) for a in addresses)
+        stack.enter_context(socket.socket(socket.AF_UNIX))
+        peers._send_at_once(addresses[0][1])
+        assert (is_at_once(store), is_at_once(other)) == (1, 0)
 
 
 @pytest.fixture
@@ -136,3 +150,14 @@ def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path:
     last_line = "train.py: error: optim.lr: -1 given; expected more than 0."
     assert result.stderr.splitlines()[-1] == last_line
     assert "another rank" not in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_what_goes_to_the_store_is_not_held_back() -> None:
+    with contextlib.ExitStack() as stack:
+        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = [door.getsockname()[1] for door in doors]
+        made = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+        to_store, to_other = map(stack.enter_context, made)
+        peers._send_at_once(ports[0])
+        assert to_store.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert not to_other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -135,7 +136,11 @@ def test_files_are_left_alone_as_long_as_a_worker_of_that_id_lives_anywhere(
         fcntl.flock(lock, fcntl.LOCK_EX)
         processes.remove_left_files()
         assert made.exists()
-    processes.remove_left_files()
+    # A process that another thread forks at this moment holds the lock, too, until it is another
+    # program (the git of an earlier test's ledger): such files go at a later start.
+    end = time.monotonic() + 20
+    while [*shared_memory.iterdir()] and time.monotonic() < end:
+        processes.remove_left_files()
     assert not [*shared_memory.iterdir()]
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import paddle
 import pytest
 from repository import GIT, commit, git, new_repository
-from tiny import TESTS, Tiny, training_config
+from tiny import TESTS, Tiny
 
 from expbase.record import provenance
 
@@ -28,12 +29,40 @@ from expbase.record import provenance
 
 class Noting(Tiny):
     def setup(self):
-        facts = provenance.gather(self.output_dir, type(self), self.config)
+        facts = provenance.gather(self.output_dir, type(self))
         pathlib.Path(f"facts_{self.rank}.json").write_text(json.dumps(facts))
     def run(self):
         pass
 if __name__ == "__main__":
     main(Noting)
+"""
+
+
+# Writes down who was asked what, and what was imported, until the end of the first update.
+FIRST_UPDATE = """
+import importlib.metadata, json, pathlib, subprocess, sys, threading
+from tiny import Tiny
+from expbase import main
+
+asked = []
+
+def noting(owner, name):
+    function = getattr(owner, name)
+    def noted(*args, **options):
+        asked.append([name, threading.current_thread() is threading.main_thread()])
+        return function(*args, **options)
+    setattr(owner, name, noted)
+
+class Noting(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        facts = {"asked": asked, "imported": [name for name in sys.modules if "." not in name]}
+        pathlib.Path("facts_0.json").write_text(json.dumps(facts))
+        self.stop()
+
+noting(subprocess, "Popen")
+noting(importlib.metadata, "distributions")
+main(Noting)
 """
 
 
@@ -63,7 +92,7 @@ def started(
 
 def gathered(output: Path, experiment: type = Tiny) -> dict[str, Any]:
     """The facts, after a way through the ledger."""
-    return json.loads(json.dumps(provenance.gather(output, experiment, training_config())))
+    return json.loads(json.dumps(provenance.gather(output, experiment)))
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -173,6 +202,20 @@ def test_with_nprocs_they_are_those_of_the_process_that_was_started(
         parent.communicate()
 
 
+def test_what_takes_long_is_not_on_the_way_to_the_first_update(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / "train.py").write_text(FIRST_UPDATE)
+    facts = noted(repository, "train.py", "--output", str(tmp_path / "run"))
+    names = {name for name, _ in facts["asked"]}
+    assert names == {"Popen", "distributions"}
+    assert not [name for name, in_main_thread in facts["asked"] if in_main_thread]
+    assert not {"visualdl", "matplotlib", "pandas"} & {*facts["imported"]}
+    start = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[0])
+    assert start["git"]["dirty"]  # by the script, as it was when the run started
+    assert "paddlepaddle" in " ".join(start["packages"])
+
+
 # --- the machine -------------------------------------------------------------------------------
 
 
@@ -190,6 +233,18 @@ def test_of_the_environment_only_what_steers_training_is_noted(
     assert all(name in wanted or name.startswith("FLAGS_") for name in facts["environment"])
     assert "FLAGS_selected_gpus" not in facts["environment"]
     assert "secret" not in json.dumps(facts)
+
+
+def test_each_package_is_noted_with_its_version() -> None:
+    def key(name: str) -> str:
+        return re.sub("[-_.]+", "-", name).lower()
+
+    noted = {key(name): version for name, version, _ in provenance._packages()}
+    installed = [*importlib.metadata.distributions()]
+    assert any("_" in str(distribution._path) for distribution in installed)
+    assert noted.keys() == {key(distribution.metadata["Name"]) for distribution in installed}
+    for name, version in noted.items():
+        assert version == importlib.metadata.version(name), name
 
 
 def test_packages_and_versions_are_noted(repository: Path, tmp_path: Path) -> None:

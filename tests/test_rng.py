@@ -89,6 +89,37 @@ def test_isolated_draws_what_its_seed_says() -> None:
     assert draws() == inside
 
 
+def test_own_states_and_those_outside_do_not_see_each_other() -> None:
+    own = rng.DataStates(5)
+    states = STATES.state_dict()
+    with own.in_use():
+        first = draws()
+    assert STATES.state_dict() == states
+    draws()
+    with contextlib.suppress(RuntimeError), own.in_use():
+        second = draws()
+        raise RuntimeError
+    rng.seed_all(5)
+    expected = draws()
+    rng.drop_waiting_normal()
+    assert (first, second) == (expected, draws())
+    with own.in_use(6):
+        again = draws()
+    rng.seed_cpu(6)
+    assert draws() == again
+
+
+def test_batches_made_elsewhere_leave_the_states_that_batches_made_here_leave() -> None:
+    draws()  # a normal number waits
+    states = STATES.state_dict()
+    with rng.DataStates(5).in_use(6):
+        draws()
+    expected = draws()
+    STATES.load_state_dict(states)
+    rng.drop_waiting_normal()
+    assert draws() == expected
+
+
 def test_derived_seeds_differ_by_every_number_of_the_path_and_their_order() -> None:
     paths = [path for n in (1, 2, 3) for path in itertools.product(range(6), repeat=n)]
     seeds = {rng.derive(seed, *path) for seed in (0, 1, 2, -1, 1 << 40) for path in paths}

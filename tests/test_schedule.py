@@ -18,7 +18,7 @@ def training(**values: Any) -> Any:
 
 
 def names(due: Due) -> str:
-    return " ".join(name for name, value in vars(due).items() if value)
+    return " ".join(name for name, value in due._asdict().items() if value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from expbase.visualizer import FILE_NAME, Visualizer, column_names
+from expbase.visualizer import FILE_NAME, Visualizer, _point, column_names
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:
@@ -32,6 +34,38 @@ def test_scalars_are_read_back_from_one_file(tmp_path: Path) -> None:
     visualizer.close()
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
     assert curve(tmp_path, "train/loss") == {10: 0.5, 20: 0.25}
+
+
+def test_a_point_is_a_record_of_visualdls(monkeypatch: pytest.MonkeyPatch) -> None:
+    from visualdl.component.base_component import scalar
+    from visualdl.proto.record_pb2 import Record
+
+    monkeypatch.setattr("time.time", lambda: 1700000000.123)
+    for tag in ("loss", "ж" * 70):
+        for step in (0, 127, 128, 1 << 40):
+            for value in (0, 0.1, -1e300, math.inf, math.nan):
+                expected = scalar(tag, value, step, walltime=1700000000123)
+                point = Record.FromString(_point(tag, value, step))
+                assert point.SerializeToString() == expected.SerializeToString()
+
+
+def test_curves_need_no_import_of_visualdl(tmp_path: Path) -> None:
+    code = (
+        "import sys, expbase.visualizer as v; w = v.Visualizer(sys.argv[1]); "
+        "w.add_scalar('a', 1.5, 1); w.close(); sys.exit('visualdl' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, check=False, timeout=100).returncode == 0
+    assert curve(tmp_path, "a") == {1: 1.5}
+
+
+def test_points_are_written_also_if_no_line_of_the_log_comes(tmp_path: Path) -> None:
+    visualizer = Visualizer(tmp_path)
+    for step in range(250):
+        visualizer.add_scalar("loss", 0.5, step)
+    assert len(curve(tmp_path, "loss")) == 200
+    visualizer.close()
+    assert len(curve(tmp_path, "loss")) == 250
 
 
 def test_a_second_one_goes_on_in_the_same_file_and_says_nothing(

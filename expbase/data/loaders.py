@@ -22,10 +22,11 @@ import numpy as np
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
 from expbase.data import order
-from expbase.data.order import START, BatchOrder, Isolated, Numbered, Place, state_setter, unmoved
+from expbase.data.order import START, BatchOrder, Isolated, Numbered, Place, unmoved
 from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
-from expbase.distributed import gather_objects, wait_for_all
+from expbase.distributed import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
+from expbase.state.objects import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none
 
@@ -59,9 +60,9 @@ class Batches:
     def indices(self) -> list[Any] | None:
         """Where the samples of the batch returned last are in the data set; None: unknown."""
         indices = self.taken[1]
-        if indices is None or isinstance(indices, (list, tuple, np.ndarray)):
-            return None if indices is None else list(indices)
-        return [indices]
+        if indices is None:
+            return None
+        return list(indices) if isinstance(indices, (list, tuple, np.ndarray)) else [indices]
 
     def close(self) -> None:
         """Stops reading: worker processes end. May be called twice."""
@@ -86,11 +87,7 @@ class LoaderAdapter:
         self.shard = shard
 
     def open(self, epoch: int, place: Place = START) -> Batches:
-        """The batches of an epoch from a place on; ended at once if none is left behind it.
-
-        Args:
-            epoch: Its number, from 1.
-            place: What all ranks together took of it before.
+        """The batches of an epoch, from 1, behind a place; ended at once if none is left.
 
         Raises:
             ValueError: The loader has no batch.
@@ -280,8 +277,8 @@ class MapStyleLoader(LoaderAdapter):
         seed = rng.derive(self.shard.seed, purpose, number)
         with unmoved(self._order.stateful), rng.isolated(seed):
             # `iter`, because list() asks a sampler for its length, which may fail.
-            batches = None if sampler is None else list(iter(sampler))
-        numbered = self._order.batches(1) if batches is None else order.numbered(batches)
+            is_known = sampler is None or self.key[0] == "in order"
+            numbered = self._order.batches(1) if is_known else order.numbered(list(iter(sampler)))
         if is_sharded:
             numbered = self._placed(numbered)
         else:
@@ -310,7 +307,7 @@ class IterableLoader(LoaderAdapter):
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
-        self._stateful = loader if state_setter(loader) else None
+        self._stateful: Any = loader if state_setter(loader) else None
         self._is_list = isinstance(loader, (list, tuple)) and self._stateful is None
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         self.batch_size = getattr(loader, "batch_size", None)
@@ -338,10 +335,14 @@ class IterableLoader(LoaderAdapter):
         seed = rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank)
         source = self._source(seed, cut)
         if own and self._state:
-            source.set_random_states(self._state["random"])
-        ahead: Iterator[Any] = itertools.islice(source, skip, None)
-        if self.shard.world_size > 1:
-            ahead = _until_one_ends(ahead)
+            with source.states.in_use():
+                rng.RandomStates().load_state_dict(self._state["random"])
+        # Of the ranks' lists the shortest is known at once.
+        end = int(-max_over_ranks(-len(self.loader))[0]) if self._is_list else None
+        ahead: Iterator[Any] = itertools.islice(source, skip, end)
+        if self.shard.world_size > 1 and not self._is_list:  # one collective per batch
+            to_end = itertools.chain(ahead, [_NOTHING])
+            ahead = itertools.takewhile(lambda b: not any(max_over_ranks(b is _NOTHING)), to_end)
         # Of a stream that has become shorter nothing may be left: it is read now.
         looks = own > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
@@ -377,10 +378,9 @@ class IterableLoader(LoaderAdapter):
 
     def _place(self, source: Any) -> dict[str, Any]:
         """The state of a stateful loader, and the random states that it draws from."""
-        if self._stateful is None:
-            return {}
         state = copy.deepcopy(self._stateful.state_dict())
-        return {"loader": state, "random": source.random_states()}
+        with source.states.in_use():
+            return {"loader": state, "random": rng.RandomStates().state_dict()}
 
     def once(self, purpose: int, number: int) -> Batches:
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
@@ -406,12 +406,6 @@ class IterableLoader(LoaderAdapter):
         return [
             f"{self.name}: replayed up to the position: exact only if it returns the same batches"
         ]
-
-
-def _until_one_ends(batches: Iterator[Any]) -> Iterator[Any]:
-    """Ends on all ranks when one rank has no more; one collective per batch."""
-    while all(gather_objects((batch := next(batches, _NOTHING)) is not _NOTHING)):
-        yield batch
 
 
 class FirstBatches(LoaderAdapter):

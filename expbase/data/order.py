@@ -26,6 +26,7 @@ from paddle.io import (
 
 from expbase.processes import forking
 from expbase.state import rng
+from expbase.state.objects import state_setter
 
 # The position of a batch's first sample in its epoch, from 0, the indices of its samples, and the
 # position behind it; with several ranks, behind the batches that all of them read together.
@@ -162,7 +163,9 @@ class BatchOrder:
         else:
             self._begun = (epoch, copy.deepcopy(self.stateful.state_dict()))
 
-    def _listed(self, epoch: int, seed: int, sampler: Iterable[Any]) -> list[Any]:
+    def _listed(self, epoch: int, seed: int, sampler: Iterable[Any]) -> Sequence[Any]:
+        if self.key[0] == "in order":  # there may be more than a list can hold
+            return range(self.key[1])
         if self._listing is None or self._listing[0] != epoch:
             with rng.isolated(seed):
                 self._listing = (epoch, list(sampler))
@@ -185,10 +188,7 @@ class BatchOrder:
 def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[Numbered]:
     """Batches with their positions, from a position on, which may be within one of them.
 
-    Args:
-        batches: Lists of indices.
-        position: Where to begin.
-        before: The position at which the first of them begins.
+    The first of `batches`, which are lists of indices, begins at `before`.
     """
     for indices in batches:
         end = before + len(indices)
@@ -199,12 +199,12 @@ def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> I
         before = end
 
 
-def _cut(samples: list[Any], sampler: Any, position: int, first: int = 0) -> Iterator[Numbered]:
+def _cut(samples: Sequence[Any], sampler: Any, position: int, first: int = 0) -> Iterator[Numbered]:
     """The batches that paddle's samplers make of samples, the first of which has a position."""
     size, start = sampler.batch_size, position - first
     end = len(samples) - (len(samples) - start) % size if sampler.drop_last else len(samples)
     places = range(start, end, size)
-    return ((first + i, samples[i : i + size], first + min(i + size, end)) for i in places)
+    return ((first + i, [*samples[i : i + size]], first + min(i + size, end)) for i in places)
 
 
 def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
@@ -224,7 +224,7 @@ def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
 
 
 class Isolated:
-    """Iterates under random states of its own, which continue from item to item.
+    """Iterates under random `states` of its own, which continue from item to item.
 
     Neither does the iterable see what training draws in between, nor training what it draws. The
     seed is for the states at the first item, and `iter` is called there.
@@ -233,45 +233,21 @@ class Isolated:
     def __init__(self, seed: int, iterable: Iterable[Any]) -> None:
         self._iterable = iterable
         self._iterator: Iterator[Any] | None = None
-        with rng.isolated(seed):
-            self._inside = rng.snapshot()
+        self.states = rng.DataStates(seed)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        outside = rng.snapshot()
-        rng.reset(self._inside)
-        try:
-            if self._iterator is None:
-                with forking():  # a DataLoader starts its workers now
-                    self._iterator = iter(self._iterable)
-            return next(self._iterator)
-        except StopIteration:
-            self._iterator = iter(())  # paddle's own iterators fail when they are asked once more
-            raise
-        finally:
-            self._inside = rng.snapshot()
-            rng.reset(outside)
-
-    def random_states(self) -> dict[str, Any]:
-        """Its random states, as values that JSON can hold."""
-        with rng.isolated():
-            rng.reset(self._inside)
-            return rng.RandomStates().state_dict()
-
-    def set_random_states(self, states: dict[str, Any]) -> None:
-        """Restores what `random_states` returned."""
-        with rng.isolated():
-            rng.RandomStates().load_state_dict(states)
-            self._inside = rng.snapshot()
-
-
-def state_setter(candidate: Any) -> Any:
-    """The method that loads a state, by either of its names; None if there is no state to save."""
-    if not hasattr(candidate, "state_dict"):
-        return None
-    return getattr(candidate, "set_state_dict", None) or getattr(candidate, "load_state_dict", None)
+        with self.states.in_use():
+            try:
+                if self._iterator is None:
+                    with forking():  # a DataLoader starts its workers now
+                        self._iterator = iter(self._iterable)
+                return next(self._iterator)
+            except StopIteration:
+                self._iterator = iter(())  # paddle's own fail when they are asked once more
+                raise
 
 
 @contextlib.contextmanager

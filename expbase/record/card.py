@@ -1,16 +1,12 @@
-"""What a run says of itself before its first batch, and at its end, in lines of text.
-
-Functions of what they are handed; they change nothing.
-"""
+"""What a run says of itself before its first batch, in lines of text."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import platform
-import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +14,6 @@ import paddle
 
 from expbase._version import __version__
 from expbase.data.loaders import LoaderAdapter, num_samples
-from expbase.stopping import StopReason
 
 
 def card(
@@ -26,14 +21,23 @@ def card(
     changes: Mapping[str, Any],
     layers: Mapping[str, Any],
     adapter: LoaderAdapter,
-    facts: Mapping[str, str],
+    valid_loader: Any,
+    world_size: int,
+    accumulation_steps: int,
     output: str,
 ) -> Iterator[str]:
-    """What there is, at the end of setup; config values that are not by default, further facts."""
+    """What there is, at the end of setup; `changes` are config values that are not by default."""
     versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
-    rows = [("experiment", name), *_config_rows(changes), *_layer_rows(layers), *facts.items()]
-    rows.append(("versions", f"{versions}, python {platform.python_version()}"))
-    rows.append(("output", output))
+    rows = [
+        ("experiment", name),
+        *_config_rows(changes),
+        *_layer_rows(layers),
+        ("data", _data(adapter, valid_loader, world_size)),
+        ("update", _update(adapter.batch_size, world_size * accumulation_steps)),
+        ("device", f"{_device()}, ranks: {world_size}"),
+        ("versions", f"{versions}, python {platform.python_version()}"),
+        ("output", output),
+    ]
     width = max(11, *(len(name) for name, _ in rows))
     for row, text in rows:
         yield f"{row:<{width}} {text}"
@@ -59,11 +63,10 @@ def _layer_rows(layers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"self.{name}", f"{count:,} parameters, {trainable:,} trainable"
 
 
-def data_row(adapter: LoaderAdapter, valid_loader: Any, *, parallel: bool) -> str:
-    """How much data there is."""
+def _data(adapter: LoaderAdapter, valid_loader: Any, world_size: int) -> str:
     samples, batches = adapter.num_samples, adapter.batches_per_epoch
+    whose = "a rank's epoch" if world_size > 1 else "an epoch"
     known = [_count(samples, "sample")] if samples is not None else []
-    whose = "a rank's epoch" if parallel else "an epoch"
     known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
     text += f", {adapter.sharding}" if adapter.sharding else ""
@@ -77,59 +80,17 @@ def _count(number: int, name: str) -> str:
     return f"{number:,} {name}{plural if number != 1 else ''}"
 
 
-def update_row(batch_size: int | None, batches: int) -> str:
-    """How many samples an update takes, on all ranks together."""
+def _update(batch_size: int | None, batches: int) -> str:
     size = f"of {batch_size:,} samples" if batch_size else "of unknown size"
     text = f"{batches} batches {size}" if batches > 1 else f"a batch {size}"
     return f"{text}, {batch_size * batches:,} together" if batch_size and batches > 1 else text
 
 
-def device_row(world_size: int) -> str:
-    """What it trains on."""
+def _device() -> str:
     name: str = paddle.device.get_device()
     if name.startswith("gpu"):
         name = f"{name} ({paddle.device.cuda.get_device_name(name)})"
-    return f"{name}, ranks: {world_size}"
-
-
-def goal(training: Any, output: str) -> str:
-    """What training goes on until."""
-    goals = [f"iteration {training.max_iteration}"] if training.max_iteration else []
-    goals += [f"the end of epoch {training.max_epoch}"] if training.max_epoch else []
-    return f"training until {' or '.join(goals)} in {output}"
-
-
-def summary(
-    seconds: float,
-    shares: Mapping[str, float],
-    best: Sequence[tuple[int, float]],
-    monitor: str,
-    output: str | None,
-) -> Iterator[str]:
-    """Where the time of this start went, what is best, and how to see the curves.
-
-    Args:
-        seconds: The time that training took.
-        shares: The part of it, 0 to 1, by what it was spent on.
-        best: Iteration and score by the monitored metric, best first.
-        monitor: The name of that metric.
-        output: The directory of the run; None where there are no curves.
-    """
-    text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    yield f"time        {clock(seconds)}: {text}"
-    if best:
-        iteration, score = best[0]
-        yield f"best        {monitor}={score:.6g} at iteration {iteration}"
-    if output is not None:
-        yield f"curves      python -m expbase board {shlex.quote(output)}"
-
-
-def ending(place: str, epoch: int, stopped_by: StopReason, reason: str, where: str) -> str:
-    """The last line: why it ended, if it stopped early, or where the newest checkpoint is."""
-    if stopped_by:
-        hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
-        return f"{place} STOPPED by {reason or stopped_by}{hint}"
-    return f"{place} FINISHED: epoch {epoch}, {where}"
+    return name
 
 
 def clock(seconds: float) -> str:

@@ -23,11 +23,10 @@ from expbase.state.arrays import LABELS, Array, serialize
 from expbase.state.checkpoint import write_single_file
 
 CRASH = "crash"
-_NO_BATCH = object()
 
 
 def write_crash_report(
-    run: Path, rank: int, error: BaseException, facts: Mapping[str, Any], batch: Any = _NO_BATCH
+    run: Path, rank: int, error: BaseException, facts: Mapping[str, Any], batch: Any = None
 ) -> Path:
     """Writes what is listed above; returns the folder.
 
@@ -36,14 +35,14 @@ def write_crash_report(
         rank: The rank of this process.
         error: What training raised.
         facts: JSON values: iteration, ranks, checkpoint (its name, or None), and others.
-        batch: The batch that was under way, if one was.
+        batch: The batch that was under way; None: none was.
 
     Raises:
         OSError: The system refused.
     """
     folder = run / CRASH / f"iteration-{facts['iteration']}"
     report = {"error": f"{type(error).__name__}: {error}", **facts}
-    if batch is not _NO_BATCH:
+    if batch is not None:
         report["batch"], arrays = describe_batch(batch)
         write_single_file(folder / f"batch_{rank}.safetensors", serialize(arrays))
     text = "".join(traceback.format_exception(error))

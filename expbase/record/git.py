@@ -60,13 +60,11 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
     """
     if top is None:
         return {"note": "not in a git repository"}
+    facts: dict[str, Any] = {}
     try:
         answer = _ask(top, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-    except _NoAnswer as error:
-        return {"note": str(error)}
-    commit, branch = os.fsdecode(answer).split()
-    facts: dict[str, Any] = {"commit": commit, "branch": None if branch == "HEAD" else branch}
-    try:
+        commit, branch = os.fsdecode(answer).split()
+        facts |= {"commit": commit, "branch": None if branch == "HEAD" else branch}
         untracked = _untracked(top)
         sources = [name for name in untracked if _is_source(top / name)][:_FILES]
         patch = _ask(top, *_DIFF, "HEAD")
@@ -74,9 +72,10 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
             patch += _ask(top, *_DIFF, "--no-index", "--", os.devnull, name)
         state = _save(patch, output_dir)
     except (_NoAnswer, OSError) as error:
-        why = getattr(error, "strerror", None) or error
-        note = f"the changes are not saved: {why}"
-        return facts | {"dirty": True, "state": None, "note": note}
+        why = getattr(error, "strerror", None) or str(error)
+        if not facts:
+            return {"note": why}
+        return facts | {"dirty": True, "state": None, "note": f"the changes are not saved: {why}"}
     facts |= {"dirty": state is not None, "state": state}
     if left_out := [name for name in untracked if name not in sources]:
         names = ", ".join(left_out[:5]) + (", …" if left_out[5:] else "")

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,18 @@ import paddle
 
 from expbase.processes import LAUNCHER
 from expbase.record import git
-from expbase.record.run_record import config_changes
 
 _VARIABLES = ("FLAGS_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # or how they begin
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def gather(output_dir: Path, experiment: type, config: Mapping[str, Any]) -> dict[str, Any]:
+def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
     """The facts of a start, as JSON values; saves the changes that are not committed.
 
     Args:
         output_dir: The run's.
         experiment: Its class, which tells where the code lies if no script does.
-        config: The config of this start.
     """
     top = _work_tree(experiment)
     words, directory = _portable(_command(), top) if top else (_command(), None)
@@ -43,7 +40,6 @@ def gather(output_dir: Path, experiment: type, config: Mapping[str, Any]) -> dic
         "command": words,  # after the interpreter; None if no script was started
         "directory": directory,  # where it was given, from the top of the work tree, if within it
         "git": git.describe(top, output_dir),
-        "config_changes": config_changes(output_dir, config),
         "packages": {name: version for name, version, _ in packages},
         "local_packages": [name for name, _, is_local in packages if is_local],
         "python": platform.python_version(),
@@ -111,10 +107,14 @@ def _packages() -> list[tuple[str, str, bool]]:
     """Name and version of each package, and whether it comes from a folder or a repository."""
     found: dict[str, tuple[str, str, bool]] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
+        # Its folder is called by both, in nearly all; to parse the metadata of all takes 0.1 s.
+        stem, dist_info, _ = str(getattr(distribution, "_path", "")).rpartition(".dist-info")
+        name, _, version = os.path.basename(stem).partition("-")
+        if not dist_info:
+            name, version = distribution.metadata["Name"], distribution.version
         if name and name not in found:  # the first on the path is the one that is imported
             is_local = bool(distribution.read_text("direct_url.json"))
-            found[name] = (name, distribution.version, is_local)
+            found[name] = (name.replace("_", "-"), version, is_local)
     return sorted(found.values(), key=lambda package: package[0].lower())
 
 

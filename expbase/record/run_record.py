@@ -15,11 +15,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase.config import flatten, load_yaml
+from expbase.config import differences, flatten, load_yaml
 from expbase.meter import json_lines
 from expbase.run_dir import CONFIG
 
@@ -35,11 +36,7 @@ class RunRecord:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-
-    @property
-    def writes(self) -> bool:
-        """Whether `write` writes; if not, gathering what it is to note would be in vain."""
-        return self._path is not None
+        self.gathered: Future[dict[str, Any]] | None = None  # of a start; None: it writes nothing
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends one record, which is on disk when this returns.
@@ -108,9 +105,8 @@ def config_changes(directory: Path, config: Mapping[str, Any]) -> dict[str, list
     """
     file = directory / CONFIG
     first = load_yaml(file) if file.exists() else {}  # a user may override dump_config
-    before, now = last_config(first, read(directory / LEDGER)), _flat(config)
-    pairs = {key: [before.get(key), now.get(key)] for key in {**before, **now}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    changes = differences(last_config(first, read(directory / LEDGER)), _flat(config))
+    return {key: [*pair] for key, pair in changes.items()}
 
 
 def last_config(first: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

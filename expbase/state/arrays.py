@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base import core
 
 _TYPES = {  # paddle's name and the bytes of an element, by the name in a file
     "F64": ("float64", 8),
@@ -45,7 +46,6 @@ _INFINITY = {  # its bytes, and what it is as a whole number
     "float16": (2, 0x1F << 10),
     "bfloat16": (2, 0xFF << 7),
 }
-_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 class TensorFileError(ValueError):
@@ -70,26 +70,27 @@ class Array:
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
         tensor = tensor.contiguous()
-        # The tensor is viewed as a type of the same size that numpy has, not as bytes. A tensor may
+        # A type that numpy lacks is viewed as one of the same size, not as bytes. A tensor may
         # begin in the middle of its memory (a slice, the weights of an LSTM); if such a tensor is
         # viewed as a smaller type, paddle 3.3 multiplies the offset, and one gets the bytes of
         # another tensor.
         flat = tensor if shape else tensor.reshape([1])
-        if not dtype.startswith("complex"):
-            flat = flat.view(_WORDS[flat.element_size()])
+        if dtype.startswith(("bfloat16", "float8")):
+            flat = flat.view("int16" if dtype == "bfloat16" else "uint8")
         return cls(dtype, shape, np.from_dlpack(flat).reshape(-1).view(np.uint8))
 
     def tensor(self) -> Any:
         """A new tensor on the CPU with a copy of the content."""
-        if not self.data.size:
-            return paddle.empty(self.shape, dtype=self.dtype).cpu()
-        flat = paddle.to_tensor(np.array(self.data), place=paddle.CPUPlace())
-        return flat.view(self.dtype).reshape(list(self.shape))
+        tensor = paddle.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.copy_to(tensor)
+        return tensor
 
     def copy_to(self, tensor: Any) -> None:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
-            tensor.copy_(self.tensor(), True)
+            # It shares the array's memory (the fourth argument); paddle.to_tensor would copy it.
+            flat = core.eager.Tensor(self.data, paddle.CPUPlace(), False, True, "", True)
+            tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
 
     def is_finite(self) -> bool:
         """Whether no element is nan or infinite; whole numbers never are."""

@@ -8,8 +8,8 @@ One job runs at a time, so the memory is never overwritten while it is written.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 
 import numpy as np
 
@@ -17,35 +17,29 @@ from expbase.state.arrays import Array
 
 
 class Background:
-    """One job at a time, in a thread of its own."""
+    """One job at a time, in a thread that waits for the next: starting one would hold up training,
+    which would wait until the new thread has begun, and then for the interpreter's lock.
+    """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._executor = futures.ThreadPoolExecutor(1, "expbase-save")  # makes its thread when used
+        self._job: futures.Future[object] | None = None
 
     def start(self, job: Callable[[], object]) -> None:
         """Runs a job in the thread. Call `wait` first, which ends with the previous job."""
-        self._thread = threading.Thread(target=self._run, args=[job], name="expbase-save")
-        self._thread.start()
-
-    def _run(self, job: Callable[[], object]) -> None:
-        try:
-            job()
-        except BaseException as error:  # `wait` raises it in the caller's thread
-            self._error = error
+        self._job = self._executor.submit(job)
 
     def wait(self) -> None:
         """Returns when the job has ended. The first call raises what the job raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._job is not None:
+            futures.wait([self._job])
         self.raise_failure()
 
     def raise_failure(self) -> None:
         """Like `wait`, but does not wait for a job that still runs."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._job is not None and self._job.done():
+            job, self._job = self._job, None
+            job.result()
 
 
 class SnapshotBuffer:

@@ -34,7 +34,7 @@ from expbase.state.sharing import Part
 STATE_FILE = "state.json"
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
-_FORMAT = 3
+_FORMAT = 4
 _SUFFIX = ".safetensors"
 _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
 # Names of files that no attribute can have.
@@ -175,12 +175,8 @@ class Checkpointer:
         self._prune(best)
 
     def _prune(self, best: list[int]) -> None:
-        checkpoint.prune(
-            self._directory,
-            keep_last=self._training.keep_last,
-            keep_every=self._training.keep_every,
-            keep_best=best,
-        )
+        keep = self._training
+        checkpoint.prune(self._directory, keep.keep_last, keep.keep_every, best)
 
     def finish(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end, and deletes what is not the best any more."""
@@ -236,12 +232,8 @@ class Checkpointer:
 
     def _read_fitting(self, path: Path) -> dict[str, Any]:
         """This rank's states by entry, which fit. Sets `sizes` and `saved_by`."""
-
-        def read() -> dict[str, Any]:
-            self.sizes = checkpoint.verify(path)["info"]
-            return checkpoint.read(path)
-
-        content = sharing.broadcast_files(read)
+        manifest, content = sharing.read_files(path)
+        self.sizes = manifest["info"]
         saved = json.loads(content.pop(STATE_FILE).tobytes())
         if saved["format"] != _FORMAT:
             raise CheckpointError(

@@ -31,6 +31,7 @@ _KINDS: dict[str, Any] = {
     "$counter": Counter,
 }
 _TAGS = {kind: tag for tag, kind in _KINDS.items()}
+_JSON = {type(None), bool, int, str}  # what JSON has as it is
 
 
 def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
@@ -44,7 +45,7 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     """
     if isinstance(value, np.generic):
         return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
-    if value is None or type(value) in (bool, int, str):
+    if type(value) in _JSON:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(value)}
@@ -59,6 +60,8 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     if type(value) is dict and all(isinstance(k, str) and not k.startswith("$") for k in value):
         return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
     if type(value) is list:
+        if {*map(type, value)} <= _JSON:  # the thousands of words of random states
+            return value[:]
         return [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(value)]
     if type(value) in _TAGS:
         return {_TAGS[type(value)]: encode(_items(value), place, arrays)}

@@ -11,8 +11,9 @@ ones, so another process, or another order of construction, can read them.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.state import encoding, optimizers
+from expbase.state import encoding, optimizers, rng
 from expbase.state.arrays import Array, describe
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
@@ -94,12 +95,7 @@ class StatefulObjects:
         live = _flat(self._live_tensors())
         # A file with the name of a value has the arrays in that value, which are not compared.
         saved = _flat({file: of for file, of in tensors.items() if file not in values})
-        problems += _unmatched(saved, live)
-        problems += [
-            f"{name} is {array} in the checkpoint and {describe(live[name])} here."
-            for name, array in saved.items()
-            if name in live and str(array) != describe(live[name])
-        ]
+        problems += misfits(saved, live, "checkpoint")
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
         return problems + _unmatched(values, expected)
 
@@ -120,7 +116,7 @@ class StatefulObjects:
             # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load
             # one, and will switch itself off again.
             if values[name] or not isinstance(stateful, paddle.amp.AmpScaler):
-                _setter(stateful)(values[name])
+                state_setter(stateful)(values[name])
         return []
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
@@ -153,9 +149,7 @@ class StatefulObjects:
 def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> StatefulObjects:
     """Finds what has state among the attributes, in lists and dicts, too; each object once.
 
-    Args:
-        attributes: Those of the experiment, without the template's own.
-        excluded: Names that the user left out.
+    `excluded` are names that the user left out.
 
     Raises:
         ValueError: Two objects would get the same name, or one cannot be the name of a file.
@@ -226,13 +220,14 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
         return found.generators
     if isinstance(value, framework.EagerParamBase):
         return found.parameters
-    if hasattr(value, "state_dict") and _setter(value) is not None:
-        return found.objects
-    return None
+    return found.objects if state_setter(value) else None
 
 
-def _setter(value: Any) -> Any:
-    return getattr(value, "set_state_dict", None) or getattr(value, "load_state_dict", None)
+def state_setter(candidate: Any) -> Any:
+    """The method that loads a state, by either of its names; None if there is no state to save."""
+    if not hasattr(candidate, "state_dict"):
+        return None
+    return getattr(candidate, "set_state_dict", None) or getattr(candidate, "load_state_dict", None)
 
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
@@ -259,36 +254,40 @@ def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{file}: {key!r}": t for file, by_key in tensors.items() for key, t in by_key.items()}
 
 
-def _unmatched(saved: Collection[str], here: Collection[str]) -> list[str]:
+def _unmatched(
+    saved: Collection[str], here: Collection[str], where: str = "checkpoint"
+) -> list[str]:
     """One line for each name that only one side has."""
     return [
-        *(f"{name}: missing in the checkpoint." for name in here if name not in saved),
-        *(f"{name}: in the checkpoint, and not here." for name in saved if name not in here),
+        *(f"{name}: missing in the {where}." for name in here if name not in saved),
+        *(f"{name}: in the {where}, and not here." for name in saved if name not in here),
+    ]
+
+
+def misfits(saved: Mapping[str, Array], here: Mapping[str, Any], where: str) -> list[str]:
+    """One line for each tensor that only one side has, or that has another type or shape."""
+    return _unmatched(saved, here, where) + [
+        f"{name} is {array} in the {where} and {describe(here[name])} here."
+        for name, array in saved.items()
+        if name in here and str(array) != describe(here[name])
     ]
 
 
 def generator_states(found: StatefulObjects) -> dict[str, Any]:
     """The states of the random generators that were found, for `set_generator_states`."""
-    states: dict[str, Any] = {}
-    for name, generator in found.generators.items():
-        if isinstance(generator, random.Random):
-            states[name] = generator.getstate()
-        elif isinstance(generator, np.random.RandomState):
-            states[name] = generator.get_state(legacy=False)
-        else:
-            states[name] = generator.bit_generator.state
-    return states
+    return {
+        name: of.bit_generator.state if isinstance(of, np.random.Generator) else of.__getstate__()
+        for name, of in found.generators.items()
+    }
 
 
 def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
     """Sets what `generator_states` returned."""
     for name, generator in found.generators.items():
-        if isinstance(generator, random.Random):
-            generator.setstate(states[name])
-        elif isinstance(generator, np.random.RandomState):
-            generator.set_state(states[name])
-        else:
+        if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = states[name]
+        else:
+            generator.__setstate__(states[name])
 
 
 class Attributes:
@@ -338,10 +337,54 @@ class Gradients:
         for name, parameter in self._parameters:
             if name not in state:
                 parameter.clear_gradient(False)
-                continue
-            gradient = paddle.zeros_like(parameter)
-            if state[name] is not None:
+            elif state[name] is None:
+                if parameter.grad_ is None:
+                    parameter.grad = parameter.detach()  # a copy, which is memory for zeros
+                parameter.clear_gradient(True)
+            else:
+                gradient = paddle.empty_like(parameter)
                 gradient.copy_(state[name], True)
-            # Set, not copied into: the next backward would overwrite a gradient that was cleared.
-            parameter.grad = gradient
+                # Not copied into: the next backward would overwrite a gradient that was cleared.
+                parameter._set_grad_ivar(gradient)
+        return []
+
+
+class Environment:
+    """What the bits of a run depend on beside its state; compared, not restored."""
+
+    def state_dict(self) -> dict[str, str]:
+        """Version of paddle, kind of device, number of threads."""
+        return {
+            "paddle": paddle.__version__,
+            "device": paddle.device.get_device().partition(":")[0],
+            "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Compares; returns reasons why continuing is not exact."""
+        return [
+            f"{name}: {state.get(name)} there, {now} now: kernels may sum in another order"
+            for name, now in self.state_dict().items()
+            if state.get(name) != now
+        ]
+
+
+class OwnStates:
+    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event.
+
+    Both run under random states of their own: what they draw has no effect on training.
+    """
+
+    def __init__(self, fire: Callable[..., Any]) -> None:
+        self._fire = fire
+
+    def state_dict(self) -> dict[str, Any]:
+        """What on_save_checkpoint returns."""
+        with rng.isolated():
+            return dict(self._fire("on_save_checkpoint") or {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Hands it to on_load_checkpoint; always exact, as far as we know."""
+        with rng.isolated():
+            self._fire("on_load_checkpoint", dict(state))
         return []

@@ -1,21 +1,22 @@
 """The arrays in a `.pdparams` file, read without running anything from it.
 
-Such a file is a pickle, and a pickle is a program: it names functions and calls them. No unpickler
-is used here, because even `numpy.dtype` alone can be told by a pickle to take raw bytes for
-pointers. The program is read as data instead: a small machine knows the instructions that plain
-values need, calls nothing, and builds every array itself from numbers whose size it has checked.
-Whatever else a file holds is refused.
+Such a file is a pickle, and a pickle is a program: it names functions and calls them. Python's own
+reader, the one that is written in Python, reads it here. It has only the instructions that plain
+values need, and whatever a file names is one of the stand-ins below: even `numpy.dtype` itself can
+be told by a pickle to take raw bytes for pointers. Every array is built here, from numbers whose
+size was checked. Whatever else a file holds is refused.
 
     arrays = parse(path.read_bytes())      # {"fc.weight": Array}
 """
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import pickletools
 import re
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,15 @@ _NUMERIC = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c(8|16))")
 # numpy would believe that an array of objects holds none, and take the file's bytes for pointers.
 _PLAIN_DTYPE = (3, None, None, None, -1, -1, 0)
 
-# Instructions that put their own argument on the stack.
-_ARGUMENT = frozenset(
-    "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
-    "SHORT_BINBYTES BINBYTES BINBYTES8".split()
-)
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-# How many items other instructions take off the stack. The second kind takes those above a mark.
-_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
-_TAKES |= {"STACK_GLOBAL": 2, "REDUCE": 2, "BUILD": 1}
-_TAKES_MARKED = frozenset({"TUPLE", "APPENDS", "SETITEMS"})
+_CODES = [  # of the instructions that plain values need
+    getattr(pickle, name)[0]
+    for name in (
+        "PROTO FRAME STOP MARK BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET NONE NEWTRUE NEWFALSE "
+        "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
+        "SHORT_BINBYTES BINBYTES BINBYTES8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST "
+        "APPEND APPENDS EMPTY_DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD"
+    ).split()
+]
 
 
 class PdparamsError(ValueError):
@@ -67,7 +67,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         PdparamsError: It is no such file, or holds what such values do not need.
     """
     try:
-        value = _as(dict, _Machine().run(content))
+        value = _as(dict, _Reader(io.BytesIO(content)).load())
         # paddle writes a tensor as an array, with a table of names; or as (automatic name, array)
         names = dict(value.pop("StructuredToParameterName@@", {}))
         names |= {n: i[0] for n, i in value.items() if isinstance(i, tuple) and len(i) == 2}
@@ -91,64 +91,38 @@ def _array(value: np.ndarray[Any, Any]) -> Array:
     return Array(dtype, value.shape, data.reshape(-1).view(np.uint8))
 
 
-class _Machine:
-    """Goes through the instructions of a pickle; a wrong program ends in any exception."""
+class _Instructions(dict[int, Any]):
+    """What the reader does at each code that it may meet."""
 
-    def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._marks: list[int] = []  # heights of the stack at which a group of items begins
-        self._memo: dict[int, Any] = {}
-
-    def run(self, program: bytes) -> Any:
-        """The value that the program leaves."""
-        for instruction, argument, _ in pickletools.genops(program):
-            self._step(instruction.name, argument)
-        return self._stack.pop()
-
-    def _step(self, name: str, argument: Any) -> None:
-        stack = self._stack
-        marked = name in _TAKES_MARKED
-        count = len(stack) - self._marks.pop() if marked else _TAKES.get(name, 0)
-        items = [stack.pop() for _ in range(count)][::-1]
-        match name:
-            case "PROTO" | "FRAME" | "STOP":
-                pass
-            case "MARK":
-                self._marks.append(len(stack))
-            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                self._memo[len(self._memo) if argument is None else argument] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(self._memo[argument])
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(items))
-            case "APPEND" | "APPENDS":
-                _as(list, stack[-1]).extend(items)
-            case "SETITEM" | "SETITEMS":
-                _set_items(_as(dict, stack[-1]), items)
-            case "GLOBAL":
-                stack.append(_known(*argument.split(" ", 1)))
-            case "STACK_GLOBAL":
-                stack.append(_known(*items))
-            case "REDUCE":  # the only functions on the stack are those of _KNOWN
-                stack.append(_as(FunctionType, items[0])(*items[1]))
-            case "BUILD":
-                _as((_NumpyType, _NumpyArray), stack[-1]).build(items[0])
-            case _ if name in _ARGUMENT:
-                stack.append(argument)
-            case _ if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-            case _:
-                raise PdparamsError(f"has the instruction {name}, which weights do not need.")
+    def __missing__(self, code: int) -> Any:
+        name = pickletools.code2op[chr(code)].name  # type: ignore[attr-defined]  # not in its stub
+        raise PdparamsError(f"has the instruction {name}, which weights do not need.")
 
 
-def _set_items(target: dict[Any, Any], items: list[Any]) -> None:
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        # Python crashes when it hashes a tuple in a tuple in a tuple, a million deep.
-        target[_as((str, int, float, bytes), key)] = value
+class _Reader(pickle._Unpickler):
+    """Python's reader of pickles; a wrong program ends in any exception."""
+
+    stack: list[Any]
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _known(module, name)
+
+    def _make_dict(self) -> None:
+        self.stack.append(_Dict())
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        _as((_NumpyType, _NumpyArray), self.stack[-1]).build(state)
+
+    dispatch = _Instructions({code: pickle._Unpickler.dispatch[code] for code in _CODES})
+    dispatch |= {pickle.EMPTY_DICT[0]: _make_dict, pickle.BUILD[0]: _build}
+
+
+class _Dict(dict[Any, Any]):
+    """Takes no tuples as keys: Python crashes when it hashes one in one in one, a million deep."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(_as((str, int, float, bytes), key), value)
 
 
 def _as(kind: Any, value: Any) -> Any:
@@ -205,7 +179,7 @@ def _encoded(text: str = "", encoding: str = "latin1") -> bytes:
 
 _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")  # before and since numpy 2
 _KNOWN = {
-    ("collections", "OrderedDict"): lambda: {},  # noqa: PIE807  # a function, and no class
+    ("collections", "OrderedDict"): lambda: _Dict(),
     ("builtins", "tuple"): lambda items: _as(tuple, items),
     ("__builtin__", "tuple"): lambda items: _as(tuple, items),
     ("__builtin__", "bytes"): _encoded,
@@ -217,8 +191,8 @@ _KNOWN = {
 }
 
 
-def _known(module: Any, name: Any) -> Any:
-    found = _KNOWN.get((_as(str, module), _as(str, name)))
+def _known(module: str, name: str) -> Any:
+    found = _KNOWN.get((module, name))
     if found is None:
         raise PdparamsError(
             f"names {f'{module}.{name}'!r:.100}, which weights do not need and which could run "

@@ -89,14 +89,19 @@ class RandomStates:
 
 def snapshot() -> dict[str, Any]:
     """The states of all generators by library or device, quickly, for `reset` in this process."""
+    return {"numpy": np.random.get_state(), **_but_numpys()}
+
+
+def _but_numpys() -> dict[str, Any]:
     devices = {device: generator.get_state() for device, generator in _generators().items()}
-    return {"python": random.getstate(), "numpy": np.random.get_state(), **devices}
+    return {"python": random.getstate(), **devices}
 
 
 def reset(states: dict[str, Any]) -> None:
     """Sets what `snapshot` returned."""
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
     random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
     for device, generator in _generators().items():
         if device in states:
             generator.set_state(states[device])
@@ -112,6 +117,42 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         yield
     finally:
         reset(states)
+
+
+class DataStates:
+    """Random states of what draws often: a data set's. Neither they nor training's see the other.
+
+    Numpy's generator is exchanged, because copying its state costs more than making a small batch.
+    The price: numpy makes two normal numbers at once, and one that waits is dropped.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._numpys = np.random.MT19937(0)
+        with self.in_use(seed):
+            seed_all(seed)
+            self._others = _but_numpys()
+
+    @contextlib.contextmanager
+    def in_use(self, seed: int | None = None) -> Iterator[None]:
+        """Goes on where the block before ended; with a seed it begins anew."""
+        outside, others = np.random.mtrand.get_bit_generator(), _but_numpys()
+        np.random.mtrand.set_bit_generator(self._numpys)
+        try:
+            if seed is None:
+                reset(self._others)
+            else:
+                seed_cpu(seed)
+            yield
+        finally:
+            if seed is None:
+                self._others = _but_numpys()
+            np.random.mtrand.set_bit_generator(outside)
+            reset(others)
+
+
+def drop_waiting_normal() -> None:
+    """Leaves training's states as `DataStates` does, for batches that are made elsewhere."""
+    np.random.mtrand.set_bit_generator(np.random.mtrand.get_bit_generator())
 
 
 def _generators() -> dict[str, Any]:

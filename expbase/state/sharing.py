@@ -1,26 +1,27 @@
 """What differs between the ranks, at a save and at a resume.
 
-Rank 0 alone reads and writes checkpoints. At a save it gathers what the other ranks have that is
-not the same as its own (random states, running statistics); at a resume it sends everybody the
-files, and each rank takes its own part.
+Rank 0 alone writes checkpoints. At a save it gathers what the other ranks have that is not the same
+as its own (random states, running statistics). At a resume every rank gets all files, if need be
+from rank 0, and takes its own part.
 """
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
 from expbase import distributed
-from expbase.state.arrays import Array
+from expbase.state import checkpoint
 from expbase.state.objects import StatefulObjects, Tensors
 
 Part = tuple[Tensors, dict[str, Any]]  # tensors and values that one rank has other than rank 0
 
-_CHUNK = 1 << 26  # bytes of one broadcast
+_CHUNK = 1 << 24  # bytes of one broadcast; memory of more is not used again, but made anew
 
 
 def differing(tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str]]) -> list[Part]:
@@ -31,7 +32,7 @@ def differing(tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str
     if distributed.world_size() == 1:
         return [({}, {})]
     sums = {
-        (file, key): (str(array), _checksum(array))
+        (file, key): (str(array), zlib.crc32(array.data))  # type: ignore[arg-type]
         for file, arrays in tensors.items()
         for key, array in arrays.items()
         if (file, key) not in same
@@ -58,18 +59,23 @@ def trained(found: StatefulObjects) -> set[tuple[str, str]]:
     }
 
 
-def broadcast_files(read_here: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """The files that rank 0 reads, on every rank, as arrays of bytes by name."""
-    contents: dict[str, Any] = {}
+def read_files(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A checkpoint that verifies, on every rank: its manifest, and arrays of bytes by file.
 
-    def read() -> dict[str, int]:
-        contents.update(read_here())
-        return {name: content.size for name, content in contents.items()}
-
-    sizes = distributed.on_rank_zero(read, "reading the checkpoint") or {}
-    if distributed.world_size() == 1:
-        return contents
-    return {name: _broadcast_bytes(contents.get(name), size) for name, size in sizes.items()}
+    A rank that finds the same one at this path reads it there: sending takes longer, and as much
+    memory as there are bytes. If one does not, rank 0 sends the bytes to all.
+    """
+    manifest = distributed.on_rank_zero(lambda: checkpoint.verify(path), "reading the checkpoint")
+    assert manifest is not None
+    contents = {}
+    with contextlib.suppress(checkpoint.CheckpointError):
+        if distributed.rank() == 0 or checkpoint.verify(path) == manifest:
+            contents = checkpoint.read(path)
+    distributed.wait_for_all("reading the checkpoint")
+    if all(distributed.gather_objects(bool(contents))):
+        return manifest, contents
+    sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
+    return manifest, {n: _broadcast_bytes(contents.get(n), size) for n, size in sizes.items()}
 
 
 def _broadcast_bytes(data: Any, size: int) -> Any:
@@ -77,12 +83,8 @@ def _broadcast_bytes(data: Any, size: int) -> Any:
     received = np.empty(size, np.uint8) if data is None else data
     for start in range(0, size, _CHUNK):
         end = min(start + _CHUNK, size)
-        chunk = paddle.to_tensor(np.array(received[start:end]))
+        chunk = paddle.to_tensor(received[start:end])
         paddle.distributed.broadcast(chunk, src=0)
         if data is None:
             received[start:end] = chunk.numpy()
     return received
-
-
-def _checksum(array: Array) -> int:
-    return zlib.crc32(array.data)  # type: ignore[arg-type]  # mypy: an array is no buffer

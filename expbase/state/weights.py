@@ -17,6 +17,7 @@ import paddle
 
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, parse, serialize
+from expbase.state.objects import misfits
 
 Weights = dict[str, Array]
 
@@ -115,18 +116,6 @@ def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
             file.replace(path.parent / file.name)
 
 
-def _compare(weights: Mapping[str, Array], tensors: Mapping[str, Any]) -> list[str]:
-    """What is wrong with each that does not fit."""
-    misfits = []
-    for name, tensor in tensors.items():
-        here = describe(tensor)
-        if name not in weights:
-            misfits.append(f"missing in the file: {name}")
-        elif str(weights[name]) != here:
-            misfits.append(f"other shape: {name}: {weights[name]} there, {here} here")
-    return misfits + [f"only in the file: {name}" for name in weights if name not in tensors]
-
-
 def _target_layers(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None
 ) -> list[str]:
@@ -157,13 +146,13 @@ def load(
     fitting, has_misfits = [], False
     for name in _target_layers(found, layers, into):
         weights, tensors = found.get(name) or found.get("", {}), layers[name].state_dict()
-        misfits = _compare(weights, tensors)
-        if misfits and not weights:
-            misfits = [f"not in the file, which has {', '.join(found)}"]
+        wrong = misfits(weights, tensors, "file")
+        if wrong and not weights:
+            wrong = [f"not in the file, which has {', '.join(found)}"]
         fits = [n for n in tensors if n in weights and str(weights[n]) == describe(tensors[n])]
         fitting += [(weights[n], tensors[n]) for n in fits]
-        has_misfits = has_misfits or bool(misfits)
-        texts[name] = "\n  ".join([f"{len(fits)} fitted", *misfits])
+        has_misfits = has_misfits or bool(wrong)
+        texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
     if not texts or (not fitting if partial else has_misfits):
         table = "\n".join(f"{name}: {text}" for name, text in texts.items())
         raise WeightsError(
