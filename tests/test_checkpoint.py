@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from expbase.state import checkpoint
-from expbase.state.checkpoint import CheckpointError
+from expbase.state.checkpoint import CheckpointError, UnreadableError
 
 
 def write(directory: Path, iteration: int, **files: bytes) -> Path:
@@ -167,9 +168,53 @@ def test_a_damaged_one_does_not_take_the_place_of_an_earlier_damaged_one(tmp_pat
     for _ in range(2):
         write(tmp_path, 3)
         (tmp_path / "step-00000003/state.json").unlink()
-        assert checkpoint.newest_intact(tmp_path)[0] is None
+        with pytest.raises(CheckpointError, match="no intact checkpoint is left"):
+            checkpoint.newest_intact(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"damaged-step-00000003", "damaged-step-00000003.1"}
+
+
+def test_what_the_system_refuses_to_read_is_no_damage_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    path = write(tmp_path, 2)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for owner, name in ((checkpoint, "_checksum"), (Path, "read_bytes")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, refuse)
+            with pytest.raises(UnreadableError, match=r"step-00000002.*Input/output error.*mand"):
+                checkpoint.newest_intact(tmp_path)
+    assert checkpoint.newest_intact(tmp_path) == (path, [])
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "deep/file"])
+def test_a_manifest_names_files_beside_it_only(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, 1)
+    manifest = checkpoint._manifest_bytes(1, {name: {"size": 1, "crc32": 1}}, {})
+    (path / "manifest.json").write_bytes(manifest)
+    for reader in (checkpoint.verify, checkpoint.read):
+        with pytest.raises(CheckpointError, match=r"manifest\.json: its content has changed"):
+            reader(path)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, file: str) -> None:
+    path = write(tmp_path, 1)
+    (path / file).unlink()
+    os.mkfifo(path / file)
+    with pytest.raises(CheckpointError, match=file):
+        checkpoint.verify(path)
+
+
+def test_a_manifest_that_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    (path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
+        checkpoint.verify(path)
 
 
 @pytest.mark.parametrize("error", [28, 30, 2])  # no space, read-only, vanished

@@ -162,8 +162,13 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(
 def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run", max_iteration=2)
     (tmp_path / "run/checkpoints/step-00000002/manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="no intact checkpoint is left"):
-        trained(Tiny, tmp_path / "run", max_iteration=4)
+    metrics = (tmp_path / "run/metrics.jsonl").read_bytes()
+    for _ in range(3):  # the same command again must not begin anew
+        with pytest.raises(CheckpointError, match="no intact checkpoint is left, and damaged-step"):
+            trained(Tiny, tmp_path / "run", max_iteration=4)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == metrics
+    aside = tmp_path / "run/checkpoints/damaged-step-00000002"
+    assert [file.name for file in aside.parent.iterdir()] == [aside.name]
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "file"])

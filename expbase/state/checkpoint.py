@@ -37,6 +37,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, or is damaged, or does not fit."""
 
 
+class UnreadableError(CheckpointError):
+    """The system refuses to read one, which is no damage: it is left where it is."""
+
+
 def name_of(iteration: int) -> str:
     """The directory name of an iteration's checkpoint."""
     return f"step-{iteration:08d}"
@@ -132,7 +136,7 @@ def verify(path: Path) -> dict[str, Any]:
 def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
     try:
         stat = file.stat()
-        if stat.st_size != entry["size"]:
+        if not file.is_file() or stat.st_size != entry["size"]:  # a pipe would be read for ever
             raise CheckpointError(f"{file}: {stat.st_size} bytes; expected {entry['size']}.")
         # Within one tick of the file system's clock a file may change and keep its time.
         settled = time.time() - stat.st_mtime > 2
@@ -140,7 +144,16 @@ def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
         if checksum(file, stat.st_ino, stat.st_size, stat.st_mtime_ns) != entry["crc32"]:
             raise CheckpointError(f"{file}: its content has changed since it was written.")
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
+        raise _refused(file, error) from error
+
+
+def _refused(file: Path, error: OSError) -> CheckpointError:
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"{file}: cannot be read: {error.strerror}.")
+    return UnreadableError(
+        f"{file}: cannot be read: {error.strerror}. That is no damage, and nothing was changed. "
+        "Correct the permissions or the disk, and run the same command again."
+    )
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
@@ -157,6 +170,10 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
 
     Damaged newer ones are moved aside, with a text for each, what was wrong with it. What a killed
     process left half done is cleaned up.
+
+    Raises:
+        CheckpointError: None is intact, and there are damaged ones; also those of earlier calls: a
+            run must not begin anew because it was started twice.
     """
     _clean(directory)
     path, damaged = _newest(directory)
@@ -169,6 +186,12 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
             aside = directory / f"damaged-{bad.name}.{number}"
         bad.rename(aside)
         rejected.append(f"{error} Moved aside to {aside.name}.")
+    left = sorted(file.name for file in directory.glob("damaged-*"))
+    if path is None and left:
+        raise CheckpointError(
+            f"{directory}: no intact checkpoint is left, and {', '.join(left)} is damaged. Repair "
+            f"one and rename it, or start over with --fresh. {' '.join(rejected)}".rstrip()
+        )
     return path, rejected
 
 
@@ -209,6 +232,8 @@ def _newest(directory: Path) -> tuple[Path | None, list[tuple[Path, CheckpointEr
         try:
             verify(path)
             return path, damaged
+        except UnreadableError:
+            raise
         except CheckpointError as error:
             damaged.append((path, error))
     return None, damaged
@@ -265,16 +290,19 @@ def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str,
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
+        if not file.is_file():
+            raise CheckpointError(f"{file}: there is no such file.")
         raw = file.read_bytes()
         manifest: dict[str, Any] = json.loads(raw)
         # The manifest has no checksum outside itself. Instead it is written again from what was
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
+        elsewhere = [name for name in manifest["files"] if Path(name).name != name]
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+        raise _refused(file, error) from error
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file}: damaged: {error}.") from error
-    if not same:
+    if not same or elsewhere:
         raise CheckpointError(f"{file}: its content has changed since it was written.")
     return manifest
 

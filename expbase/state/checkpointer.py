@@ -70,11 +70,6 @@ class Checkpointer:
         path, rejected = found or (None, [])
         for text in rejected:
             self._logger.warning("damaged checkpoint: %s", text)
-        if rejected and path is None:
-            raise CheckpointError(
-                f"{self._directory}: no intact checkpoint is left; the damaged ones were moved "
-                "aside. Repair one and rename it, or start over with --fresh."
-            )
         return path
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
