@@ -268,6 +268,30 @@ def test_a_batch_sampler_with_seek_is_asked_for_a_batch() -> None:
     assert indices(drawn(seeking, position=7)) == [7, 8]
 
 
+def test_a_sampler_whose_own_generator_gives_another_order_after_a_resume_is_told() -> None:
+    class Own(BatchSampler):
+        def __init__(self, draws: int) -> None:
+            super().__init__(Noisy(), batch_size=4)
+            self.generator = np.random.RandomState(3)
+            self.generator.randn(draws)
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter(self.generator.permutation(len(Noisy()) // 4 * 4).reshape([-1, 4]).tolist())
+
+    def iterator(draws: int) -> TrainIterator:
+        made = TrainIterator()
+        made.attach(adapt_loader(DataLoader(Noisy(), batch_sampler=Own(draws)), "self.l", Shard(0)))
+        return made
+
+    first = iterator(draws=0)
+    first.open(1)
+    first.read()
+    state = first.state_dict()
+    assert iterator(draws=0).load_state_dict(state) == []
+    (reason,) = iterator(draws=1).load_state_dict(state)
+    assert reason.startswith("self.l: its sampler gives another order of this epoch than before")
+
+
 def test_paddles_random_sampler_is_seeded_too() -> None:
     def make() -> DataLoader:
         return DataLoader(

@@ -178,6 +178,48 @@ def test_a_plateau_schedule_goes_on_exactly() -> None:
     assert run(rest, [0.9, 0.9, 0.9, 0.9]) == whole
 
 
+def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
+    def attributes(kind: Any, rate: Any) -> dict[str, Any]:
+        model = net()
+        return {"model": model, "optimizer": kind(rate, parameters=model.parameters())}
+
+    step_decay = lr.StepDecay(0.1, 3)
+    state = carried(attributes(paddle.optimizer.SGD, lr.LinearWarmup(step_decay, 2, 0, 0.1)))
+    other = attributes(
+        paddle.optimizer.Momentum, lr.LinearWarmup(lr.ExponentialDecay(0.1, 0.9), 2, 0, 0.1)
+    )
+    problems = objects.find(other).problems(state)
+    assert "optimizer: is a SGD in the checkpoint and a Momentum here." in problems
+    text = "is a LinearWarmup of StepDecay in the checkpoint and a LinearWarmup of ExponentialDecay"
+    assert f"optimizer.learning_rate: {text} here." in problems
+
+
+def test_an_argument_of_a_schedule_that_was_changed_in_the_code_is_told() -> None:
+    def attributes(step_size: int) -> dict[str, Any]:
+        schedule = lr.LinearWarmup(lr.StepDecay(0.1, step_size), 2, 0, 0.1)
+        schedule.step()
+        return {"schedule": schedule}
+
+    state = carried(attributes(3))
+    assert objects.find(attributes(3)).load_state_dict(state) == []
+    found = objects.find(attributes(5))
+    assert found.load_state_dict(state) == [
+        "schedule.learning_rate.step_size: 3 there, which is used, 5 in the code now"
+    ]
+    assert found.schedulers["schedule"].learning_rate.step_size == 3
+
+
+def test_what_is_frozen_and_what_is_in_eval_mode_is_restored() -> None:
+    model, other = net(), net()
+    model[0].weight.stop_gradient = True
+    model[1].eval()
+    other[2].bias.stop_gradient = True
+    other[2].eval()
+    restore({"model": other}, carried({"model": model}))
+    assert [p.stop_gradient for p in other.parameters()] == [True, False, False, False]
+    assert [layer.training for layer in other] == [True, False, True]
+
+
 def test_a_float_learning_rate_is_restored() -> None:
     model, other = net(), net()
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())

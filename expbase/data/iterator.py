@@ -86,6 +86,7 @@ class TrainIterator:
             "ended": self.batches.ended,
             "loader": adapter.state_dict(),
             "sizes": self._sizes,
+            "order": None if self.batches.ended else adapter.checksum(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -111,6 +112,12 @@ class TrainIterator:
                     "is unknown: some may come twice in it, others never"
                 )
         if state["sizes"][:2] == self._sizes[:2] and (is_known or state["ended"]):
+            same = state["ended"] or adapter.checksum() == state["order"]
+            if adapter.key == state["taken"][-1][0] and not same:
+                reasons.append(
+                    f"{adapter.name}: its sampler gives another order of this epoch than before; "
+                    "expected one that draws from random, numpy or paddle, or has a state_dict"
+                )
             return reasons
         return [f"{adapter.name}: {_size(state['sizes'])} there, {_size(self._sizes)} now: {how}"]
 

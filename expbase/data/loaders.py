@@ -109,6 +109,10 @@ class LoaderAdapter:
         """Restores what `state_dict` returned; returns reasons why continuing is not exact."""
         return []
 
+    def checksum(self) -> int | None:
+        """Of the order of the epoch that was opened, if it can be another one at a resume."""
+        return None
+
     def close(self) -> None:
         """Ends what outlives an epoch: persistent workers. May be called twice."""
 
@@ -284,6 +288,9 @@ class MapStyleLoader(LoaderAdapter):
         else:
             numbered = itertools.islice(numbered, rank, None, world)
         return Batches(self._fetcher.fetch(numbered, seed))
+
+    def checksum(self) -> int | None:
+        return self._order.checksum()
 
     def state_dict(self) -> dict[str, Any]:
         return self._order.state_dict()

@@ -33,6 +33,8 @@ State = tuple[Tensors, Values]
 # The file of parameters that no layer holds. No attribute can have this name.
 _PARAMETERS = "@parameters"
 _RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
+_CLASSES = "@classes"  # the value with the class of each optimizer and schedule
+_FLAGS = "@flags"  # the value with what is frozen, and what is in eval mode
 
 
 @dataclass
@@ -96,12 +98,19 @@ class StatefulObjects:
         # A file with the name of a value has the arrays in that value, which are not compared.
         saved = _flat({file: of for file, of in tensors.items() if file not in values})
         problems += misfits(saved, live, "checkpoint")
+        there, here = values.get(_CLASSES, {}), self._classes()
+        problems += [
+            f"{name}: is a {there[name]} in the checkpoint and a {here[name]} here."
+            for name in there.keys() & here.keys()
+            if there[name] != here[name]
+        ]
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        return problems + _unmatched(values, expected)
+        return problems + _unmatched(values, [*expected, _CLASSES, _FLAGS])
 
     def load_state_dict(self, state: State) -> list[str]:
-        """Restores a state that has no `problems`; always exact."""
+        """Restores a state that has no `problems`; returns reasons why it is not exact."""
         tensors, encoded = state
+        notes = []
         # All is decoded before anything is set: a value that cannot be read changes nothing.
         values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
         for file, live in self._live_tensors().items():
@@ -110,14 +119,16 @@ class StatefulObjects:
         for name in self._float_rates():
             self.optimizers[name.removesuffix(_RATE)].set_lr(values[name])
         for name, scheduler in self.schedulers.items():
+            notes += optimizers.changed_arguments(scheduler, name, values[name])
             optimizers.set_schedule_values(scheduler, values[name])
+        self._set_flags(values[_FLAGS])
         set_generator_states(self, values)
         for name, stateful in self.objects.items():
             # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load
             # one, and will switch itself off again.
             if values[name] or not isinstance(stateful, paddle.amp.AmpScaler):
                 state_setter(stateful)(values[name])
-        return []
+        return notes
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
         """The tensors themselves, by file and key."""
@@ -135,7 +146,34 @@ class StatefulObjects:
             **{name: optimizers.schedule_values(s) for name, s in self.schedulers.items()},
             **generator_states(self),
             **{name: stateful.state_dict() for name, stateful in self.objects.items()},
+            _CLASSES: self._classes(),
+            _FLAGS: self._flags(),
         }
+
+    def _classes(self) -> dict[str, str]:
+        kinds = {name: type(optimizer).__name__ for name, optimizer in self.optimizers.items()}
+        return kinds | {name: optimizers.kind(s) for name, s in self.schedulers.items()}
+
+    def _flags(self) -> dict[str, list[str]]:
+        """What a listener may have changed since setup: frozen parameters, layers in eval mode."""
+        return {
+            "frozen": [name for name, p in named_parameters(self) if p.stop_gradient],
+            "eval": [name for name, layer in self._sublayers() if not layer.training],
+        }
+
+    def _set_flags(self, flags: Mapping[str, Collection[str]]) -> None:
+        for name, parameter in named_parameters(self):
+            if parameter.stop_gradient != (name in flags["frozen"]):
+                parameter.stop_gradient = name in flags["frozen"]
+        for name, layer in self._sublayers():
+            layer.training = name not in flags["eval"]
+
+    def _sublayers(self) -> list[tuple[str, Any]]:
+        return [
+            (f"{name}.{path}", part)
+            for name, layer in self.layers.items()
+            for path, part in layer.named_sublayers(include_self=True)
+        ]
 
     def _float_rates(self) -> dict[str, float]:
         """The learning rates that no schedule decides, by `optimizer.learning_rate`."""

@@ -10,6 +10,7 @@ what was constructed before; and a schedule's own `state_dict` is not always com
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -79,6 +80,24 @@ def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
             set_schedule_values(inner, value)
         else:
             setattr(schedule, name, value)
+
+
+def kind(schedule: Any) -> str:
+    """The class of a schedule, and of those within it."""
+    inner = [kind(value) for value in vars(schedule).values() if isinstance(value, LRScheduler)]
+    return " of ".join([type(schedule).__name__, *inner])
+
+
+def changed_arguments(schedule: Any, name: str, saved: Mapping[str, Any]) -> list[str]:
+    """One line for each argument of a schedule that is another one here than in saved values."""
+    lines = []
+    for argument in {"base_lr": 0, **inspect.signature(type(schedule)).parameters}:
+        here, there = vars(schedule).get(argument), saved.get(argument)
+        if isinstance(here, LRScheduler):
+            lines += changed_arguments(here, f"{name}.{argument}", there or {})
+        elif argument in saved.keys() - {"last_epoch", "verbose"} and repr(here) != repr(there):
+            lines.append(f"{name}.{argument}: {there} there, which is used, {here} in the code now")
+    return lines
 
 
 def is_plain(value: Any) -> bool:
