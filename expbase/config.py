@@ -170,6 +170,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
             "Code in config files is not run."
         )
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error

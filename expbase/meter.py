@@ -178,15 +178,31 @@ class MetricsFile(AppendedFile):
         self.append(f"{json.dumps(record)}\n".encode())
 
 
-def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file of lines; a line that is torn or of another kind is skipped."""
+def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines, or of its last bytes; nothing if there is no such file.
+
+    A line that is torn or of another kind is skipped.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        return
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - last, 0) if last else 0)
+        data = file.read()
     for text in data.splitlines():
         try:
             record = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record
+
+
+def metric_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
+    """Those of a metrics.jsonl: an `iteration`, and numbers or texts by name."""
+    for line in json_lines(path, last):
+        has_parts = any(isinstance(value, (dict, list)) for value in line.values())
+        if isinstance(line.get("iteration"), int) and not has_parts:
+            yield line
 
 
 def json_value(value: Any) -> Any:

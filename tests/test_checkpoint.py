@@ -63,7 +63,7 @@ def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
 
     for owner, name in (
         (Path, "mkdir"), (Path, "rename"), (checkpoint, "_write_file"), (os, "fsync"),
-        (shutil, "rmtree"), (checkpoint, "_flush_directory"),
+        (shutil, "rmtree"), (checkpoint, "_flush"),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stop(name, getattr(owner, name)))
     return reached

@@ -159,6 +159,21 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(
     assert exp.iteration == 6
 
 
+def test_the_lines_that_a_checkpoint_counts_on_are_on_disk_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, flush = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    before = flushed[: flushed.index("manifest.json")]
+    assert {"metrics.jsonl", "vdlrecords.run.log", "worker_0.log"} <= {*before}
+
+
 def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run", max_iteration=2)
     (tmp_path / "run/checkpoints/step-00000002/manifest.json").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import re
 import weakref
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.meter import Meter, MetricsFile, json_lines, line, short
+from expbase.meter import Meter, MetricsFile, json_lines, line, metric_lines, short
 
 
 @pytest.fixture(params=["cpu", "device"])
@@ -181,8 +182,24 @@ def test_a_metrics_file_without_a_path_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_torn_line_and_one_that_is_no_object_are_skipped() -> None:
-    assert [*json_lines(b'{"a": 1}\n[2]\n{"a"\n\xff\n{"a": 3}\n{"a": 4')] == [{"a": 1}, {"a": 3}]
+def test_a_torn_line_and_one_that_is_no_object_are_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    assert [*json_lines(file)] == []
+    nested = b"[" * 100_000
+    file.write_bytes(b'{"a": 1}\n[2]\n{"a"\n\xff\n' + nested + b'\n{"a": 3}\n{"a": 4')
+    assert [*json_lines(file)] == [{"a": 1}, {"a": 3}]
+    assert [*json_lines(file, last=16)] == [{"a": 3}]
+    file.unlink()
+    os.mkfifo(file)
+    assert [*json_lines(file)] == []
+
+
+def test_a_line_of_metrics_has_an_iteration_and_no_parts(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"iteration": 1, "a": 2}\n{"iteration": [1]}\n{"a": 1}\n{"iteration": 2, "a": {}}'
+    )
+    assert [*metric_lines(file)] == [{"iteration": 1, "a": 2}]
 
 
 def test_a_speed_has_three_digits_or_all_before_the_point() -> None:

@@ -71,7 +71,7 @@ class Session:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The records of a ledger, without damaged lines; none if there is no file."""
-    return list(json_lines(path.read_bytes())) if path.exists() else []
+    return list(json_lines(path))
 
 
 def last_start(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

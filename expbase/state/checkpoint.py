@@ -81,9 +81,9 @@ def write(
         temporary.mkdir()
         entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
         _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
-        _flush_directory(temporary)
+        _flush(temporary)
         _put_in_place(temporary, target)
-        _flush_directory(directory)
+        _flush(directory)
     except OSError as error:
         with contextlib.suppress(OSError):
             shutil.rmtree(temporary)
@@ -108,6 +108,13 @@ def lack_of_room(directory: Path, files: Mapping[str, Iterable[Any]]) -> str:
     return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
 
 
+def flush_logs(run: Path) -> None:
+    """Writes the logs of a run to the disk, so that a power cut loses nothing of them."""
+    for path in filter(Path.is_file, [*run.glob("*.jsonl"), *run.glob("*.log")]):
+        with contextlib.suppress(OSError):  # a log that cannot be kept must not cost a checkpoint
+            _flush(path)
+
+
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:
     """Writes one file; it appears complete or not at all, and is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +122,7 @@ def write_single_file(path: Path, parts: Iterable[Any]) -> None:
     try:
         _write_file(temporary, parts)
         os.replace(temporary, path)
-        _flush_directory(path.parent)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -328,7 +335,7 @@ def _clean(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _flush_directory(path: Path) -> None:
+def _flush(path: Path) -> None:
     # New names and renames are on disk only when the directory that holds them was flushed.
     descriptor = os.open(path, os.O_RDONLY)
     try:

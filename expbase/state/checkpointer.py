@@ -165,6 +165,7 @@ class Checkpointer:
             text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
             self._logger.warning(text, iteration, reason, newest)
             return
+        checkpoint.flush_logs(self._directory.parent)  # `facts` count on them
         self.newest_saved = checkpoint.write(self._directory, iteration, files, facts)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
         self._prune(best)

@@ -69,9 +69,7 @@ def best_of(run: Path) -> Scores:
 
 
 def _last_line(path: Path | None) -> dict[str, Any]:
-    if path is None or not path.exists():
-        return {}
-    return next(reversed([*json_lines(path.read_bytes())]), {})
+    return next(reversed([*json_lines(path)] if path else []), {})
 
 
 def _scores(line: Mapping[str, Any]) -> Scores:

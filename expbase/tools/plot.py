@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs
-from expbase.meter import METRICS, json_lines
+from expbase.meter import METRICS, metric_lines
 from expbase.tools.runs import printable
 
 Curve = dict[int, float]  # value by iteration
@@ -26,7 +26,7 @@ def curves(run: Path) -> dict[str, Curve]:
     """
     path = run / METRICS
     found: dict[str, Curve] = {}
-    for line in json_lines(path.read_bytes()) if path.is_file() else ():
+    for line in metric_lines(path):
         for name, value in line.items():
             if "/" in name and not isinstance(value, str):  # "nan", "inf"
                 found.setdefault(name, {})[line["iteration"]] = value

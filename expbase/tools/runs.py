@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
-from expbase.meter import METRICS, json_lines
+from expbase.meter import METRICS, metric_lines
 from expbase.record.run_record import LEDGER, last_config, last_start, read, sessions
 from expbase.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
@@ -99,12 +99,9 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
 
 def _read_progress(path: Path, run: Run) -> None:
     """Fills in what the run's metrics and checkpoints say."""
-    if (path / METRICS).exists():
-        with (path / METRICS).open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - (1 << 16), 0))  # its end is enough
-            for line in json_lines(file.read()):
-                run.iteration = line.get("iteration", run.iteration)
-                run.loss = line.get("train/loss", run.loss)
+    for line in metric_lines(path / METRICS, last=1 << 16):
+        run.iteration = line["iteration"]
+        run.loss = line.get("train/loss", run.loss)
     if saved := checkpoint.listed(path / checkpoint.FOLDER):
         run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
         with contextlib.suppress(Exception):  # a damaged file may hold anything

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs, count
-from expbase.meter import METRICS, json_lines
+from expbase.meter import METRICS, json_lines, metric_lines
 from expbase.processes import python
 from expbase.state import checkpoint
 from expbase.state.arrays import parse
@@ -166,7 +166,7 @@ class Side:
 
     def _last_logged(self, prefix: str) -> int:
         """The last iteration at which metrics of such names were logged."""
-        lines = _lines(self.directory / METRICS)
+        lines = metric_lines(self.directory / METRICS)
         logged = [one["iteration"] for one in lines if any(k.startswith(prefix) for k in one)]
         return max(logged, default=0)
 
@@ -189,19 +189,14 @@ class Side:
         """All logged numbers but times and speeds, by name and iteration, in their order."""
         return {
             f"{name} at iteration {line['iteration']}": value
-            for line in _lines(self.directory / METRICS)
+            for line in metric_lines(self.directory / METRICS)
             for name, value in line.items()
             if name not in ("iteration", "time") and not name.startswith("speed/")
         }
 
     def notes(self, rank: int) -> list[dict[str, Any]]:
         """What `fingerprints` wrote for a rank, in the order in which it happened."""
-        return _lines(notes_path(self.directory, rank))
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file that is being written; none if it is not there."""
-    return list(json_lines(path.read_bytes())) if path.exists() else []
+        return [*json_lines(notes_path(self.directory, rank))]
 
 
 def first_difference(straight: Side, killed: Side) -> str:
