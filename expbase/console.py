@@ -37,7 +37,11 @@ class Line:
 
 def is_terminal(stream: Any) -> bool:
     """Whether the stream is a terminal on which a line can be drawn again and again."""
-    return bool(stream.isatty()) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return (
+        stream is not None
+        and bool(stream.isatty())
+        and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    )
 
 
 @contextlib.contextmanager

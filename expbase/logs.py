@@ -39,7 +39,7 @@ def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
     early = [handler for handler in logger.handlers if isinstance(handler, MemoryHandler)]
     if path is not None:
         file = AppendedFile(path)
-        file.append(b"")  # if it cannot be opened, that is an error now
+        file.open()  # if that cannot be, it is an error now
         logger.addHandler(_Lines(file))
     if echo:
         logger.addHandler(_Lines(None))
@@ -125,7 +125,7 @@ class _Lines(logging.Handler):
         line = f"{self._time}{text}\n"
         if self.file is not None:
             self.file.append(line.encode("utf-8", "backslashreplace"))
-        else:
+        elif sys.stderr is not None:  # it was closed: 2>&-
             sys.stderr.write(line)
             sys.stderr.flush()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from expbase.appended import AppendedFile
 
@@ -39,6 +43,30 @@ def test_a_piece_of_which_the_system_takes_a_part_is_written_whole(tmp_path: Pat
         file._file = Part(opened)
         file.append(b"seven..")
     assert (tmp_path / "log").read_bytes() == b"seven.."
+
+
+def test_a_full_disk_is_told_once_leaves_no_half_piece_and_does_not_end_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        """A file on a disk that has room for seven bytes."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.fileno = file, file.fileno
+
+        def write(self, data: bytes) -> int:
+            if room := 7 - os.fstat(self.fileno()).st_size:
+                return self.file.write(data[:room])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = AppendedFile(tmp_path / "log")
+    with file.open() as opened:
+        file._file = Full(opened)
+        for piece in (b"one\n", b"seven!\n", b"eight!\n", b"ab\n"):
+            file.append(piece)
+        assert (tmp_path / "log").read_bytes() == b"one\nab\n"
+    text = "log: cannot be written: No space left on device; what should be in it is lost"
+    assert capfd.readouterr().err.count(text) == 1
 
 
 def test_without_a_path_nothing_is_written() -> None:

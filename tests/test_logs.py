@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from tiny import Tiny, trained
 
 from expbase.logs import close_log, early_log, log_routine, open_log, routine_elsewhere
 
@@ -143,3 +145,11 @@ def test_a_traceback_stands_in_the_file_and_not_on_the_terminal(
     shown = capsys.readouterr().err
     assert "ERROR: it failed" in shown
     assert "Traceback" not in shown
+
+
+def test_a_run_whose_standard_error_was_closed_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python does for `2>&-`
+    assert trained(Tiny, tmp_path / "run", max_iteration=2).finished
+    assert "FINISHED" in (tmp_path / "run/worker_0.log").read_text()
