@@ -10,6 +10,7 @@ One run owns one directory at a time, until its process is dead.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Mapping
@@ -74,11 +75,20 @@ class RunDirectory:
         try:
             # Not flock: workers that outlive a killed process would still hold that one.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(name))
         except OSError as error:
+            file.close()
+            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.ENOENT):
+                raise self._error(
+                    f"cannot be locked: {error.strerror}. Its file system has no locks, which keep "
+                    "two processes from one run. Give an --output on another one."
+                ) from error
+            is_there = False  # the other one has it, or has moved it aside
+        if not is_there:
             file.close()
             raise self._error(
                 "is in use by a running process. Wait for it, stop it, or give another --output."
-            ) from error
+            )
         _held.add(name)
         self._lock.callback(_held.discard, name)
         self._lock.callback(file.close)
@@ -100,8 +110,8 @@ class RunDirectory:
         self.lock(rank=0)  # before it is moved: a running one must not be
         aside = None
         if fresh:
-            self.release()
             aside = self._move_aside()
+            self.release()  # only now: nobody else gets in between
             self.make()
             self.lock(rank=0)
         if hint := "" if self.is_begun() else checkpoint.of_parakeet(self.path):

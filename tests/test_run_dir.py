@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -55,6 +57,12 @@ def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
     for holder in holders:
         holder.kill()
         holder.communicate()
+
+
+def is_free(path: Path) -> bool:
+    """Whether another process could take the lock."""
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    return subprocess.run(command, input="", capture_output=True, text=True).returncode == 0
 
 
 def changed(**values: object) -> Config:
@@ -113,6 +121,50 @@ def test_another_process_is_refused_until_the_holder_is_dead(
     holder.kill()  # -9: it can clean up nothing
     holder.wait()
     assert claimed(output.path) is None
+
+
+def test_a_file_system_without_locks_is_named(
+    output: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lockf(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    output.release()
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    text = refusal(output.path)
+    assert "cannot be locked: No locks available. Its file system has no locks" in text
+    assert "in use" not in text
+
+
+def test_who_gets_the_lock_of_a_directory_that_was_just_moved_aside_does_not_own_the_new_one(
+    output: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another start with --fresh, between the moments when this one opens and takes the lock."""
+    output.release()
+    lockf = fcntl.lockf
+
+    def late(file: object, operation: int) -> None:
+        output.path.rename(output.path.with_name("aside"))
+        output.path.mkdir()
+        (output.path / ".lock-0").touch()
+        lockf(file, operation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    assert "is in use by a running process" in refusal(output.path)
+
+
+def test_fresh_holds_the_lock_until_the_old_run_is_moved(output: RunDirectory) -> None:
+    output.release()
+    move, seen = RunDirectory._move_aside, []
+
+    def watched(self: RunDirectory) -> Path | None:
+        seen.append(is_free(output.path))
+        return move(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RunDirectory, "_move_aside", watched)
+        claimed(output.path, fresh=True)
+    assert seen == [False]
 
 
 def test_fresh_moves_each_old_run_to_a_number_of_its_own(output: RunDirectory) -> None:
