@@ -193,6 +193,8 @@ class Reporting(Attributes):
             say("curves      python -m expbase board %s", shlex.quote(output))
         if stopped_by := self._loop.stopped_by:
             hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
+            if self._loop.saved_at != self.iteration:
+                hint = "; nothing was saved here: no checkpoint was asked for"
             reason = self._stop_requests.text or stopped_by
             return say("[%d] STOPPED by %s%s", self.iteration, reason, hint)
         newest = self._checkpointer.newest_saved

@@ -43,8 +43,9 @@ class StopReason(enum.IntEnum):
     FILE = 2, "a file named STOP", 0
     TIME_LIMIT = 3, "training.time_limit_seconds", 124
     SIGUSR1 = 4, "SIGUSR1", 143  # the scheduler's warning that SIGTERM will come
-    SIGTERM = 5, "SIGTERM", 143
-    CTRL_C = 6, "Ctrl-C", 130
+    SIGHUP = 5, "SIGHUP", 129  # the terminal is gone
+    SIGTERM = 6, "SIGTERM", 143
+    CTRL_C = 7, "Ctrl-C", 130
 
     def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
         reason = int.__new__(cls, value)
@@ -57,6 +58,7 @@ class StopReason(enum.IntEnum):
 
 _SIGNALS = {
     signal.SIGUSR1: StopReason.SIGUSR1,
+    signal.SIGHUP: StopReason.SIGHUP,
     signal.SIGTERM: StopReason.SIGTERM,
     signal.SIGINT: StopReason.CTRL_C,
 }
@@ -139,7 +141,7 @@ class StopRequests:
 
     @contextlib.contextmanager
     def installed(self, notify: Callable[[], None]) -> Iterator[None]:
-        """Notes SIGTERM, SIGUSR1 and Ctrl-C in the block; afterwards the old handlers are back.
+        """Notes signals that ask to stop in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
         paddle's launcher sends it up to three times to every process of a group. `notify` is
@@ -159,7 +161,10 @@ class StopRequests:
             notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        with handling(dict.fromkeys(_SIGNALS, note)), distributed.last_words():
+        handlers = dict.fromkeys(_SIGNALS, note)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+            del handlers[signal.SIGHUP]
+        with handling(handlers), distributed.last_words():
             yield
 
 

@@ -80,6 +80,7 @@ class Signalled(Tiny):
         (signal.SIGTERM, 143, "SIGTERM"),
         (signal.SIGUSR1, 143, "SIGUSR1"),
         (signal.SIGINT, 130, "Ctrl-C"),
+        (signal.SIGHUP, 129, "SIGHUP"),
     ],
 )
 def test_a_signal_stops_saves_and_answers_with_its_code(
@@ -92,6 +93,25 @@ def test_a_signal_stops_saves_and_answers_with_its_code(
     assert (tmp_path / "checkpoints/step-00000006/manifest.json").exists()
     record = last_record(tmp_path)
     assert (record["reason"], record["exit_code"], record["iteration"]) == (text, code, 6)
+
+
+def test_under_nohup_a_hangup_does_not_stop(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hung_up = type("HungUp", (Signalled,), {"signals": [signal.SIGHUP]})
+        assert trained(hung_up, tmp_path, max_iteration=8).iteration == 8
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_stop_without_a_checkpoint_does_not_promise_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = type("Once", (Signalled,), {"signals": [signal.SIGTERM]})
+    with pytest.raises(SystemExit):
+        trained(once, tmp_path, **{**ENDLESS, "save_interval": 0})
+    text = "[6] STOPPED by SIGTERM; nothing was saved here: no checkpoint was asked for"
+    assert text in capsys.readouterr().err
 
 
 def test_a_second_ctrl_c_within_a_second_means_now(tmp_path: Path) -> None:

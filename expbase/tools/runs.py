@@ -118,7 +118,7 @@ def _state(path: Path, records: Sequence[dict[str, Any]], *, has_begun: bool) ->
         return "lost"
     if end.get("reason") == "finished":
         return "finished"
-    states = {0: "stopped", 130: "stopped", 124: "preempted", 143: "preempted"}
+    states = dict.fromkeys((124, 129, 143), "preempted") | {0: "stopped", 130: "stopped"}
     return states.get(end.get("exit_code", 1), "crashed" if start else "failed")
 
 
