@@ -161,7 +161,7 @@ class StopRequests:
             notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        handlers = dict.fromkeys(_SIGNALS, note)
+        handlers: dict[int, Any] = dict.fromkeys(_SIGNALS, note)
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
             del handlers[signal.SIGHUP]
         with handling(handlers), distributed.last_words():

@@ -33,7 +33,7 @@ State = tuple[Tensors, Values]
 # The file of parameters that no layer holds. No attribute can have this name.
 _PARAMETERS = "@parameters"
 _RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
-_CLASSES = "@classes"  # the value with the class of each optimizer and schedule
+_KINDS = "@kinds"  # the value with class and settings of each optimizer, class of each schedule
 _FLAGS = "@flags"  # the value with what is frozen, and what is in eval mode
 
 
@@ -98,19 +98,23 @@ class StatefulObjects:
         # A file with the name of a value has the arrays in that value, which are not compared.
         saved = _flat({file: of for file, of in tensors.items() if file not in values})
         problems += misfits(saved, live, "checkpoint")
-        there, here = values.get(_CLASSES, {}), self._classes()
+        there, here = values.get(_KINDS, {}), self._kinds()
         problems += [
-            f"{name}: is a {there[name]} in the checkpoint and a {here[name]} here."
+            f"{name}: is a {there[name][0]} in the checkpoint and a {here[name][0]} here."
             for name in there.keys() & here.keys()
-            if there[name] != here[name]
+            if there[name][0] != here[name][0]
         ]
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        return problems + _unmatched(values, [*expected, _CLASSES, _FLAGS])
+        return problems + _unmatched(values, [*expected, _KINDS, _FLAGS])
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; returns reasons why it is not exact."""
         tensors, encoded = state
-        notes = []
+        notes = [
+            f"{name}.{setting}: {there} there, {here} in the code now, which is used"
+            for name, (_, settings) in self._kinds().items()
+            for setting, here, there in _changed(settings, encoded[_KINDS][name][1])
+        ]
         # All is decoded before anything is set: a value that cannot be read changes nothing.
         values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
         for file, live in self._live_tensors().items():
@@ -146,13 +150,13 @@ class StatefulObjects:
             **{name: optimizers.schedule_values(s) for name, s in self.schedulers.items()},
             **generator_states(self),
             **{name: stateful.state_dict() for name, stateful in self.objects.items()},
-            _CLASSES: self._classes(),
+            _KINDS: self._kinds(),
             _FLAGS: self._flags(),
         }
 
-    def _classes(self) -> dict[str, str]:
-        kinds = {name: type(optimizer).__name__ for name, optimizer in self.optimizers.items()}
-        return kinds | {name: optimizers.kind(s) for name, s in self.schedulers.items()}
+    def _kinds(self) -> dict[str, list[Any]]:
+        kinds = {n: [type(o).__name__, optimizers.settings(o)] for n, o in self.optimizers.items()}
+        return kinds | {name: [optimizers.kind(s), {}] for name, s in self.schedulers.items()}
 
     def _flags(self) -> dict[str, list[str]]:
         """What a listener may have changed since setup: frozen parameters, layers in eval mode."""
@@ -290,6 +294,12 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{file}: {key!r}": t for file, by_key in tensors.items() for key, t in by_key.items()}
+
+
+def _changed(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Name and both values of what differs; None where there is none."""
+    pairs = [(name, here.get(name), there.get(name)) for name in {**there, **here}]
+    return [(name, one, other) for name, one, other in pairs if one != other]
 
 
 def _unmatched(

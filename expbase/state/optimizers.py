@@ -82,6 +82,18 @@ def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
             setattr(schedule, name, value)
 
 
+def settings(optimizer: Any) -> dict[str, float]:
+    """The numbers that an optimizer was made with, those of its clipping and its decay, too."""
+    parts = {"": optimizer, "grad_clip.": optimizer._grad_clip}
+    parts["weight_decay."] = getattr(optimizer, "regularization", None)
+    return {
+        f"{prefix}{name.strip('_')}": value
+        for prefix, part in parts.items()
+        for name, value in (vars(part) if part is not None else {}).items()
+        if isinstance(value, float) and name != "_learning_rate"
+    }
+
+
 def kind(schedule: Any) -> str:
     """The class of a schedule, and of those within it."""
     inner = [kind(value) for value in vars(schedule).values() if isinstance(value, LRScheduler)]
