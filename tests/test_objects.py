@@ -192,6 +192,9 @@ def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
     assert "optimizer: is a SGD in the checkpoint and a Momentum here." in problems
     text = "is a LinearWarmup of StepDecay in the checkpoint and a LinearWarmup of ExponentialDecay"
     assert f"optimizer.learning_rate: {text} here." in problems
+    problems = objects.find(attributes(paddle.optimizer.SGD, 0.1)).problems(state)
+    text = "is a LinearWarmup of StepDecay in the checkpoint and a number here."
+    assert problems == [f"optimizer.learning_rate: {text}"]
 
 
 def test_an_argument_of_a_schedule_that_was_changed_in_the_code_is_told() -> None:

@@ -33,6 +33,19 @@ def test_a_run_that_was_stopped_anywhere_ends_like_one_that_was_not(
     assert (tmp_path / "verdicts").read_text() == "+++"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("workers", "exact"), ("another schedule", "refused"), ("not shuffled any more", "told")],
+)
+def test_a_change_between_two_starts_is_exact_refused_or_told(
+    tmp_path: Path, name: str, expected: str
+) -> None:
+    from matrix import CASES, outcome
+
+    first, second, table = CASES[name]
+    assert outcome(first, second, tmp_path)[0] == table == expected
+
+
 def test_of_an_epoch_that_is_changed_in_its_middle_each_sample_is_seen_once() -> None:
     from samples import prove
 

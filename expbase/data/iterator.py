@@ -111,15 +111,17 @@ class TrainIterator:
                     f"the epoch goes on behind {place.position} samples, but which ones they were "
                     "is unknown: some may come twice in it, others never"
                 )
-        if state["sizes"][:2] == self._sizes[:2] and (is_known or state["ended"]):
-            same = state["ended"] or adapter.checksum() == state["order"]
-            if adapter.key == state["taken"][-1][0] and not same:
-                reasons.append(
-                    f"{adapter.name}: its sampler gives another order of this epoch than before; "
-                    "expected one that draws from random, numpy or paddle, or has a state_dict"
-                )
-            return reasons
-        return [f"{adapter.name}: {_size(state['sizes'])} there, {_size(self._sizes)} now: {how}"]
+        if state["sizes"][:2] != self._sizes[:2] or not (is_known or state["ended"]):
+            there, now = _size(state["sizes"]), _size(self._sizes)
+            return [f"{adapter.name}: {there} there, {now} now: {how}"]
+        if adapter.key[:2] != state["taken"][-1][0][:2]:
+            reasons.append(f"{adapter.name}: another order of its samples than before: {how}")
+        elif not state["ended"] and adapter.checksum() != state["order"]:
+            reasons.append(
+                f"{adapter.name}: its sampler gives another order of this epoch than before; "
+                "expected one that draws from random, numpy or paddle, or has a state_dict"
+            )
+        return reasons
 
     @property
     def _sizes(self) -> list[int | None]:

@@ -156,6 +156,7 @@ class StatefulObjects:
 
     def _kinds(self) -> dict[str, list[Any]]:
         kinds = {n: [type(o).__name__, optimizers.settings(o)] for n, o in self.optimizers.items()}
+        kinds |= {name: ["number", {}] for name in self._float_rates()}
         return kinds | {name: [optimizers.kind(s), {}] for name, s in self.schedulers.items()}
 
     def _flags(self) -> dict[str, list[str]]:
