@@ -25,6 +25,7 @@ from expbase.appended import AppendedFile
 
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most
+_ONLY_IN_FILES = ("speed/data_wait", "speed/samples_per_second")  # a line of the log is short
 _UNREAD = 1000  # numbers of a name that stay on the device, at most
 
 
@@ -141,8 +142,9 @@ def _is_on_cpu(tensor: Any) -> bool:
 
 
 def line(iteration: int, metrics: Mapping[str, Any]) -> str:
-    """Metrics as a line of the log: `[400] loss=0.25 lr=0.001`, with sorted keys."""
-    words = " ".join(f"{key}={_shown(key, metrics[key])}" for key in sorted(metrics))
+    """Metrics as a line of the log, in their order: `[400] loss=0.25 lr=0.001`."""
+    shown = [key for key in metrics if key not in _ONLY_IN_FILES]
+    words = " ".join(f"{key}={_shown(key, metrics[key])}" for key in shown)
     return f"[{iteration}] {words}"
 
 

@@ -98,7 +98,9 @@ def test_numbers_and_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 0 <= runs["s1"]["best"] <= 1
     assert main(["ls", str(tmp_path)]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[0].split() == "run state iteration best loss age commit differs in".split()
+    assert table[0].split() == [
+        "run", "experiment", "state", "iteration", "best", "loss", "age", "commit", "differs", "in",
+    ]  # fmt: skip
     assert table[2].endswith("training.seed=2")
     assert "\t" not in "".join(table)
 
@@ -148,7 +150,7 @@ def test_the_commit_is_that_of_the_last_start(
         run = listed(tmp_path, capsys)["run"]
         assert (run["commit"], run["dirty"]) == (code.get("commit"), code.get("dirty", False))
         assert main(["ls", str(tmp_path)]) == 0
-        assert capsys.readouterr().out.splitlines()[1].split()[5:] == shown.split()
+        assert capsys.readouterr().out.splitlines()[1].split()[6:] == shown.split()
     del first["git"]
     last.write_text(json.dumps(first) + "\n")  # of an earlier expbase
     assert listed(tmp_path, capsys)["run"]["commit"] is None
@@ -187,8 +189,28 @@ def test_what_all_runs_of_an_experiment_share_is_not_repeated_beside_another_exp
     trained(Clipped, tmp_path / "3", max_iteration=1)
     runs = listed(tmp_path, capsys)
     assert [runs[name]["differs"] for name in ("1", "2", "3")] == [
-        {"training.seed": 1}, {"training.seed": 2}, {"training.seed": 0},
+        {"training.seed": 1}, {"training.seed": 2}, {},
     ]  # fmt: skip
+    assert main(["ls", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    assert [line.split()[1] for line in table.splitlines()] == [
+        "experiment",
+        "Tiny",
+        "Tiny",
+        "Clipped",
+    ]
+
+
+def test_a_cell_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        keys = {"monitor": "accuracy", "keep_last": seed, "keep_every": seed, "hang_seconds": seed}
+        keys |= {"time_limit_seconds": 1000 * seed}
+        trained(Tiny, tmp_path / str(seed), max_iteration=1, seed=seed, **keys)
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path)]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith("differs in")
+    assert all(row.endswith("…") and len(row) < 150 for row in rows)
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ class Double(paddle.autograd.PyLayer):
         return gradient * 2
 
 
-def test_a_line_has_the_iteration_then_sorted_names() -> None:
-    metrics = {"lr": 1e-3, "epoch": 2, "acc": 1 / 3, "bad": math.nan}
-    assert line(400, metrics) == "[400] acc=0.333333 bad=nan epoch=2 lr=0.001"
+def test_a_line_has_the_iteration_then_what_was_logged_in_its_order() -> None:
+    metrics = {"loss": 1 / 3, "bad": math.nan, "acc": 2, "lr": 1e-3, "speed/data_wait": 0.5}
+    assert line(400, metrics) == "[400] loss=0.333333 bad=nan acc=2 lr=0.001"
 
 
 def test_the_time_left_is_shown_as_a_clock() -> None:

@@ -28,6 +28,17 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
         assert (abs(image.astype(int) - colour).sum(axis=-1) < 40).sum() > 100
 
 
+def test_all_runs_below_a_directory_are_drawn_and_one_without_lines_is_left_out(
+    tmp_path: Path,
+) -> None:
+    for seed in (1, 2):
+        trained(Tiny, tmp_path / f"runs/s{seed}", max_iteration=2, seed=seed)
+    trained(Tiny, tmp_path / "runs/s3", max_iteration=2)
+    (tmp_path / "runs/s3/metrics.jsonl").unlink()
+    assert [run.name for run in plot._runs_at(tmp_path / "runs")] == ["s1", "s2"]
+    assert main(["plot", str(tmp_path / "runs"), "--output", str(tmp_path / "c.png")]) == 0
+
+
 def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
     curve = {1: 1.0, 2: 3.0, 4: 2.0}
     run = {"train/loss": curve, "valid/a": curve}

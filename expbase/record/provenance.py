@@ -37,6 +37,7 @@ def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
     words, directory = _portable(_command(), top) if top else (_command(), None)
     packages = _packages()
     return {
+        "experiment": experiment.__name__,
         "command": words,  # after the interpreter; None if no script was started
         "directory": directory,  # where it was given, from the top of the work tree, if within it
         "git": git.describe(top, output_dir),

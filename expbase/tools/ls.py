@@ -20,6 +20,8 @@ from expbase.cli import Paragraphs
 from expbase.meter import json_value
 from expbase.tools.runs import Run, find, printable, read_run
 
+_WIDTH = 70  # of a cell; --json has all of it
+
 
 def add_parser(tools: Any) -> None:
     """Adds the tool to the command line of `python -m expbase`."""
@@ -38,17 +40,19 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the tool; returns its exit code."""
     now = time.time()
-    paths = find(args.dir, _report_unreadable)
+    paths = find(args.dir, lambda e: print(f"{e.filename}: {e.strerror}", file=sys.stderr))
     read = [read_run(path, str(path.relative_to(args.dir)), now) for path in paths]
     runs = [run for run, _ in read]
-    for run, own in zip(runs, differences([config for _, config in read]), strict=True):
-        run.differs = own
+    for kind in {run.experiment for run in runs}:
+        of_kind = [(run, config) for run, config in read if run.experiment == kind]
+        for (run, _), own in zip(of_kind, differences([c for _, c in of_kind]), strict=True):
+            run.differs = own
     if args.json:
         for run in runs:
             print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
     elif runs:
-        head = ["run", "state", "iteration", "best", "loss", "age", "commit", "differs in"]
-        rows = [head, *map(_row, runs)]
+        head = ["run", "experiment", "state", "iteration", "best", "loss", "age", "commit"]
+        rows = [[*head, "differs in"], *map(_row, runs)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -56,10 +60,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(f"no runs in {printable(str(args.dir))}")
     return 0
-
-
-def _report_unreadable(error: OSError) -> None:
-    print(f"{error.filename}: {error.strerror}; not looked into.", file=sys.stderr)
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -72,6 +72,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _row(run: Run) -> list[str]:
     cells = [
         run.name,
+        run.experiment,
         run.state,
         f"{run.iteration}/{run.max_iteration}" if run.max_iteration else str(run.iteration),
         _number(run.best),
@@ -80,7 +81,7 @@ def _row(run: Run) -> list[str]:
         (run.commit or "")[:7] + "*" * run.dirty,
         run.note or " ".join(f"{key}={value}" for key, value in run.differs.items()),
     ]
-    return [printable(cell) for cell in cells]
+    return [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…" for text in map(printable, cells)]
 
 
 def _number(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from expbase.cli import Paragraphs
 from expbase.meter import METRICS, metric_lines
-from expbase.tools.runs import printable
+from expbase.tools.runs import find, printable
 
 Curve = dict[int, float]  # value by iteration
 
@@ -96,7 +96,13 @@ def add_parser(tools: Any) -> None:
         epilog="exit codes: 0, or 1 if a run has no such curve",
     )
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="output directories of runs")
+    add(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="output directories of runs, or above them",
+    )
     add("--output", type=Path, default=Path("curves.png"), metavar="FILE",
         help="the picture: .png, .svg or .pdf (default: curves.png)")  # fmt: skip
     add("--metrics", nargs="+", default=[], metavar="NAME",
@@ -105,11 +111,17 @@ def add_parser(tools: Any) -> None:
     parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
+def _runs_at(path: Path) -> list[Path]:
+    """The path itself, if it is a run's; else all below it that have logged something."""
+    below = find(path) if path.is_dir() else []
+    return [run for run in below if (run / METRICS).is_file()] or [path]
+
+
 def main(args: argparse.Namespace) -> int:
     """Runs the tool; returns its exit code."""
     if not 0 <= args.smooth < 1:
         raise ValueError(f"--smooth: {args.smooth} given; expected 0 or more, and below 1.")
-    found = {str(run): curves(run) for run in args.runs}
+    found = {str(run): curves(run) for path in args.runs for run in _runs_at(path)}
     figure = draw(found, chosen(found.values(), args.metrics), args.smooth)
     figure.savefig(args.output, format=args.output.suffix[1:] or "png", dpi=120)
     print(printable(str(args.output)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from expbase.processes import remove_left_files
+from expbase.processes import handling, remove_left_files
 
 
 @contextlib.contextmanager
@@ -25,15 +25,9 @@ def ended_by_signals(ctrl_c: int = 130) -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(codes[number])
 
-    before = {number: signal.getsignal(number) for number in codes}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, end)
-    try:
+    # What is ignored stays so: SIGHUP under nohup.
+    with handling({n: end for n in codes if signal.getsignal(n) != signal.SIG_IGN}):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

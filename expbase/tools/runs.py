@@ -72,6 +72,7 @@ class Run:
     dirty: bool = False  # whether there were changes to it
     differs: dict[str, Any] = field(default_factory=dict)  # config values that others have not
     note: str = ""  # what could not be read
+    experiment: str = ""  # its class; "": unknown
 
 
 def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
@@ -88,7 +89,8 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
         run.note = " ".join(str(error).replace(f"{path}/", "").split())
     config = last_config(config, records)
     run.max_iteration = config.get("training.max_iteration") or 0
-    code = last_start(records).get("git") or {}
+    start = last_start(records)
+    code, run.experiment = start.get("git") or {}, str(start.get("experiment", ""))
     run.commit, run.dirty = code.get("commit"), bool(code.get("dirty"))
     run.state = _state(path, records, has_begun=bool(run.iteration))
     files = [file for file in (path / LEDGER, path / METRICS) if file.exists()]
