@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_read_is_told_and_the_rest_is_shown(
     assert code == 0
     assert err == f"{kinds['new']}: Permission denied\n"
     assert [row.split()[0] for row in out.splitlines()] == ["run", "crashed", "ä"]
-    assert "ä ö%d%(x)s $a_$ {b}\\n\\x1b[31m  crashed  2/6" in out
+    assert "ä ö%d%(x)s $a_$ {b}\\n\\x1b[31m  Failing     crashed  2/6" in out
 
 
 # --- an experiment's script ------------------------------------------------------------------
