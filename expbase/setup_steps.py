@@ -108,8 +108,10 @@ class SetupSteps(Reporting):
         self._on_close.callback(self._metric_log.close)
         self._run_record = RunRecord(self.output_dir / LEDGER if self._writes else None)
         if self._writes:  # in a thread: the rest of setup does not wait for git
-            look = ThreadPoolExecutor(1).submit
-            self._run_record.gathered = look(provenance.gather, self.output_dir, type(self))
+            thread = ThreadPoolExecutor(1)
+            self._on_close.callback(thread.shutdown)  # it writes into the directory, too
+            look = thread.submit(provenance.gather, self.output_dir, type(self))
+            self._run_record.gathered = look
         self._stop_requests = StopRequests(
             self.output_dir / "STOP" if self._writes else None,
             self.config.training.time_limit_seconds,

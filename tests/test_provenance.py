@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import paddle
 import pytest
 from repository import GIT, commit, git, new_repository
-from tiny import TESTS, Tiny
+from tiny import TESTS, Tiny, trained
 
 from expbase.record import provenance
 
@@ -217,6 +218,27 @@ def test_what_takes_long_is_not_on_the_way_to_the_first_update(
 
 
 # --- the machine -------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_into_the_directory_after_a_start_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, ended = provenance.gather, []
+
+    def slow(*facts: Any) -> dict[str, Any]:
+        time.sleep(0.3)
+        found = gather(*facts)
+        ended.append(True)
+        return found
+
+    class Dataless(Tiny):
+        def setup_dataloader(self) -> None:
+            raise ValueError("no data")
+
+    monkeypatch.setattr(provenance, "gather", slow)
+    with pytest.raises(ValueError, match="no data"):
+        trained(Dataless, tmp_path / "run")
+    assert ended == [True]
 
 
 def test_of_the_environment_only_what_steers_training_is_noted(
