@@ -85,6 +85,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
         finally:
             loop.step = before
         loop.saved_at = self.iteration
+        self._stop_requests.note_saved()
 
     def _check_savable(self) -> None:
         inspected = self._checkpointer.inspected
@@ -111,22 +112,28 @@ class Checkpoints(TrainingSteps, ModelFiles):
         loop.step = before
 
     def _save_if_stopping(self) -> None:
-        """At the end of an iteration: a checkpoint if the run stops or save() was called.
+        """At the end of an iteration: a checkpoint if the run stops, save() was called, or by time.
 
-        Then the results of this iteration's validation are noted.
+        The results of this iteration's validation are noted before it: a run that continues it
+        does not validate again.
         """
         loop, stopped_by = self._loop, self._loop.stopped_by
+        is_due = self._stop_requests.is_save_due  # by the clock, which must not choose the best one
         # A signal's stop at another iteration must not choose another best checkpoint.
         if loop.save_requested or stopped_by is StopReason.CALL:
             loop.is_candidate = True
-        if loop.save_requested or (stopped_by and schedule.is_wanted(self.config.training, "save")):
-            self._save_now()
-        if loop.validated_at == self.iteration and not loop.is_pending:
-            checks.check_metric("training.monitor", self.config.training.monitor, loop.results)
-            has_checkpoint = loop.is_candidate and loop.saved_at == self.iteration
+        at_stop = bool(stopped_by) and schedule.is_wanted(self.config.training, "save")
+        saves = loop.save_requested or at_stop or is_due
+        is_validated = loop.validated_at == self.iteration and not loop.is_pending
+        if is_validated:
+            has_checkpoint = loop.is_candidate and (saves or loop.saved_at == self.iteration)
             self._checkpointer.validations.add(
                 self.iteration, self.epoch, loop.results, has_checkpoint=has_checkpoint
             )
+        if saves:
+            self._save_now()
+        if is_validated:
+            checks.check_metric("training.monitor", self.config.training.monitor, loop.results)
 
     def resume_or_load(self) -> None:
         """Restores the state: this run's own, else checkpoint_path's, else init_model_path's.

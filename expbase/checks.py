@@ -106,7 +106,7 @@ def check_arguments(args: Any, config: Config) -> None:
         raise ConfigError(
             f"{as_written(args, 'output')}: not given; expected the directory of the run."
         )
-    for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke"):
+    for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke", "restarts"):
         if getattr(args, option, None) and inspected(args) is not None:
             raise ConfigError(
                 f"--{option}: given with --evaluate or --export, which only look at a run."
@@ -115,6 +115,7 @@ def check_arguments(args: Any, config: Config) -> None:
         return
     spawns = args.nprocs > 1 and distributed.world_size() == 1
     given = {"smoke": args.smoke, "print_config": args.print_config, "nprocs": spawns}
+    given |= {"restarts": args.restarts}
     for name in [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"--{name}: is done by main(Experiment), which this script does not call."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import multiprocessing
 import re
 import sys
@@ -83,13 +84,15 @@ def default_argument_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         formatter_class=Paragraphs,
         epilog="The same command continues a run that was ended by anything at all.\n\n"
-        "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 130 Ctrl-C, "
-        "143 SIGTERM or SIGUSR1",
+        "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 129 SIGHUP, "
+        "130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
     add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
+    add("--restarts", type=functools.partial(count, least=0), default=0, metavar="N",
+        help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
     for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
@@ -130,18 +133,19 @@ def main(
             return
         if not args.output and not args.smoke:
             raise ConfigError("--output: not given; expected the directory of the run.")
+        if args.restarts and distributed.world_size() > 1:
+            raise ConfigError(
+                "--restarts: given to a process of paddle's launcher; expected the launcher's own "
+                "--max_restart, which needs etcd: docs/clusters.md."
+            )
         args.output = fill_in(args.output or "", config)
         if inspected(args) is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
     with put_in_front(Smoke) if args.smoke else contextlib.nullcontext():
-        if args.nprocs > 1 and distributed.world_size() == 1:
-            words = (experiment, config, args, parser.prog)
-            if code := spawn(_run, words, args.nprocs, args.device):
-                sys.exit(code)
-        else:
-            _run(experiment, config, args, parser.prog)
+        if code := _start(parser.prog, experiment, config, args):
+            sys.exit(code)
 
 
 def _check_guard(prog: str) -> None:
@@ -175,8 +179,21 @@ def load_config(
     return config
 
 
+def _start(*words: Any) -> int:
+    """Calls `_run` here, in new processes, or in some that are supervised; the exit code."""
+    args = words[-1]
+    if args.restarts and not _in_front:  # a tool wants to see the failure
+        from expbase import restarts  # here: few runs need it
+
+        return restarts.run(_run, words)
+    if args.nprocs > 1 and distributed.world_size() == 1:
+        return spawn(_run, words, args.nprocs, args.device)
+    _run(*words)
+    return 0
+
+
 def _run(
-    experiment: type[ExperimentBase], config: Config, args: argparse.Namespace, prog: str
+    prog: str, experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
 ) -> None:
     with report_user_errors(prog):
         exp = with_tools(experiment)(config, args)
@@ -195,10 +212,10 @@ def report_user_errors(prog: str) -> Iterator[None]:
         sys.exit(1)  # rank 0 has reported it
 
 
-def count(text: str) -> int:
-    """The number in a word of the command line, for argparse: 1 or more."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} given; expected 1 or more")
+def count(text: str, least: int = 1) -> int:
+    """The number in a word of the command line, for argparse: 1 or more, by default."""
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} given; expected {least} or more")
     return int(text)
 
 
@@ -231,7 +248,7 @@ def spawn(
     """`launch.spawn`; what is put in front here is put in front in the processes, too."""
     from expbase import launch  # here: few runs need it
 
-    return launch.spawn(_spawned, (tuple(_in_front), function, args), nprocs, device)
+    return launch.spawn(_spawned, (tuple(_in_front), function, args), nprocs, device).code
 
 
 def _spawned(mixins: Sequence[type], function: Callable[..., object], args: Sequence[Any]) -> None:

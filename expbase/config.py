@@ -28,6 +28,7 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
     "log_interval": 10,  # iterations; 0: never
     "valid_every_epoch": 0,  # epochs; 0: never
     "save_every_epoch": 0,  # epochs; 0: never
+    "save_seconds": 0,  # seconds since the newest checkpoint; 0: never
     "accumulation_steps": 1,  # batches per update
     # Repeatability.
     "seed": 0,  # of all random numbers
@@ -42,6 +43,7 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
     # Limits.
     "time_limit_seconds": 0,  # seconds after which a start saves and stops; 0: none
     "hang_seconds": 600,  # seconds without progress until stacks are logged; 0: never
+    "hang_action": "report",  # what a rank does then: "report", or "end", as by a failure
     # Checks.
     "sanity_batches": 0,  # batches on which valid() is tried before training; 0: no try
     "overfit_batches": 0,  # train on this many batches again and again; 0: on all
@@ -49,7 +51,11 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
 }
 
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
-_CHOICES = {"monitor_mode": ("max", "min"), "nonfinite": ("error", "warn", "ignore")}
+_CHOICES = {
+    "monitor_mode": ("max", "min"),
+    "nonfinite": ("error", "warn", "ignore"),
+    "hang_action": ("report", "end"),
+}
 
 
 class ConfigError(ValueError):

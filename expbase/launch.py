@@ -1,67 +1,121 @@
-"""Starts the processes of `--nprocs` on this machine, and waits for them.
+"""Starts the ranks of this machine, and waits for them.
 
-Paddle spawns and connects them; this module forwards signals, ends the rest when one has failed,
-and chooses the exit code.
+Paddle connects them; this module forwards signals, ends the rest when one has failed, and finds out
+how they ended. On the CPU they are forked: a fork has paddle already, whose import takes longer
+than the rest of a start.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle.distributed as dist
 
 from expbase.distributed import default_device
-from expbase.processes import die_with_parent, ending, exit_code, handling, returncode
+from expbase.processes import (
+    die_with_parent,
+    ending,
+    exit_code,
+    forking,
+    handling,
+    returncode,
+    signals_held,
+)
 
-# Finished; stopped by the time limit, Ctrl-C, SIGTERM. A signal that nobody handled is a negative
-# code, and a failure.
-_NO_FAILURE = (0, 124, 130, 143)
+# After the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled is a negative code, and a
+# failure.
+_STOPPED = (124, 129, 130, 143)
+_USER_ERROR = 78  # of a rank that has said in one line what to do; outside it is a 1
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
 
 
-def spawn(
-    function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
-) -> int:
-    """Calls a function of a module in new processes, one per rank, and waits for them.
+class Outcome(NamedTuple):
+    """How the ranks of a start ended."""
 
-    Returns:
-        The exit code of the first that failed, else of the first that was stopped, else 0.
-    """
-    on_cpu = (device or default_device()) == "cpu"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
-        context = dist.spawn(
-            _run_rank,
-            (os.getpid(), function, tuple(args)),
-            nprocs=nprocs,
-            join=False,
-            backend="gloo" if on_cpu else "auto",
-        )
-    processes = context.processes  # the context must live: it holds queues that they open
+    code: int  # that a shell shows: of the first that failed, else of the first stopped, else 0
+    is_stop: bool = False  # a rank was asked to stop, and did
+    is_user_error: bool = False  # a rank has said in one line what is to be done
+    deaths: tuple[str, ...] = ()  # "rank 1 was killed by SIGKILL"
 
-    def forward(signum: int, frame: Any) -> None:
-        for process in processes:
+
+class StopSignals:
+    """The signals that ask for a stop: noted, and forwarded to the ranks while there are some."""
+
+    def __init__(self) -> None:
+        self.asked = 0  # the first that came; 0: none
+        self.ranks: Sequence[Any] = ()
+
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """Handles them in the block, but not SIGHUP under nohup."""
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        handlers = dict.fromkeys(_STOP_SIGNALS, self.note)
+        return handling({s: h for s, h in handlers.items() if not (ignored and s == signal.SIGHUP)})
+
+    def note(self, signum: int, frame: Any = None) -> None:
+        """Handles one."""
+        self.asked = self.asked or signum
+        # A terminal sends Ctrl-C to the ranks by itself, and a second one means now; kill does not.
+        signum = signal.SIGTERM if signum == signal.SIGINT else signum
+        for process in self.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signum)  # asking whether it lives would collect it
 
-    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1), forward)
-    handlers[signal.SIGINT] = signal.SIG_IGN  # the ranks save and end; this process waits for them
-    with handling(handlers):
-        return _join(processes)
+
+def spawn(
+    function: Callable[..., object],
+    args: Sequence[Any],
+    nprocs: int,
+    device: str | None,
+    signals: StopSignals | None = None,
+) -> Outcome:
+    """Calls a function of a module in new processes, one per rank, and waits for them.
+
+    Signals are handled here, unless it is given what handles them.
+    """
+    if signals is None:
+        signals = StopSignals()
+        with signals.installed():
+            return spawn(function, args, nprocs, device, signals)
+    on_cpu = (device or default_device()) == "cpu"
+    # Of several threads a fork has one, and what the others hold is held for ever.
+    way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
+    words, starter = (os.getpid(), function, tuple(args)), multiprocessing.get_context(way)
+    with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
+        if nprocs == 1:  # paddle would change its environment
+            signals.ranks = [starter.Process(target=_run_rank, args=words)]  # type: ignore[attr-defined]
+            signals.ranks[0].start()
+        else:
+            how = {"join": False, "backend": "gloo" if on_cpu else "auto", "start_method": way}
+            context = dist.spawn(_run_rank, words, nprocs=nprocs, **how)
+            signals.ranks = context.processes  # it must live: it holds queues that they open
+    try:
+        if signals.asked:  # before they were there
+            signals.note(signals.asked)
+        outcome = _join(signals.ranks)
+        is_ctrl_c = signals.asked == signal.SIGINT and outcome.is_stop
+        return outcome._replace(code=130) if is_ctrl_c else outcome
+    finally:
+        signals.ranks = ()
 
 
-def _join(processes: Sequence[Any]) -> int:
+def _join(processes: Sequence[Any]) -> Outcome:
     ended: dict[int, int] = {}  # return codes by rank, in the order in which the processes ended
+    deaths: dict[int, str] = {}  # how a rank ended by a signal, by rank
     running = {process.sentinel: rank for rank, process in enumerate(processes)}
     deadline: float | None = None
     while running:
@@ -71,29 +125,59 @@ def _join(processes: Sequence[Any]) -> int:
             rank = running.pop(sentinel)
             os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
             ended[rank] = returncode(processes[rank].pid)
-            if ended[rank] not in _NO_FAILURE and deadline is None:
+            if ended[rank] < 0:  # else it has said why itself
+                deaths.setdefault(rank, ending(processes[rank].pid))
+            if ended[rank] not in (0, *_STOPPED) and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
-        if deadline is not None and not sentinels:  # the others have had their time
-            for rank in running.values():
+        for rank in running.values() if deadline is not None else ():
+            stopped = _is_stopped(processes[rank].pid)
+            if stopped or not sentinels:  # the others have had their time
+                deaths.setdefault(rank, "was stopped by SIGSTOP" if stopped else "")
                 processes[rank].kill()
-            deadline = None
-    failures = [rank for rank, code in ended.items() if code not in _NO_FAILURE]
-    stops = [rank for rank, code in ended.items() if code]
-    first = [*failures, *stops, 0][0]
-    if ended[first] < 0:  # else it has said why itself
-        print(f"rank {first} {ending(processes[first].pid)}", file=sys.stderr)
+                deadline = time.monotonic() + _GRACE_SECONDS
+    texts = tuple(f"rank {rank} {deaths[rank]}" for rank in sorted(deaths) if deaths[rank])
+    for text in texts:
+        print(text, file=sys.stderr)
     for process in processes:  # until then the other ranks look for how it ended, too
         process.join()
-    return exit_code(ended[first])
+    codes = [*ended.values()]
+    first = [*(c for c in codes if c not in (0, *_STOPPED)), *filter(None, codes), 0][0]
+    code = 1 if first == _USER_ERROR else exit_code(first)
+    is_stop = not {*codes}.isdisjoint(_STOPPED)
+    return Outcome(code, is_stop, _USER_ERROR in codes, texts)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):  # it has just ended
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     die_with_parent(parent)
-    # Paddle spawned this process, and its loaders' workers would be spawned, too: an import of
-    # paddle for each, at every epoch. Under paddle's launcher they are forked; so they are here.
+    # What a fork must not have of its parent: handlers, signals held, and the rank, which paddle
+    # does not look up again.
+    for signum in _STOP_SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    vars(importlib.import_module("paddle.distributed.parallel"))["_global_parallel_env"] = None
+    # If this process was spawned, its loaders' workers would be, too: an import of paddle for each,
+    # at every epoch. Under paddle's launcher they are forked; so they are here.
     multiprocessing.set_start_method("fork", force=True)
+    atexit._clear()  # those of its parent; multiprocessing calls none in a fork
     try:
         function(*args)
+    except KeyboardInterrupt:  # to paddle that is a good end
+        sys.exit(130)
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            raise
+        print(end.code, file=sys.stderr)
+        sys.exit(_USER_ERROR)
     except Exception:  # paddle would show it only when all processes have ended
         traceback.print_exc()
         sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()

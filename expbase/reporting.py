@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,6 +207,7 @@ class Reporting(Attributes):
         raised = {"is_shown": True}  # whoever catches it shows it on the terminal
         text = "[%d] ended by %r"
         self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
+        self._quietly("telling the supervisor", self._tell_supervisor, error)
         if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
             self._quietly("ledger", self._note_end)
 
@@ -215,14 +217,25 @@ class Reporting(Attributes):
     def _log_path(self) -> Path:
         return self.output_dir / f"worker_{self.rank}.log"
 
+    @property
+    def _supervisor(self) -> Any:
+        """With --restarts the restarts.Supervisor of this process, else None."""
+        return getattr(self.args, "supervisor", None)
+
+    def _tell_supervisor(self, what: str | BaseException, reason: str = "") -> None:
+        if self._supervisor is not None:
+            self._supervisor.tell(self.iteration, what, reason)
+
     def _begin_record(self, path: Path | None) -> None:
         """Notes this start in the ledger, and that its end is to be noted."""
         if self._run_record.gathered is not None:
             facts = self._run_record.gathered.result()
             facts |= {"ranks": self.world_size, "resumed": path and path.name}
+            facts["restart"] = self._supervisor and self._supervisor.reason
             facts["config_changes"] = config_changes(self.output_dir, self.config)
             self._run_record.write("start", iteration=self.iteration, **facts)
             self._on_close.callback(self._note_end)
+        self._tell_supervisor("begun")
 
     def _note_end(self) -> None:
         failure, stopped_by = self._loop.failure, self._loop.stopped_by
@@ -239,14 +252,26 @@ class Reporting(Attributes):
 
     def _end_with_another_rank(self, text: str) -> None:
         """The last thing that this rank does when another one failed; called in a thread."""
+        self._tell_supervisor("other", text)
         self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
         place = f"[{self.iteration}]"
         self._say_now(f"{place} ended, because another rank failed: {text}", logging.ERROR)
 
     def _watch_for_hanging(self) -> None:
         if seconds := self.config.training.hang_seconds:
-            watch = hang.watching(seconds, self._progress, self.logger, self._log_path)
+            end = self._end_hanging if self.config.training.hang_action == "end" else None
+            watch = hang.watching(seconds, self._progress, self.logger, self._log_path, end)
             self._on_close.enter_context(watch)
+
+    def _end_hanging(self, text: str) -> None:
+        """Ends this process, in a thread: the main one may be where no Python code runs."""
+        try:
+            self._tell_supervisor("hang", text)
+            self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
+            if self._other_ranks is not None:
+                self._other_ranks.tell(TimeoutError(text))
+        finally:
+            os._exit(1)
 
     def _progress(self) -> dict[str, Any]:
         """What changes while the run makes progress; called in another thread."""

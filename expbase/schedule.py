@@ -48,7 +48,8 @@ def is_last(training: Any, iteration: int, epochs_ended: int) -> bool:
 
 def is_wanted(training: Any, what: str) -> bool:
     """Whether validating or saving ("valid", "save") is not switched off altogether."""
-    return bool(training[f"{what}_interval"] or training[f"{what}_every_epoch"])
+    by_clock = what == "save" and training["save_seconds"]
+    return bool(training[f"{what}_interval"] or training[f"{what}_every_epoch"] or by_clock)
 
 
 def next_due(training: Any, iteration: int) -> int:

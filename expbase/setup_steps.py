@@ -112,12 +112,17 @@ class SetupSteps(Reporting):
             self._on_close.callback(thread.shutdown)  # it writes into the directory, too
             look = thread.submit(provenance.gather, self.output_dir, type(self))
             self._run_record.gathered = look
+        training, supervisor = self.config.training, self._supervisor
         self._stop_requests = StopRequests(
             self.output_dir / "STOP" if self._writes else None,
-            self.config.training.time_limit_seconds,
+            training.time_limit_seconds,
+            save_seconds=training.save_seconds if self._writes else 0,
             parallel=self.parallel,
+            began=supervisor and supervisor.began,
         )
         self._on_close.callback(self._stop_requests.remove_stop_file)
+        if supervisor and supervisor.reason:
+            self.logger.warning("%s", supervisor.reason)
 
     def check_setup(self) -> None:
         """Checks that training has what it needs, and says what there is.

@@ -70,7 +70,9 @@ class StopRequests:
     Args:
         stop_file: Its existence is a request; None on ranks other than 0.
         time_limit_seconds: From now; 0: none.
+        save_seconds: From a checkpoint to the next one; 0: not by the clock. Rank 0 has the clock.
         parallel: Whether other ranks must agree.
+        began: When the time limit began, by the clock, if that was before.
     """
 
     def __init__(
@@ -78,19 +80,24 @@ class StopRequests:
         stop_file: Path | None = None,
         time_limit_seconds: float = 0,
         *,
+        save_seconds: float = 0,
         parallel: bool = False,
+        began: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reason = StopReason.NONE  # the strongest request of this process so far
         self.text = ""  # what stop() was given, for the log
         self.next_iteration = 0  # when the ranks ask each other next
+        self.is_save_due = False  # by the clock, in the iteration in which they asked last
         self._stop_file = stop_file
         self._limit = time_limit_seconds
         self._parallel = parallel
         self._on_all_ranks = False
         self._clock = clock
-        self._began = clock()
-        self._asked = (self._began, 0)
+        self._save_seconds = save_seconds
+        self._saved_at = clock()
+        self._began = self._saved_at if began is None else began
+        self._asked = (self._saved_at, 0)
         self._last_ctrl_c = float("-inf")
 
     def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
@@ -117,9 +124,15 @@ class StopRequests:
         """Training begins at this iteration: the first question is asked at once."""
         self.next_iteration = iteration
         self._asked = (self._clock(), iteration)
+        self.note_saved()
+
+    def note_saved(self) -> None:
+        """A checkpoint holds the state of now."""
+        self._saved_at = self._clock()
 
     def agreed(self, iteration: int, *, ask_now: bool = False) -> StopReason:
-        """The reason for which all ranks stop here, if they ask now; NONE: they go on."""
+        """The reason for which all ranks stop here, if they ask now, and whether a save is due."""
+        self.is_save_due = False
         if self._on_all_ranks and not ask_now:
             return StopReason.CALL
         if iteration < self.next_iteration and not ask_now:
@@ -131,7 +144,9 @@ class StopRequests:
         done = iteration - asked_at
         # The slowest rank's time: every rank must plan the same next question.
         seconds_each = (now - began) / max(done, 1)
-        greatest, slowest = distributed.max_over_ranks(self.reason, seconds_each)
+        is_due = 0 < self._save_seconds <= now - self._saved_at
+        greatest, slowest, due = distributed.max_over_ranks(self.reason, seconds_each, is_due)
+        self.is_save_due = bool(due)
         # At most twice as far as last time: iterations may become slower than they were.
         ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)
         self.next_iteration = iteration + max(ahead, 1)

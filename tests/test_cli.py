@@ -53,7 +53,7 @@ def loaded(*words: str) -> Config:
 def test_the_parser_has_the_documented_options_and_no_others() -> None:
     assert vars(parsed()) == {
         "config": None, "data": None, "output": None, "checkpoint_path": None,
-        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1,
+        "init_model_path": None, "init_partial": False, "device": None, "nprocs": 1, "restarts": 0,
         "fresh": False, "force": False, "print_config": False, "smoke": False,
         "evaluate": None, "export": None, "opts": [], "done_by_main": False,
     }  # fmt: skip
@@ -209,9 +209,9 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
 ) -> None:
     started: list[Any] = []
 
-    def spawn(function: Any, args: Any, nprocs: int, device: str | None) -> int:
+    def spawn(function: Any, args: Any, nprocs: int, device: str | None) -> launch.Outcome:
         started.append(pickle.dumps((function, args)))  # a process is given no more than this
-        return 7
+        return launch.Outcome(7)
 
     monkeypatch.setattr(launch, "spawn", spawn)
     monkeypatch.setattr(cli, "_in_front", [])
@@ -220,6 +220,28 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
     assert capsys.readouterr().out == ""
     function, args = pickle.loads(started[0])
     function(*args)
+    assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
+
+
+def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--output", "run", "--restarts", "2"]
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(SystemExit, match="expected the launcher's own --max_restart"):
+        main(Demo, argv=words)
+    main(Demo, argv=[*words, "--print_config"])
+    assert "max_iteration" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        parsed("--restarts=-1")
+    assert "--restarts: '-1' given; expected 0 or more" in capsys.readouterr().err
+
+
+def test_a_tool_in_front_sees_the_failure_and_no_restart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with put_in_front(Outer):
+        main(Silent, argv=["--output", "run", "--restarts", "2"])
     assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
 
 

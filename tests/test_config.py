@@ -25,12 +25,12 @@ from expbase.state.objects import StatefulObjects
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
     "valid_interval": 1000, "save_interval": 1000, "log_interval": 10,
-    "valid_every_epoch": 0, "save_every_epoch": 0,
+    "valid_every_epoch": 0, "save_every_epoch": 0, "save_seconds": 0,
     "accumulation_steps": 1,
     "seed": 0, "deterministic": False,
     "keep_last": 3, "keep_every": 0, "keep_best": 1, "monitor": "", "monitor_mode": "max",
     "background_save": True,
-    "time_limit_seconds": 0, "hang_seconds": 600,
+    "time_limit_seconds": 0, "hang_seconds": 600, "hang_action": "report",
     "sanity_batches": 0, "overfit_batches": 0,
     "nonfinite": "error",
 }  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from tiny import Tiny, trained
+from tiny import Tiny, run_script, trained
 
 from expbase.record.hang import watching
 
@@ -33,6 +34,25 @@ class Hanging(Tiny):
 
     def where_it_hangs(self) -> None:
         assert wait_for(self.output_dir / "worker_0.log", "where_it_hangs")
+
+
+ENDLESS = """
+import time
+from tiny import Tiny
+from expbase import main
+
+class Hanging(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        if self.iteration == 3:
+            self.hang_for_ever()
+
+    def hang_for_ever(self):
+        time.sleep(1000)
+
+if __name__ == "__main__":
+    main(Hanging)
+"""
 
 
 def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path) -> None:
@@ -71,3 +91,17 @@ def test_what_moves_is_never_reported_and_zero_means_never(tmp_path: Path) -> No
             time.sleep(0.001)
     assert not path.exists()
     trained(Tiny, tmp_path / "run", hang_seconds=0)
+
+
+def test_with_the_action_end_a_run_that_hangs_ends_and_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDLESS)
+    words = ["--output", "run", "training.hang_seconds=1", "training.hang_action=end"]
+    assert run_script(script, *words).returncode == 1
+    log = (tmp_path / "run/worker_0.log").read_text()
+    text = "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3 evaluated_batches=0"
+    assert f"{text}. The stacks of all threads are in worker_0.log; this rank ends." in log
+    assert "in hang_for_ever" in log
+    end = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    assert (end["event"], end["iteration"], end["exit_code"]) == ("end", 3, 1)
+    assert end["reason"] == text

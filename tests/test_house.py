@@ -31,6 +31,7 @@ LAYERS = (
         "data.loaders",
     },
     {"data.iterator", "metrics", "record.git", "record.run_record", "record.provenance"},
+    {"restarts"},
     {"record.card", "record.crash", "record.hang", "checks", "first_updates"},
     {"attributes"},
     {"reporting", "setup_steps", "training", "evaluation", "model_files", "checkpoints"},

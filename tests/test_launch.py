@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from expbase import launch
+from expbase import distributed, launch
 
 
 class Process:
@@ -45,7 +45,41 @@ class Process:
 def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
     exitcodes: list[int], answer: int
 ) -> None:
-    assert launch._join([Process(code) for code in exitcodes]) == answer
+    assert launch._join([Process(code) for code in exitcodes]).code == answer
+
+
+def test_a_users_error_is_an_error_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = launch._join([Process(78), Process(1)])
+    assert (outcome.code, outcome.is_user_error, outcome.is_stop) == (1, True, False)
+    assert launch._join([Process(143), Process(1)]).is_stop
+
+
+def test_of_a_failure_a_stopped_process_is_killed_at_once_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stopped = Process(None)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+    outcome = launch._join([Process(1), stopped])
+    assert outcome.deaths == ("rank 1 was stopped by SIGSTOP",)
+    assert stopped.exitcode == -9
+
+
+def forked(pid: int) -> None:
+    """Asserts what a rank must not have of its parent."""
+    assert (os.getppid(), distributed.world_size()) == (pid, 2)
+    assert sorted(map(signal.getsignal, (signal.SIGTERM, signal.SIGUSR1))) == [signal.SIG_DFL] * 2
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_rank_is_forked_and_has_no_handlers_and_no_rank_of_its_parent(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert distributed.world_size() == 1  # paddle remembers it
+    assert launch.spawn(forked, (os.getpid(),), 2, "cpu").code == 143
+    assert "rank 1 was killed by SIGTERM" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("exitcode", [1, -11, -15])

@@ -86,6 +86,7 @@ def test_a_loop_by_hand_does_not_train_what_is_only_looked_at(tmp_path: Path) ->
         (["--smoke"], r"--smoke: is done by main\(Experiment\), which this script does not call"),
         (["--print_config"], r"--print_config: is done by main\(Experiment\)"),
         (["--nprocs", "2"], r"--nprocs: is done by main\(Experiment\)"),
+        (["--restarts", "2"], r"--restarts: is done by main\(Experiment\)"),
         (
             ["optim.lr=0.3"],
             r"optim\.lr=0\.3: given as an option, and the config has 0\.1",
@@ -120,9 +121,14 @@ def test_a_mistyped_option_names_the_right_one(capsys: pytest.CaptureFixture[str
     assert "unrecognized arguments: --outptu. Did you mean '--output'?" in capsys.readouterr().err
 
 
-def test_a_script_without_the_guard_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_script_without_the_guard_whose_ranks_cannot_be_forked_is_told_in_one_line(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
-    script.write_text("from tiny import Tiny\nfrom expbase import main\nmain(Tiny)\n")
+    script.write_text(
+        "import threading, time\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "threading.Thread(target=time.sleep, args=[60], daemon=True).start()\nmain(Tiny)\n"
+    )
     result = run_script(script, "--output", "run", "--nprocs", "2", "--device", "cpu")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr

@@ -151,7 +151,8 @@ def test_the_commands_of_a_page_work(
 
 def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*SHORT, *words]  # of two values for a key the last one counts
-    if default_argument_parser().parse_intermixed_args(words).nprocs == 1:
+    args = default_argument_parser().parse_intermixed_args(words)
+    if args.nprocs == 1 and not args.restarts:  # else it takes processes
         run_here("train.py", words, monkeypatch)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tiny import TESTS, Tiny, curve, make, same_bits, trained
 
+from expbase import setup_steps
 from expbase.stopping import StopReason, StopRequests
 
 ENDLESS = dict.fromkeys(("max_iteration", "save_interval", "valid_interval"), 10**6)
@@ -190,6 +193,63 @@ def test_of_several_requests_the_strongest_counts_and_times_are_injected(tmp_pat
     assert requests.reason == StopReason.TIME_LIMIT
 
 
+# --- checkpoints by the clock ------------------------------------------------------------------
+
+
+def test_a_save_is_due_by_the_clock_so_long_after_the_newest_checkpoint() -> None:
+    now = [0.0]
+    requests = StopRequests(save_seconds=10, clock=lambda: now[0])
+    requests.start(0)
+    due = []
+    for iteration in range(1, 8):
+        now[0] += 4.0
+        requests.agreed(iteration)
+        due.append(requests.is_save_due)
+        if requests.is_save_due or iteration == 4:  # that one was due by its number
+            requests.note_saved()
+    assert due == [False, False, True, False, False, False, True]
+    assert not StopRequests(clock=lambda: now[0]).is_save_due
+
+
+def test_checkpoints_by_the_clock_change_neither_the_bits_nor_what_is_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 7 and not (self.output_dir / "failed").exists():
+                (self.output_dir / "failed").touch()
+                raise ValueError("broken")
+
+    values = {"max_iteration": 12, "save_interval": 4, "valid_interval": 3, "monitor": "accuracy"}
+    whole = trained(Tiny, tmp_path / "whole", **values)
+    clock = itertools.count()  # a second each time that somebody looks
+    by_clock = partial(StopRequests, clock=lambda: next(clock))
+    monkeypatch.setattr(setup_steps, "StopRequests", by_clock)
+    values |= {"save_seconds": 1, "keep_last": 0}
+    with pytest.raises(ValueError, match="broken"):
+        trained(Failing, tmp_path / "run", **values)
+    exp = trained(Failing, tmp_path / "run", **values)
+    assert "resumed step-00000006" in (tmp_path / "run/worker_0.log").read_text()
+    folders = [tmp_path / name / "checkpoints" for name in ("whole", "run")]
+    assert [len([*folder.iterdir()]) for folder in folders] == [3, 12]
+    same_bits(*(folder / "step-00000012" for folder in folders))
+    assert validations(tmp_path / "run") == validations(tmp_path / "whole")
+    assert [line["iteration"] for line in validations(tmp_path / "run")] == [3, 6, 9, 12, 12]
+    best = [e._checkpointer.validations.best for e in (exp, whole)]
+    assert best[0] == best[1] == [(12, curve(tmp_path / "run", "valid/accuracy")[12])]
+
+
+def validations(run: Path) -> list[dict[str, object]]:
+    lines = map(json.loads, (run / "validations.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def test_with_the_clock_alone_the_last_iteration_is_saved_too(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path, save_interval=0, save_seconds=600, max_iteration=3)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
 # --- several ranks -----------------------------------------------------------------------------
 
 
@@ -210,13 +270,27 @@ def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path)
     ]
 
 
-def test_nprocs_answers_with_the_code_of_the_signal(script: Path) -> None:
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_nprocs_answers_with_the_code_of_the_signal(script: Path, signum: int, code: int) -> None:
     run = script.parent / "run"
     with started(script, *LONG, "--nprocs", "2") as process:
         wait_until(trains(run))
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signum)  # to the parent alone
         process.communicate(timeout=40)
-    assert process.returncode == 143
+    assert process.returncode == code
+
+
+def test_two_ctrl_c_answer_130_with_nprocs_too(script: Path) -> None:
+    run = script.parent / "run"
+    with started(script, *LONG, "--nprocs", "2", "training.save_interval=0") as process:
+        wait_until(trains(run))
+        for _ in range(2):  # as a terminal does
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.05)
+        process.communicate(timeout=40)
+    assert process.returncode == 130
 
 
 def test_when_a_rank_fails_the_other_says_which_and_nothing_is_saved(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""Where a rank hangs: the stacks of all threads, when nothing has moved for a while.
+"""Where a rank hangs: the stacks of all threads, when nothing has moved for a while; and its end.
 
 A thread looks from time to time at what should move; this costs the loop nothing.
 
     with watching(600, progress=lambda: {"iteration": …}, logger=logger, path=log_file): ...
+
+With `end` the process is ended then, whatever its main thread does. If this thread cannot do it,
+since Python's lock is held or the disk does not answer, faulthandler's does it some seconds later.
 """
 
 from __future__ import annotations
@@ -10,18 +13,24 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_TEXT = "no progress for %g s: %s. The stacks of all threads are in %s; the run goes on."
+_TEXT = "%s. The stacks of all threads are in %s; %s."
+_LATER_SECONDS = 15.0
 
 
 @contextlib.contextmanager
 def watching(
-    seconds: float, progress: Callable[[], dict[str, Any]], logger: logging.Logger, path: Path
+    seconds: float,
+    progress: Callable[[], dict[str, Any]],
+    logger: logging.Logger,
+    path: Path,
+    end: Callable[[str], object] | None = None,
 ) -> Iterator[None]:
     """In the block all stacks go to a file when nothing moved for so long, once for each time.
 
@@ -30,23 +39,24 @@ def watching(
         progress: Returns what should move, by name.
         logger: Takes the line that comes before the stacks.
         path: The file of that logger, to which the stacks are appended.
+        end: Ends the process; called with what hangs. None: the run goes on.
     """
 
     def watch() -> None:
         before, since, is_reported = progress(), time.monotonic(), False
-        while not ended.wait(min(seconds / 4, 5.0)):
-            now = progress()
+        while True:
+            if end is not None:
+                faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
+            if ended.wait(pause):
+                return faulthandler.cancel_dump_traceback_later() if end else None
+            now, patience = progress(), 2 * pause if end and _waits_for_others() else 0.0
             if now != before:
                 before, since, is_reported = now, time.monotonic(), False
-            elif not is_reported and time.monotonic() - since >= seconds:
+            elif not is_reported and time.monotonic() - since >= seconds + patience:
                 is_reported = True
-                words = " ".join(f"{name}={value}" for name, value in now.items())
-                logger.warning(_TEXT, seconds, words, path.name)
-                # It writes below Python: to a file with a descriptor, not to a logger.
-                with path.open("a", encoding="utf-8") as file:
-                    faulthandler.dump_traceback(file, all_threads=True)
+                _report(seconds, now, logger, path, end)
 
-    ended = threading.Event()
+    ended, pause = threading.Event(), min(seconds / 4, 5.0)
     # A daemon: an interpreter that ends within the block must not wait for it.
     thread = threading.Thread(target=watch, name="expbase-hang", daemon=True)
     thread.start()
@@ -55,3 +65,25 @@ def watching(
     finally:
         ended.set()
         thread.join()
+
+
+def _report(seconds: float, now: dict[str, Any], logger: Any, path: Path, end: Any) -> None:
+    words = " ".join(f"{name}={value}" for name, value in now.items())
+    text = f"no progress for {seconds:g} s: {words}"
+    try:
+        logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
+        # It writes below Python: to a file with a descriptor, not to a logger.
+        with path.open("a", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+    finally:
+        if end is not None:
+            end(text)
+
+
+def _waits_for_others() -> bool:
+    """Whether the main thread is in paddle, perhaps in a collective, or waits for all ranks.
+
+    Such a rank has more patience, so that the one that it waits for ends first, and is named.
+    """
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.distributed"))

@@ -62,9 +62,8 @@ def describe(path: Path, run: Run, found: Sequence[Session]) -> Iterator[str]:
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     yield printable(str(path))
     yield from _row("state", f"{run.state}, {run.iteration} iterations{limit}")
-    yield from _row(
-        "checkpoints", f"{len(saved)}, the newest {saved[-1].name}" if saved else "none"
-    )
+    newest = f", the newest {saved[-1].name}" if saved else ""
+    yield from _row("checkpoints", f"{len(saved) or 'none'}{newest}")
     yield from _row("note", run.note)
     before: Mapping[str, Any] = {}
     for number, session in enumerate(found, 1):
@@ -80,6 +79,7 @@ def describe(path: Path, run: Run, found: Sequence[Session]) -> Iterator[str]:
 
 def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
     """A start, and what differs from the one before it."""
+    yield from _row("restart", start.get("restart") or "")
     yield from _row("resumed", start["resumed"] or "")
     yield from _row("on", _machine(start))
     yield from _row("code", _code(start["git"]))

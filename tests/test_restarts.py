@@ -1,0 +1,315 @@
+"""--restarts: what is started again, when and how often, and what is said of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_stopping import wait_until
+from tiny import TESTS, Tiny, same_bits, trained
+
+from expbase import launch, restarts
+from expbase.config import ConfigError
+from expbase.distributed import RankZeroError
+from expbase.launch import Outcome, StopSignals
+from expbase.state.checkpoint import CheckpointError
+
+KILLED = Outcome(137, deaths=("rank 1 was killed by SIGKILL",))
+MISTAKE = {"rank": 0, "iteration": 7, "kind": restarts.EXCEPTION, "reason": "ValueError('x')"}
+FULL = {**MISTAKE, "kind": restarts.RESOURCE, "reason": "OSError(28, 'No space left')"}
+BEGUN = {"rank": 0, "iteration": 0, "kind": restarts.BEGUN, "reason": ""}
+DONE = Outcome(0)
+
+
+class Run:
+    """Starts that end as they are told, and a clock that goes on when somebody waits."""
+
+    def __init__(self, *starts: Any, newest: Any = (), stop_at: float = float("inf")) -> None:
+        self.starts, self.newest = [*starts], [-1, *newest]
+        self.reasons: list[str] = []
+        self.said: list[str] = []
+        self.seconds = 0.0
+        self.stop_at = stop_at
+        self.signals = StopSignals()
+
+    def start(self, reason: str) -> tuple[Outcome, list[Any]]:
+        self.reasons.append(reason)
+        outcome, *told = self.starts.pop(0)
+        return outcome, told
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        if self.seconds >= self.stop_at:
+            self.signals.asked = signal.SIGTERM
+
+    def supervise(self, limit: int) -> int:
+        newest = lambda: self.newest.pop(0) if len(self.newest) > 1 else self.newest[0]  # noqa: E731
+        return restarts.supervise(
+            self.start, newest, limit, self.signals, self.said.append, self.sleep
+        )
+
+
+def test_what_killed_a_rank_is_the_reason_of_the_next_start() -> None:
+    told = {**MISTAKE, "kind": restarts.OTHER_RANK, "iteration": 40}
+    run = Run((KILLED, told), (DONE,))
+    assert run.supervise(3) == 0
+    assert run.reasons == ["", "RESTART 1 of 3: rank 1 was killed by SIGKILL at iteration 40"]
+    assert (run.said, run.seconds) == ([], 0)
+
+
+def test_starts_without_progress_are_counted_and_wait_longer_each_time() -> None:
+    run = Run(*[(KILLED,)] * 4)
+    assert run.supervise(3) == 137
+    assert len(run.reasons) == 4
+    assert run.seconds == pytest.approx(0 + 1 + 2)
+    assert run.said[-1] == (
+        "ended by rank 1 was killed by SIGKILL; not started again: 3 restarts brought no new "
+        "checkpoint"
+    )
+    run = Run(*[(KILLED,)] * 9, (DONE,))
+    assert run.supervise(9) == 0
+    assert run.seconds == pytest.approx(0 + 1 + 2 + 4 + 8 + 16 + 30 + 30 + 30)
+
+
+def test_a_newer_checkpoint_gives_the_restarts_back() -> None:
+    run = Run(*[(KILLED,)] * 6, newest=[10, 10, 20, 20, 20, 20])
+    assert run.supervise(2) == 137
+    numbers = [reason.partition(":")[0] for reason in run.reasons[1:]]
+    first, second = "RESTART 1 of 2", "RESTART 2 of 2"
+    assert numbers == [first, second, first, second]
+
+
+@pytest.mark.parametrize("outcome", [Outcome(143, is_stop=True), Outcome(124, is_stop=True), DONE])
+def test_what_somebody_stopped_is_not_started_again(outcome: Outcome) -> None:
+    run = Run((outcome,))
+    assert run.supervise(3) == outcome.code
+
+
+def test_a_failure_after_a_signal_is_not_started_again() -> None:
+    run = Run((KILLED,))
+    run.signals.asked = signal.SIGUSR1
+    assert run.supervise(3) == 137
+
+
+def test_a_signal_ends_the_wait_for_the_next_start() -> None:
+    run = Run(*[(KILLED,)] * 4, stop_at=1.5)
+    assert run.supervise(9) == 143
+    assert run.seconds == pytest.approx(1.5)
+    assert len(run.reasons) == 3
+
+
+def test_the_same_exception_at_the_same_iteration_is_not_tried_a_third_time() -> None:
+    run = Run(*[(Outcome(1), MISTAKE)] * 3, newest=[1, 2, 3])
+    assert run.supervise(9) == 1
+    assert len(run.reasons) == 2
+    assert (
+        "rank 0: ValueError('x') at iteration 7; not started again: the same as before"
+        in run.said[0]
+    )
+    elsewhere = [(Outcome(1), {**MISTAKE, "iteration": n}) for n in range(3)]
+    assert Run(*elsewhere, (DONE,)).supervise(9) == 0
+    others = [(Outcome(1), {**MISTAKE, "reason": f"ValueError({n})"}) for n in range(3)]
+    assert Run(*others, (DONE,)).supervise(9) == 0
+
+
+def test_what_a_resource_may_be_the_cause_of_may_come_again() -> None:
+    hang = {**MISTAKE, "kind": restarts.HANG}
+    other = {**MISTAKE, "kind": restarts.OTHER_RANK}
+    for facts in (FULL, hang, other):
+        assert len((run := Run(*[(Outcome(1), facts)] * 3, (DONE,))).reasons) == 0
+        assert run.supervise(3) == 0
+
+
+def test_a_users_error_is_not_tried_again_unless_a_resource_was_lacking() -> None:
+    said = Outcome(1, is_user_error=True)
+    assert len((run := Run((said,))).said) == 0
+    assert run.supervise(3) == 1
+    assert run.said == []  # by the supervisor
+    assert Run((said, FULL), (DONE,)).supervise(3) == 0
+
+
+def test_reasons_that_no_start_has_noted_are_kept() -> None:
+    run = Run((KILLED, BEGUN), (Outcome(1), FULL), (Outcome(1), {**FULL, **BEGUN}, FULL), (DONE,))
+    assert run.supervise(9) == 0
+    full = "rank 0: OSError(28, 'No space left') at iteration 7"
+    assert run.reasons[1:] == [
+        "RESTART 1 of 9: rank 1 was killed by SIGKILL",
+        f"RESTART 2 of 9: rank 1 was killed by SIGKILL, then {full}",
+        f"RESTART 3 of 9: {full}",
+    ]
+
+
+def test_a_death_says_more_than_what_came_of_it() -> None:
+    aborted = "rank 0 was killed by SIGABRT"
+    gloo = {**MISTAKE, "reason": "RuntimeError('closed by peer')"}
+    assert restarts.failure_of(KILLED, [gloo]).text == f"{KILLED.deaths[0]} at iteration 7"
+    assert restarts.failure_of(KILLED, [gloo]).exception == ""
+    both = restarts.failure_of(Outcome(134, deaths=(aborted,)), [MISTAKE])
+    assert both.text == "rank 0: ValueError('x') at iteration 7"
+    assert restarts.failure_of(Outcome(134, deaths=(aborted,)), []).text == aborted
+
+
+def test_exceptions_are_sorted_by_what_they_may_come_from() -> None:
+    unwritten = CheckpointError("step-1: cannot be written")
+    unwritten.__cause__ = OSError(28, "No space left")
+    kinds = {
+        restarts.RESOURCE: [OSError(), TimeoutError(), MemoryError(), unwritten],
+        restarts.EXCEPTION: [ValueError(), ConfigError(), CheckpointError("does not fit")],
+        restarts.OTHER_RANK: [RankZeroError()],
+    }
+    for kind, errors in kinds.items():
+        assert {restarts.kind_of(error) for error in errors} == {kind}
+
+
+# --- processes -------------------------------------------------------------------------------
+
+
+SCRIPT = """
+import os, signal, sys
+from tiny import Tiny
+from expbase import main
+
+class Failing(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        for how in os.environ.get("FAIL", "").split():
+            rank, iteration, signum = map(int, how.split(","))
+            note = self.output_dir / how
+            if (self.rank, self.iteration) == (rank, iteration) and not note.exists():
+                note.touch()
+                os.kill(os.getpid(), signum)
+        if os.environ.get("RAISE") == str(self.iteration):
+            raise ValueError("mine")
+
+if __name__ == "__main__":
+    main(Failing)
+"""
+KILLS = f"0,3,{signal.SIGKILL:d} 1,7,{signal.SIGSEGV:d}"  # rank, iteration, signal
+WORDS = ["--device", "cpu", "training.valid_interval=4", "training.save_interval=2"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@contextlib.contextmanager
+def started(script: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", **variables}
+    process = subprocess.Popen(
+        [sys.executable, str(script), *WORDS, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=script.parent,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        process.kill()
+        process.communicate()
+
+
+def starts(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "ledger.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == "start"]
+
+
+def test_a_run_whose_ranks_are_killed_ends_like_one_that_was_not(script: Path) -> None:
+    words = ["--nprocs", "2", "training.max_iteration=8"]
+    with started(script, "--output", "whole", *words) as process:
+        assert process.wait(60) == 0
+    with started(script, "--output", "run", "--restarts", "1", *words, FAIL=KILLS) as process:
+        stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, stderr
+    run = script.parent / "run"
+    end = "checkpoints/step-00000008"
+    same_bits(script.parent / "whole" / end, run / end)
+    reasons = [start["restart"] or "" for start in starts(run)]
+    assert reasons[0] == ""
+    assert reasons[1].startswith("RESTART 1 of 1: rank 0 was killed by SIGKILL")
+    assert reasons[2].startswith("RESTART 1 of 1: rank 1 was killed by SIGSEGV")
+    log = (run / "worker_1.log").read_text().splitlines()
+    told = [line.partition("WARNING: ")[2] for line in log if "RESTART" in line]
+    assert told == reasons[1:]
+
+
+def test_a_mistake_in_training_is_made_twice_and_a_config_error_once(script: Path) -> None:
+    words = ["--output", "run", "--restarts", "5"]
+    with started(script, *words, RAISE="3") as process:
+        stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert len(starts(script.parent / "run")) == 2
+    text = (
+        "ended by rank 0: ValueError('mine') at iteration 3; not started again: the same as before"
+    )
+    assert text in stderr
+    assert text in (script.parent / "run/worker_0.log").read_text()
+    with started(script, *words, "training.seed=4") as process:
+        stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert stderr.count("holds a run of another config") == 1
+
+
+def test_a_stop_reaches_the_one_process_and_is_not_started_again(script: Path) -> None:
+    run = script.parent / "run"
+    words = ["--output", "run", "--restarts", "5", "training.max_iteration=1000000"]
+    with started(script, *words, FAIL=KILLS) as process:
+        wait_until(lambda: (run / "ledger.jsonl").exists() and len(starts(run)) == 2)
+        wait_until(lambda: any((run / "checkpoints").glob("step-*0")))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert len(starts(run)) == 2
+
+
+def test_a_run_that_has_begun_is_not_moved_aside_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_fresh, reasons = [], []
+
+    def start(function: Any, words: Any, *_: Any) -> Outcome:
+        was_fresh.append(words[-1].fresh)
+        reasons.append(words[-1].supervisor.reason)
+        if len(was_fresh) == 2:
+            words[-1].supervisor.tell(0, restarts.BEGUN)
+        return KILLED if len(was_fresh) < 4 else DONE
+
+    monkeypatch.setattr(launch, "spawn", start)
+    args = argparse.Namespace(output=str(tmp_path), fresh=True, restarts=4, nprocs=2, device=None)
+    (tmp_path / "checkpoints/step-00000900").mkdir(parents=True)
+    assert restarts.run(print, [args]) == 0
+    assert was_fresh == [True, True, False, False]
+    reasons = [reason.partition(":")[0] for reason in reasons]
+    assert reasons == ["", "RESTART 1 of 4", "RESTART 1 of 4", "RESTART 2 of 4"]
+
+
+def test_a_long_reason_in_any_script_fits_into_the_pipe() -> None:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    restarts.Supervisor(writer, began=0.0).tell(1, ValueError("\U0001f600" * 10**5))
+    data = reader.recv_bytes()
+    assert len(data) < 4096 - 8
+    assert json.loads(data)["reason"].startswith("ValueError('\U0001f600")
+
+
+def test_the_time_limit_counts_from_the_first_start(tmp_path: Path) -> None:
+    supervisor = restarts.Supervisor(argparse.Namespace(send_bytes=list), began=-1e9)
+    with pytest.raises(SystemExit) as ended:
+        trained(Tiny, tmp_path, {"supervisor": supervisor}, time_limit_seconds=1)
+    assert ended.value.code == 124
