@@ -35,8 +35,8 @@ from expbase.processes import (
     signals_held,
 )
 
-# After the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled is a negative code, and a
-# failure.
+# After the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled is a negative code,
+# and a failure.
 _STOPPED = (124, 129, 130, 143)
 _USER_ERROR = 78  # of a rank that has said in one line what to do; outside it is a 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
