@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from multiprocessing import connection
+from typing import Any
 
 import pytest
 
@@ -54,9 +56,14 @@ def test_a_users_error_is_an_error_outside(capsys: pytest.CaptureFixture[str]) -
     assert launch._join([Process(143), Process(1)]).is_stop
 
 
-def test_of_a_failure_a_stopped_process_is_killed_at_once_and_named(
-    capsys: pytest.CaptureFixture[str],
+def test_after_a_failure_a_stopped_process_is_killed_at_once_and_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def wait_for_some(sentinels: list[int], timeout: float | None) -> list[Any]:
+        assert (ready := connection.wait(sentinels, timeout)), "the grace was used up"
+        return ready
+
+    monkeypatch.setattr(launch, "wait", wait_for_some)
     stopped = Process(None)
     os.kill(stopped.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
