@@ -31,6 +31,7 @@ from expbase.config import (
     fill_in,
 )
 from expbase.experiment import ExperimentBase
+from expbase.processes import ended_by_sigterm
 from expbase.run_dir import CONFIG
 from expbase.smoke import Smoke
 from expbase.state.checkpoint import CheckpointError
@@ -203,9 +204,13 @@ def _run(
 
 @contextlib.contextmanager
 def report_user_errors(prog: str) -> Iterator[None]:
-    """Makes a user's mistake end the process with one line that begins with the program's name."""
+    """Makes a user's mistake end the process with one line that begins with the program's name.
+
+    SIGTERM ends it, too, until a run has begun, which saves first.
+    """
     try:
-        yield
+        with ended_by_sigterm():
+            yield
     except (ConfigError, CheckpointError, WeightsError) as error:
         sys.exit(f"{prog}: error: {error}" if distributed.rank() == 0 else 1)
     except distributed.RankZeroError:

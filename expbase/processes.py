@@ -77,11 +77,24 @@ def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
             signal.signal(signum, signal.SIG_DFL if old is None else old)
 
 
-def leave_process_group() -> None:
-    """Makes this process survive the signals of its group, those held by `signals_held`, too."""
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """In the block SIGTERM ends this process, with code 143, also if it is a container's first one.
+
+    For that one, whose id is 1, the system ignores what it has no handler for.
+    """
+    end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: sys.exit(128 + signum)}
+    with handling(end if os.getpid() == 1 else {}):
+        yield
+
+
+def survive_signals() -> None:
+    """Makes this process survive SIGTERM, held by `signals_held` or not, and its group's signals.
+
+    Some schedulers send them to every process that they know. Its parent decides when it ends.
+    """
     os.setpgrp()
-    while signal.sigtimedwait({signal.SIGTERM}, 0):  # came before, and was for the whole group
-        pass
+    signal.signal(signal.SIGTERM, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase import checks, console, logs, schedule
+from expbase import checks, console, distributed, logs, schedule
 from expbase.attributes import Attributes
 from expbase.config import ConfigError, differences, flatten
 from expbase.life import Life
@@ -183,7 +183,9 @@ class Reporting(Attributes):
 
     def _say_the_end(self) -> None:
         """Where the time went, what is best, how to see the curves, and why it ended."""
-        self._checkpointer.close()  # its last line comes before ours
+        # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
+        # launcher kills the others four seconds later.
+        distributed.on_rank_zero(self._checkpointer.close, "the last checkpoint")
         say, watch, output = self.logger.info, self._stopwatch, str(self.args.output)
         shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.time_breakdown().items())
         say("time        %s: %s", card.clock(watch.seconds()), shares)
@@ -243,6 +245,8 @@ class Reporting(Attributes):
         code = 1 if failure else stopped_by.exit_code
         if isinstance(failure, KeyboardInterrupt):
             code = 130
+        if isinstance(failure, SystemExit) and isinstance(failure.code, int):
+            code = failure.code
         self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
     def _say_now(self, text: str, level: int = logging.WARNING) -> None:

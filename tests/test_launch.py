@@ -60,7 +60,8 @@ def test_after_a_failure_a_stopped_process_is_killed_at_once_and_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wait_for_some(sentinels: list[int], timeout: float | None) -> list[Any]:
-        assert (ready := connection.wait(sentinels, timeout)), "the grace was used up"
+        ready = connection.wait(sentinels, timeout)
+        assert ready, "the grace was used up"
         return ready
 
     monkeypatch.setattr(launch, "wait", wait_for_some)

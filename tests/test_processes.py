@@ -16,7 +16,7 @@ import pytest
 from tiny import Tiny, make, trained
 
 from expbase import processes
-from expbase.processes import leave_process_group, signals_held
+from expbase.processes import ended_by_sigterm, handling, signals_held, survive_signals
 
 # Each child has the stdout of its parent, so the pipe ends when all of them have ended: waiting
 # for that end is the test. The module is read by its path, without the seconds that paddle takes.
@@ -190,23 +190,26 @@ def test_an_exit_code_is_the_one_that_a_shell_shows() -> None:
     assert [processes.exit_code(code) for code in (0, 1, 124, -9)] == [0, 1, 124, 137]
 
 
-def test_a_child_survives_the_sigterm_of_its_group_from_its_first_moment() -> None:
+def test_sigterm_ends_the_first_process_of_a_container_and_no_other_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with handling({signal.SIGTERM: signal.SIG_IGN}):
+        with ended_by_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(SystemExit) as ended, ended_by_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.value.code == 143
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_a_worker_survives_the_sigterm_of_anybody_from_its_first_moment() -> None:
     with signals_held({signal.SIGTERM}):
         child = os.fork()
         if child == 0:
             os.kill(os.getpid(), signal.SIGTERM)  # the group's, before anything was done
-            leave_process_group()
+            survive_signals()
+            os.kill(os.getpid(), signal.SIGTERM)
             os._exit(os.getpgrp() == os.getpid())
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
-
-
-def test_sigterm_reaches_a_child_that_has_left_its_group() -> None:
-    with signals_held({signal.SIGTERM}):
-        child = os.fork()
-        if child == 0:
-            leave_process_group()
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM

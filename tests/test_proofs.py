@@ -50,3 +50,16 @@ def test_of_an_epoch_that_is_changed_in_its_middle_each_sample_is_seen_once() ->
     from samples import prove
 
     assert prove(150, seed=0) == 150
+
+
+def test_the_first_process_of_a_container_is_stopped_in_setup_and_in_training_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    from clusters import Proof, python, sigterm_while_it_starts, terminated
+    from players import namespaces
+
+    if not namespaces():
+        pytest.skip("no pid namespace may be made here")
+    proof = Proof(tmp_path, rounds=1, iterations=60)
+    sigterm_while_it_starts(proof, ranks=1)
+    terminated(proof, 1, 0, python(), 143)

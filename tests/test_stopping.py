@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
-from tiny import TESTS, Tiny, curve, make, same_bits, trained
+from tiny import TESTS, Tiny, curve, make, metrics, same_bits, trained
 
 from expbase import setup_steps
 from expbase.stopping import StopReason, StopRequests
@@ -115,6 +116,33 @@ def test_a_stop_without_a_checkpoint_does_not_promise_to_continue(
         trained(once, tmp_path, **{**ENDLESS, "save_interval": 0})
     text = "[6] STOPPED by SIGTERM; nothing was saved here: no checkpoint was asked for"
     assert text in capsys.readouterr().err
+
+
+def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Path) -> None:
+    """As schedulers send it that know each process, and not only the first one."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nfrom tiny import DataLoader, Points, Tiny\nfrom expbase import main\n"
+        "class Late(Points):\n"
+        "    def __getitem__(self, index):\n"
+        "        time.sleep(1000 * (index >= 36))\n"
+        "        return super().__getitem__(index)\n"
+        "class Busy(Tiny):\n"
+        "    def setup_dataloader(self):\n"
+        "        self.train_loader = DataLoader(\n"
+        "            Late(), batch_size=4, num_workers=1, prefetch_factor=4)\n"
+        "    def train_batch(self):\n"
+        "        super().train_batch()\n"
+        "        time.sleep(0.5)\n"
+        "if __name__ == '__main__': main(Busy)\n"
+    )
+    with started(script, *LONG, "training.valid_interval=0") as process:
+        # The worker is four batches ahead, and stays in the tenth one.
+        wait_until(lambda: trains(tmp_path / "run")() and len(metrics(tmp_path / "run")) > 6)
+        for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+            child.send_signal(signal.SIGTERM)
+        process.communicate(timeout=40)
+    assert process.returncode == 143
 
 
 def test_a_second_ctrl_c_within_a_second_means_now(tmp_path: Path) -> None:
@@ -273,13 +301,29 @@ def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path)
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_nprocs_answers_with_the_code_of_the_signal(script: Path, signum: int, code: int) -> None:
-    run = script.parent / "run"
+def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int, code: int) -> None:
+    """No rank ends before the checkpoint is written: paddle's launcher would kill the others."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "from expbase.state import checkpoint\n"
+        "write = checkpoint.write\n"
+        "def slowly(*args):\n    time.sleep(1)\n    return write(*args)\n"
+        "checkpoint.write = slowly\n"
+        "class Slow(Tiny):\n"
+        "    def terminal(self):\n"
+        "        names = [path.name for path in self.checkpoint_dir.glob('step-*')]\n"
+        "        (self.output_dir / f'seen_{self.rank}').write_text(' '.join(names))\n"
+        "if __name__ == '__main__': main(Slow)\n"
+    )
+    run = tmp_path / "run"
     with started(script, *LONG, "--nprocs", "2") as process:
         wait_until(trains(run))
         process.send_signal(signum)  # to the parent alone
         process.communicate(timeout=40)
     assert process.returncode == code
+    (saved,) = (path.name for path in (run / "checkpoints").iterdir())
+    assert [(run / f"seen_{rank}").read_text() for rank in (0, 1)] == [saved, saved]
 
 
 def test_two_ctrl_c_answer_130_with_nprocs_too(script: Path) -> None:

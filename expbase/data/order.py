@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import os
+import signal
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from paddle.base import core
 from paddle.io import (
     BatchSampler,
     DataLoader,
@@ -234,6 +238,18 @@ def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
     return np.array([place % size for place in next(iter(sampler))])
 
 
+def end_by_kill(iterator: Any) -> None:
+    """Makes multiprocessing end paddle's workers by SIGKILL at exit: they survive its SIGTERM."""
+    for worker in getattr(iterator, "_workers", ()):
+        worker._popen.terminate = functools.partial(_kill, worker.pid, id(iterator))
+
+
+def _kill(pid: int, iterator: int) -> None:
+    # Else paddle raises an error for a worker that was killed.
+    core._erase_process_pids(iterator)  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+
+
 class Isolated:
     """Iterates under random `states` of its own, which continue from item to item.
 
@@ -255,6 +271,7 @@ class Isolated:
                 if self._iterator is None:
                     with forking():  # a DataLoader starts its workers now
                         self._iterator = iter(self._iterable)
+                    end_by_kill(self._iterator)
                 return next(self._iterator)
             except StopIteration:
                 self._iterator = iter(())  # paddle's own fail when they are asked once more

@@ -27,8 +27,8 @@ from paddle.io import DataLoader, TensorDataset
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
-from expbase.data.order import Numbered
-from expbase.processes import end_with_parent, forking, leave_process_group, signals_held
+from expbase.data.order import Numbered, end_by_kill
+from expbase.processes import end_with_parent, forking, signals_held, survive_signals
 from expbase.state import rng
 
 # Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
@@ -91,6 +91,7 @@ class Fetcher:
         # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
         with rng.isolated(base), forking(), signals_held({signal.SIGTERM}):
             iterator = iter(loader)
+        end_by_kill(iterator)
         last = False
         try:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
@@ -197,9 +198,9 @@ def with_hardened_workers(loader: DataLoader) -> DataLoader:
 
 
 def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
-    # The launcher sends SIGTERM to the whole process group. A worker that died of it would make
-    # the training process fail, which wants to finish its iteration and save.
-    leave_process_group()
+    # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
+    # worker that died of it would make the training process fail, which wants to save.
+    survive_signals()
     # These are paddle's shared memory. It removes them when a batch was received; if the main
     # process was killed, they would stay in memory until the machine is started again.
     end_with_parent()

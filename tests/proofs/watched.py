@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,17 +24,22 @@ class Watched:
     Args:
         command: Its words.
         log: What it prints is appended to this file.
+        environment: Of the command; by default this process's.
     """
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self._command = list(command)
         self._log = log
+        self._environment = environment
         self._token = uuid.uuid4().hex  # children inherit it, also those that change their group
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
         """The process in a session of its own; what is left of it afterwards is killed."""
-        environment = {**os.environ, "PYTHONWARNINGS": "ignore", "EXPBASE_PROOF": self._token}
+        environment = {**self._environment, "PYTHONWARNINGS": "ignore"}
+        environment["EXPBASE_PROOF"] = self._token
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=environment, start_new_session=True
