@@ -13,7 +13,8 @@ from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
 from expbase.state import checkpoint, rng
 from expbase.state.checkpointer import VALIDATIONS_BYTES, choose, find_named
-from expbase.state.objects import Attributes, Environment, Gradients, OwnStates, named_parameters
+from expbase.state.entries import Attributes, Environment, Gradients, OwnStates
+from expbase.state.objects import named_parameters
 from expbase.stopping import StopReason
 from expbase.training import TrainingSteps
 

@@ -15,6 +15,7 @@ from expbase.config import Config, ConfigError, differences, fill_in, lookalikes
 from expbase.data.loaders import LoaderAdapter
 from expbase.events import HELPER_EVENTS, Subscribers
 from expbase.state import objects
+from expbase.state.arrays import is_piece
 from expbase.visualizer import Visualizer
 
 # The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
@@ -41,6 +42,7 @@ def check_state_and_data(found: objects.StatefulObjects, adapter: LoaderAdapter)
                 "begins it anew."
             )
     names = objects.parameter_names(found)
+    _check_sharding(found)
     for name, optimizer in found.optimizers.items():
         unknown = [p.name for p in objects.parameters_of(optimizer) if p.name not in names]
         if unknown:
@@ -48,6 +50,17 @@ def check_state_and_data(found: objects.StatefulObjects, adapter: LoaderAdapter)
                 f"self.{name}: updates {len(unknown)} parameters of no layer among the attributes "
                 f"({unknown[0]} …), so they would not be saved. Make their layer an attribute."
             )
+
+
+def _check_sharding(found: objects.StatefulObjects) -> None:
+    stages = {type(layer).__name__ for layer in found.parallel.values()}
+    if "GroupShardedStage3" in stages or any(
+        hasattr(optimizer, "_slice_params") for optimizer in found.optimizers.values()
+    ):
+        raise ValueError(
+            "setup_model: fleet's split_param and group_sharded_parallel's p_g_os divide single "
+            "parameters, which a checkpoint cannot hold; expected split_param=False, or os or os_g."
+        )
 
 
 def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None:
@@ -266,7 +279,7 @@ def likely_mistakes(
             yield f"self.{name} has trainable parameters, and no optimizer updates them."
     wrapped = {id(objects.unwrap(wrapper)) for wrapper in saved.parallel.values()}
     for name, layer in saved.layers.items() if parallel else ():
-        if id(layer) not in wrapped and _trained(layer):
+        if id(layer) not in wrapped and not all(map(is_piece, _trained(layer))):
             yield (
                 f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
                 "rank trains its own."

@@ -39,6 +39,7 @@ _ARRIVED = 1 << 40  # what each rank adds to the counter of a wait, beside the n
 # sleep would not; a handler of Python's own would run too late.
 _sleep = ctypes.CFUNCTYPE(None, ctypes.c_int)(time.sleep)
 
+_stores: list[Any] = []  # connections to the common store; the last one is used
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
 
 
@@ -204,7 +205,13 @@ def add_to_store(key: str, number: int) -> int:
     # A signal that interrupts a question, such as the SIGCHLD of a loader's worker, makes it fail;
     # its answer is then taken for the answer to the next question.
     with signals_held(signal.valid_signals()):
-        return int(core.create_or_get_global_tcp_store().add(key, number))
+        store = _stores[-1] if _stores else core.create_or_get_global_tcp_store()
+        return int(store.add(key, number))
+
+
+def use_store(store: Any) -> None:
+    """Makes this connection to the processes' common store the one for `add_to_store`."""
+    _stores.append(store)
 
 
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:

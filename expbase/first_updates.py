@@ -16,7 +16,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from expbase.state.objects import Gradients, parameters_of
+from expbase.state.entries import Gradients
+from expbase.state.objects import parameters_of
 
 # Updates without a change that are suspicious: while gradients add up, and without any.
 PATIENCE, LONG_PATIENCE = 100, 1000

@@ -11,6 +11,7 @@ from typing import Any
 import paddle
 
 from expbase.state import rng
+from expbase.state.arrays import gradient, local
 
 
 @contextlib.contextmanager
@@ -42,10 +43,11 @@ def isolated_eval(
 def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
     """A saliency map, say, leaves gradients, and the next update would add them."""
     known = {id(p): p for p in parameters}.values()
-    none = [p for p in known if p.grad_ is None]
-    dense = [p for p in known if p.grad_ is not None and not p.grad_.is_selected_rows()]
+    none = [p for p in known if gradient(p) is None]
+    dense = [p for p in known if gradient(p) is not None and not p.grad_.is_selected_rows()]
     # One question to the device for all of them. Zeros, as after an update, are not copied.
-    flags = paddle.stack([p.grad_.astype("bool").any() for p in dense]).tolist() if dense else []
+    any_set = [local(p.grad_).astype("bool").any() for p in dense]
+    flags = paddle.stack(any_set).tolist() if dense else []
     zero = [p for p, flag in zip(dense, flags, strict=True) if not flag]
     some = [(p, p.grad_.clone()) for p, flag in zip(dense, flags, strict=True) if flag]
     try:
@@ -58,6 +60,6 @@ def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
             if parameter.grad_ is None:
                 parameter.grad = paddle.zeros_like(parameter)
             parameter.clear_gradient(True)
-        for parameter, gradient in some:
+        for parameter, kept in some:
             # Not set or copied to: after clear_gradient the next backward would overwrite it.
-            parameter._set_grad_ivar(gradient)
+            parameter._set_grad_ivar(kept)

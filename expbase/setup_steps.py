@@ -140,4 +140,6 @@ class SetupSteps(Reporting):
         facts["self.valid_loader"] = f"{num_samples(self.valid_loader)} samples"
         checks.check_alike({**facts, **found.shapes()})
         self._checkpointer.names = [*found.names()]
+        if self.parallel:
+            self._checkpointer.expect_shares()
         self._say_what_there_is()

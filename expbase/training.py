@@ -69,7 +69,8 @@ class TrainingSteps(Attributes):
         update, count = self._update, self.config.training.accumulation_steps
         self.note_helper("micro_batches")
         update.check_complete()
-        parallel = self.stateful_objects().parallel.values() if count > 1 else ()
+        wrappers = self.stateful_objects().parallel.values() if count > 1 else ()
+        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]
         update.count, update.yielded = count, 0
         for number in range(1, count + 1):
             batch = self.read_batch()

@@ -13,7 +13,7 @@ import pytest
 from paddle.amp import grad_scaler
 from paddle.optimizer import lr
 
-from expbase.state import encoding, objects, optimizers
+from expbase.state import encoding, entries, objects, optimizers
 from expbase.state.arrays import Array, parse, serialize
 
 
@@ -416,7 +416,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 def test_registered_attributes_are_restored_and_their_names_compared() -> None:
     owner, names = type("Owner", (), {})(), ["best"]
-    part = objects.Attributes(owner, names)
+    part = entries.Attributes(owner, names)
     owner.best, owner.history = 0.5, [1, (2, 3)]
     names.append("history")  # the user registers another one
     state = through_json(part.state_dict())
@@ -430,8 +430,8 @@ def test_registered_attributes_are_restored_and_their_names_compared() -> None:
 
 
 def test_gradients_are_restored_and_zeros_are_not_the_same_as_none() -> None:
-    def part(model: Any) -> objects.Gradients:
-        return objects.Gradients(objects.named_parameters(objects.find({"model": model})))
+    def part(model: Any) -> entries.Gradients:
+        return entries.Gradients(objects.named_parameters(objects.find({"model": model})))
 
     def backward(model: Any) -> None:
         model(paddle.ones([1, 3])).sum().backward()

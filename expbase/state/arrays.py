@@ -62,7 +62,10 @@ class Array:
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """The content of a tensor; without a copy if it is on the CPU and contiguous."""
+        """The content of a tensor, of one with placements what is here; without a copy if it is on
+        the CPU and contiguous.
+        """
+        tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
             return cls(dtype, shape, np.empty(0, np.uint8))
@@ -107,6 +110,26 @@ class Array:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def local(tensor: Any) -> Any:
+    """What this rank holds of a tensor with placements, in the same memory; any other as it is."""
+    return tensor._local_value() if tensor.is_dist() else tensor
+
+
+def gradient(parameter: Any) -> Any:
+    """A parameter's gradient; None if there is none: with placements an empty one is left."""
+    found = parameter.grad_
+    if found is None or found.is_selected_rows() or local(found)._is_initialized():
+        return found
+    return None
+
+
+def is_piece(tensor: Any) -> bool:
+    """Whether each rank holds another part: by its placements, or marked by tensor parallel."""
+    if tensor.is_dist():
+        return not all(placement.is_replicated() for placement in tensor.placements)
+    return bool(getattr(tensor, "is_distributed", False))
 
 
 def to_numpy(tensor: Any) -> Any:

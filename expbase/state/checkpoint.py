@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,41 +65,72 @@ def write(
     iteration: int,
     files: Mapping[str, Iterable[Any]],
     info: Mapping[str, Any] | None = None,
+    written: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes one checkpoint; it is complete and on disk when this returns.
 
     `files` has for each file the buffers that are its content. `info` goes into the manifest.
+    `written` has what `add` returned for files that are in the directory of `begin` already.
 
     Raises:
         CheckpointError: The system refused; earlier checkpoints are unchanged.
     """
     target = directory / name_of(iteration)
     temporary = directory / f".writing-{target.name}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
+    with explained(temporary):
+        if written is None:
+            begin(directory, iteration)
+        entries = {**(written or {}), **add(temporary, files)}
         _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
         _flush(temporary)
         _put_in_place(temporary, target)
         _flush(directory)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(temporary)
-        newest = listed(directory)[-1:]
+    return target
+
+
+@contextlib.contextmanager
+def explained(temporary: Path) -> Iterator[None]:
+    """Around the writing of a checkpoint: a failure removes the directory, and says what to do."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        newest = listed(temporary.parent)[-1:]
         kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
+        target = temporary.with_name(temporary.name.removeprefix(".writing-"))
         raise CheckpointError(
             f"{target}: cannot be written: {error.strerror or error}. "
             f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
             "and run the same command again."
         ) from error
-    return target
 
 
-def lack_of_room(directory: Path, files: Mapping[str, Iterable[Any]]) -> str:
-    """How much is needed and how much there is, if the disk has no room for a checkpoint; or ""."""
-    size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
+def begin(directory: Path, iteration: int) -> Path:
+    """Makes the empty hidden directory in which a checkpoint is written.
+
+    Raises:
+        CheckpointError: The system refused.
+    """
+    temporary = directory / f".writing-{name_of(iteration)}"
+    with explained(temporary):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    return temporary
+
+
+def add(temporary: Path, files: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+    """Writes files, flushed to disk, into the directory of `begin`; their manifest's entries."""
+    return {name: _write_file(temporary / name, parts) for name, parts in files.items()}
+
+
+def lack_of_room(directory: Path, files: Mapping[str, Iterable[Any]], others: int = 0) -> str:
+    """How much is needed and how much there is, if the disk has no room for a checkpoint; or "".
+
+    `others` are bytes that other processes write.
+    """
+    size = others + sum(memoryview(part).nbytes for parts in files.values() for part in parts)
     # Up to a block more for each file, and for the directory.
     needed = size + 4096 * (len(files) + 2)
     free = shutil.disk_usage(directory.parent).free
@@ -133,7 +164,7 @@ def verify(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: A file is missing, longer, shorter or changed.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     files = {path / name: entry for name, entry in manifest["files"].items()}
     with ThreadPoolExecutor() as executor:
         list(executor.map(_verify_file, files, files.values()))  # raises what one of them raised
@@ -165,7 +196,7 @@ def _refused(file: Path, error: OSError) -> CheckpointError:
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
     """The bytes of each file but the manifest, mapped into memory; they are not verified."""
-    files = {name: path / name for name in _read_manifest(path)["files"]}
+    files = {name: path / name for name in read_manifest(path)["files"]}
     return {
         name: np.memmap(file, np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
         for name, file in files.items()
@@ -294,7 +325,8 @@ def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str,
     return (json.dumps(content | {"crc32": checksum}, sort_keys=True, indent=1) + "\n").encode()
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, whose files are not looked at."""
     file = path / MANIFEST
     try:
         if not file.is_file():

@@ -17,29 +17,24 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from expbase import distributed
 from expbase.meter import NonFiniteError
-from expbase.state import checkpoint, sharing, validations
-from expbase.state.arrays import Array, parse, serialize
+from expbase.state import checkpoint, shares, sharing, validations
+from expbase.state.arrays import Array, parse
 from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
 from expbase.state.objects import StatefulObjects, Tensors
-from expbase.state.sharing import Part
+from expbase.state.snapshot import FORMATS, RANK, STATE_FILE, SUFFIX, Part, Snapshot
 
-STATE_FILE = "state.json"
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
-_FORMAT = 4
-_SUFFIX = ".safetensors"
 _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
-# Names of files that no attribute can have.
-_ARRAYS = "@values"  # of the arrays in the other entries
-_RANK = "@rank_"  # of what a rank has other than rank 0
+_ARRAYS = "@values"  # the file of the arrays in the other entries; no attribute has the name
 
 
 class Checkpointer:
@@ -57,6 +52,7 @@ class Checkpointer:
         self.names: list[str] = []  # of what has state after setup
         self.background = Background()
         self.saved_by = self._world_size  # processes that wrote the restored checkpoint
+        self._has_shares = False  # whether a rank holds something alone
         self._directory = directory
         self._logger = logger
         self._training = training
@@ -72,6 +68,10 @@ class Checkpointer:
             self._logger.warning("damaged checkpoint: %s", text)
         return path
 
+    def expect_shares(self) -> None:
+        """After setup: finds out whether ranks hold something alone, and can write it."""
+        self._has_shares = shares.expected(self.contents()[OBJECTS], self._directory.parent)
+
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
@@ -85,27 +85,56 @@ class Checkpointer:
                 checkpoint cannot hold; something with state was added after setup.
             NonFiniteError: A trained parameter or an accumulator is not finite.
         """
+        if self._rank:
+            self.background.wait()  # its failure is this rank's
+        distributed.on_rank_zero(self.background.wait, "saving")  # the one before
+        snapshot = self._snapshot()
+        if self._has_shares:
+            begin = functools.partial(self._begin, iteration, snapshot, needed)
+            snapshot.path = distributed.on_rank_zero(begin, "saving")
+            if snapshot.path is None:
+                return
+        # What is written is of now, and not looked at again while training goes on.
+        facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
+        best = self.validations.kept()
+        write = functools.partial(self._write, iteration, snapshot, facts, best, needed)
+        if self._rank:
+            write = functools.partial(shares.write, snapshot)
+        is_writing = self._rank == 0 or self._has_shares
+        if is_writing and self._training.background_save:
+            snapshot.tensors = self._buffer.snapshot(snapshot.tensors)
+            self.background.start(write)
+        elif is_writing and self._rank:
+            write()
+        if not self._training.background_save:
+            distributed.on_rank_zero(write, "saving")
+
+    def _snapshot(self) -> Snapshot:
+        """What this rank has to write; live views."""
         contents = self.contents()
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
-        distributed.on_rank_zero(self.background.wait, "saving")  # the one before
         tensors, values = _capture(contents)
         # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
         trained = sharing.trained(found)
         trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
+        share: Tensors = {}
+        others = 0
+        if self._has_shares:
+            tensors, share, others = shares.split(found, tensors)
+            trained |= {(file, f"{name}/{key}") for file in share for name, key in trained}
+        sharing.check_names({(f, key) for f in found.optimizers for key in tensors.get(f, ())})
         ranks = self._parts_of_ranks(tensors, values, trained)
-        background = self._training.background_save
-        if background and self._rank == 0:
-            tensors = self._buffer.snapshot(tensors)
-        facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
-        best = self.validations.kept()
-        # What is written is of now, and not looked at again while training goes on.
-        content = (tensors, values, ranks)
-        write = functools.partial(self._write, iteration, content, trained, facts, best, needed)
-        if not background:
-            distributed.on_rank_zero(write, "saving")
-        elif self._rank == 0:
-            self.background.start(write)
+        tensors = share if self._rank else tensors | share
+        must_be_finite = trained if self._training.nonfinite != "ignore" else set()
+        return Snapshot(tensors, values, ranks, must_be_finite, others)
+
+    def _begin(self, iteration: int, snapshot: Snapshot, needed: bool) -> Path | None:
+        """Where all ranks write their shares; None, and a line says so, if there is no room."""
+        lack = "" if needed else snapshot.lack_of_room(self._directory)
+        if lack:
+            self._say_there_is_none(iteration, lack)
+        return None if lack else checkpoint.begin(self._directory, iteration)
 
     @property
     def newest_name(self) -> str:
@@ -147,28 +176,30 @@ class Checkpointer:
     def _write(
         self,
         iteration: int,
-        content: tuple[Tensors, dict[str, Any], list[Part]],
-        trained: set[tuple[str, str]],  # file and key of what must be finite
+        snapshot: Snapshot,
         facts: Mapping[str, int],
         best: list[int],
         needed: bool,
     ) -> None:
-        """Writes what was captured, if it is good and there is room."""
-        policy, newest = self._training.nonfinite, self.newest_name
-        bad = _nonfinite(content[0], trained) if policy != "ignore" else ""
-        if bad and policy == "error":
-            raise NonFiniteError(f"{bad} after iteration {iteration}", newest)
-        files = _files(*content)
-        lack = "" if needed else checkpoint.lack_of_room(self._directory, files)
+        """Writes what was captured, if it is good and there is room; with the others' shares."""
+        written, bad, lack = None, snapshot.nonfinite(), ""
+        if self._has_shares:
+            written, bad = shares.write_together(snapshot, bad)
+        elif not bad and not needed:
+            lack = snapshot.lack_of_room(self._directory)
+        if bad and self._training.nonfinite == "error":
+            raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad or lack:
-            reason = f"not finite: {bad}" if bad else lack
-            text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
-            self._logger.warning(text, iteration, reason, newest)
-            return
+            return self._say_there_is_none(iteration, f"not finite: {bad}" if bad else lack)
+        files = {} if written else snapshot.files()
         checkpoint.flush_logs(self._directory.parent)  # `facts` count on them
-        self.newest_saved = checkpoint.write(self._directory, iteration, files, facts)
+        self.newest_saved = checkpoint.write(self._directory, iteration, files, facts, written)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
         self._prune(best)
+
+    def _say_there_is_none(self, iteration: int, reason: str) -> None:
+        text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
+        self._logger.warning(text, iteration, reason, self.newest_name)
 
     def _prune(self, best: list[int]) -> None:
         keep = self._training
@@ -231,15 +262,15 @@ class Checkpointer:
         manifest, content = sharing.read_files(path)
         self.sizes = manifest["info"]
         saved = json.loads(content.pop(STATE_FILE).tobytes())
-        if saved["format"] != _FORMAT:
+        if saved["format"] not in FORMATS:
             raise CheckpointError(
-                f"{path}: has format {saved['format']}; expected {_FORMAT}. "
+                f"{path}: has format {saved['format']}; expected {FORMATS[0]} or {FORMATS[1]}. "
                 "Continue it with the version of expbase that wrote it."
             )
         self.saved_by = saved["world_size"]
-        tensors, values = self._own_part(content, saved)
         contents = self.contents()
-        problems = [f"{n}: missing in the checkpoint." for n in contents if n not in values]
+        tensors, values, problems = self._own_part(contents[OBJECTS], content, saved)
+        problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
         states = {} if problems else _decoded(tensors, values)
         for name in states:
             if hasattr(contents.get(name), "problems"):
@@ -248,19 +279,24 @@ class Checkpointer:
         return states
 
     def _own_part(
-        self, content: Mapping[str, Any], saved: Mapping[str, Any]
-    ) -> tuple[Tensors, dict[str, Any]]:
-        """This rank's tensors and values; with another number of ranks everybody's are rank 0's."""
-        files = {name.removesuffix(_SUFFIX): parse(data) for name, data in content.items()}
-        others = {name: files.pop(name) for name in list(files) if name.startswith(_RANK)}
+        self, found: StatefulObjects, content: Mapping[str, Any], saved: Mapping[str, Any]
+    ) -> tuple[Tensors, dict[str, Any], list[str]]:
+        """This rank's tensors and values, and what cannot be among them.
+
+        With another number of ranks everybody's are rank 0's, but for the shares.
+        """
+        files = {name.removesuffix(SUFFIX): parse(data) for name, data in content.items()}
+        others = {name: files.pop(name) for name in list(files) if name.startswith(RANK)}
+        rank = self._rank if self.saved_by == self._world_size else None
+        problems = shares.take(found, files, rank)
         values = saved["values"]
         if self.saved_by == self._world_size:
-            for name, array in others.get(f"{_RANK}{self._rank}", {}).items():
+            for name, array in others.get(f"{RANK}{self._rank}", {}).items():
                 file, _, key = name.partition("/")
                 files.setdefault(file, {})[key] = array
             for name, entry in saved["ranks"][self._rank].items():
                 values[name] |= entry
-        return files, values
+        return files, values, problems
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(distributed.gather_objects(problems)):
@@ -285,28 +321,6 @@ def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
         else:
             values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
     return (tensors | {_ARRAYS: arrays} if arrays else tensors), values
-
-
-def _nonfinite(tensors: Tensors, trained: Iterable[tuple[str, str]]) -> str:
-    """The first tensors that are not finite; "" if all are."""
-    bad = [f"{file}.{key}" for file, key in trained if not tensors[file][key].is_finite()]
-    return ", ".join(sorted(bad)[:3])
-
-
-def _files(tensors: Tensors, values: dict[str, Any], ranks: list[Part]) -> dict[str, list[Any]]:
-    """The content of each file, in buffers."""
-    files: dict[str, list[Any]] = {f"{n}{_SUFFIX}": [*serialize(a)] for n, a in tensors.items()}
-    for rank, (other, _) in enumerate(ranks):
-        flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
-        if flat:
-            files[f"{_RANK}{rank}{_SUFFIX}"] = [*serialize(flat)]
-    text = {
-        "format": _FORMAT,
-        "world_size": len(ranks),
-        "values": values,
-        "ranks": [of_rank for _, of_rank in ranks],
-    }
-    return {**files, STATE_FILE: [json.dumps(text, allow_nan=False).encode()]}
 
 
 def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:

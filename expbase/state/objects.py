@@ -11,9 +11,8 @@ ones, so another process, or another order of construction, can read them.
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +22,8 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.state import encoding, optimizers, rng
-from expbase.state.arrays import Array, describe
+from expbase.state import encoding, optimizers
+from expbase.state.arrays import Array, describe, is_piece, local
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
 Values = dict[str, Any]  # JSON values, by name
@@ -32,6 +31,7 @@ State = tuple[Tensors, Values]
 
 # The file of parameters that no layer holds. No attribute can have this name.
 _PARAMETERS = "@parameters"
+_FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
 _KINDS = "@kinds"  # the value with class and settings of each optimizer, class of each schedule
 _FLAGS = "@flags"  # the value with what is frozen, and what is in eval mode
@@ -42,12 +42,12 @@ class StatefulObjects:
     """The stateful objects of an experiment, by the names under which they were found."""
 
     layers: dict[str, Any] = field(default_factory=dict)  # without a DataParallel round them
-    optimizers: dict[str, Any] = field(default_factory=dict)
+    optimizers: dict[str, Any] = field(default_factory=dict)  # in the wrappers that step them
     schedulers: dict[str, Any] = field(default_factory=dict)  # also those within an optimizer
     objects: dict[str, Any] = field(default_factory=dict)  # others with state_dict and a setter
     generators: dict[str, Any] = field(default_factory=dict)  # of python and numpy
     parameters: dict[str, Any] = field(default_factory=dict)  # that are attributes themselves
-    parallel: dict[int, Any] = field(default_factory=dict)  # every paddle.DataParallel, by id
+    parallel: dict[int, Any] = field(default_factory=dict)  # every wrapper of a layer, by id
     excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
 
     def names(self) -> list[str]:
@@ -75,12 +75,39 @@ class StatefulObjects:
         return {file: arrays for file, arrays in tensors.items() if arrays}, values
 
     def shapes(self) -> dict[str, str]:
-        """What there is, by name: type and shape of tensors, and the kind of anything else."""
+        """What there is, by name: type and shape of tensors, and the kind of anything else.
+
+        It is the same on all ranks, so without what they hold differently.
+        """
         others = {**self.schedulers, **self.generators, **self.objects}
         shapes = {f"self.{n}": type(other).__name__ for n, other in others.items()}
-        for name, tensor in _flat(self._live_tensors()).items():
-            shapes[f"self.{name}"] = describe(tensor)
+        pieces, sharded = self.pieces(), self.sharded()
+        for file, live in self._live_tensors().items():
+            for key, tensor in live.items() if file not in sharded else ():
+                part = self.owner(file, key) in pieces
+                shapes[f"self.{file}: {key!r}"] = "distributed" if part else describe(tensor)
         return shapes | dict.fromkeys((f"self.{name}" for name in self.optimizers), "there")
+
+    def pieces(self) -> set[str]:
+        """The structured names of the tensors of which each rank holds another part."""
+        layers = self.layers.items()
+        named = {f"{n}.{key}": t for n, layer in layers for key, t in layer.state_dict().items()}
+        return {name for name, tensor in {**named, **self.parameters}.items() if is_piece(tensor)}
+
+    def sharded(self) -> dict[str, set[str]]:
+        """The parameters of this rank, for each optimizer whose ranks have some of them each."""
+        names = parameter_names(self)
+        return {
+            name: {names[p.name] for p in parameters_of(optimizers.innermost(optimizer))}
+            for name, optimizer in self.optimizers.items()
+            if optimizers.is_sharded(optimizer)
+        }
+
+    def owner(self, file: str, key: str) -> str:
+        """The structured name of a tensor; of an accumulator, that of its parameter."""
+        if file in self.optimizers:
+            return key.partition("/")[2]
+        return key if file == _PARAMETERS else f"{file}.{key}"
 
     def problems(self, state: State) -> list[str]:
         """Everything that keeps a state from being restored, from what, to what.
@@ -92,8 +119,9 @@ class StatefulObjects:
         names = parameter_names(self)
         problems: list[str] = []
         for name, optimizer in self.optimizers.items():
-            own = {names[p.name]: p for p in parameters_of(optimizer) if p.name in names}
-            problems += optimizers.make_accumulators(optimizer, name, tensors.get(name, {}), own)
+            inner = optimizers.innermost(optimizer)
+            own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
+            problems += optimizers.make_accumulators(inner, name, tensors.get(name, {}), own)
         live = _flat(self._live_tensors())
         # A file with the name of a value has the arrays in that value, which are not compared.
         saved = _flat({file: of for file, of in tensors.items() if file not in values})
@@ -105,7 +133,7 @@ class StatefulObjects:
             if there[name][0] != here[name][0]
         ]
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        return problems + _unmatched(values, [*expected, _KINDS, _FLAGS])
+        return problems + unmatched(values, [*expected, _KINDS, _FLAGS])
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; returns reasons why it is not exact."""
@@ -121,7 +149,7 @@ class StatefulObjects:
             for key, array in tensors.get(file, {}).items():
                 array.copy_to(live[key])
         for name in self._float_rates():
-            self.optimizers[name.removesuffix(_RATE)].set_lr(values[name])
+            optimizers.innermost(self.optimizers[name.removesuffix(_RATE)]).set_lr(values[name])
         for name, scheduler in self.schedulers.items():
             notes += optimizers.changed_arguments(scheduler, name, values[name])
             optimizers.set_schedule_values(scheduler, values[name])
@@ -137,11 +165,15 @@ class StatefulObjects:
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
         """The tensors themselves, by file and key."""
         names = parameter_names(self)
-        return {
-            **{name: dict(layer.state_dict()) for name, layer in self.layers.items()},
+        live = {
+            **{name: layer.state_dict() for name, layer in self.layers.items()},
             _PARAMETERS: self.parameters,
-            **{name: optimizers.accumulators(o, names) for name, o in self.optimizers.items()},
+            **{
+                name: optimizers.accumulators(optimizers.innermost(optimizer), names)
+                for name, optimizer in self.optimizers.items()
+            },
         }
+        return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}
 
     def _live_values(self) -> dict[str, Any]:
         """What is no tensor of a layer or an optimizer, by name, not encoded yet."""
@@ -183,9 +215,9 @@ class StatefulObjects:
     def _float_rates(self) -> dict[str, float]:
         """The learning rates that no schedule decides, by `optimizer.learning_rate`."""
         return {
-            f"{name}{_RATE}": float(optimizer._learning_rate)
+            f"{name}{_RATE}": float(rate)
             for name, optimizer in self.optimizers.items()
-            if not isinstance(optimizer._learning_rate, LRScheduler)
+            if not isinstance(rate := optimizers.innermost(optimizer)._learning_rate, LRScheduler)
         }
 
 
@@ -209,15 +241,24 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
             _visit(found, seen, name, value)
     for name, optimizer in found.optimizers.items():
         # A schedule that only its optimizer knows. One that has a name was seen before.
-        _visit(found, seen, f"{name}{_RATE}", optimizer._learning_rate)
+        _visit(found, seen, f"{name}{_RATE}", optimizers.innermost(optimizer)._learning_rate)
     return found
 
 
 def unwrap(layer: Any) -> Any:
-    """The user's layer in a DataParallel; any other layer as it is."""
-    while isinstance(layer, paddle.DataParallel):
-        layer = layer._layers
+    """The user's layer in a DataParallel or a wrapper of fleet's; any other layer as it is."""
+    while (inner := _wrapped(layer)) is not None:
+        layer = inner
     return layer
+
+
+def _wrapped(layer: Any) -> Any:
+    if isinstance(layer, paddle.DataParallel):
+        return layer._layers
+    if isinstance(layer, paddle.nn.Layer) and type(layer).__module__.startswith(_FLEET):
+        inside = layer._sub_layers  # fleet's own layers have neither name
+        return inside.get("_layers", inside.get("_layer"))
+    return None
 
 
 def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> None:
@@ -228,17 +269,19 @@ def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> Non
             for key, item in items:
                 _visit(found, seen, f"{name}.{key}", item)
         return
-    if isinstance(value, paddle.DataParallel):
+    if _wrapped(value) is not None:
         found.parallel[id(value)] = value
     value = unwrap(value)
-    kind = _kind(found, value)
-    if kind is not None and id(value) not in seen:
+    kind, inner = _kind(found, value), optimizers.innermost(value)
+    if id(inner) in seen and inner is not value:  # the wrapper is what steps
+        found.optimizers |= {n: value for n, o in found.optimizers.items() if o is inner}
+    if kind is not None and id(inner) not in seen:
         if name in found.names() or "/" in name:
             raise ValueError(
                 f"self.{name}: two stateful objects would get this name, or it has a '/' in it; "
                 "expected names that can be those of files."
             )
-        seen.add(id(value))
+        seen.add(id(inner))
         kind[name] = value
 
 
@@ -255,7 +298,7 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
         return None
     if isinstance(value, paddle.nn.Layer):
         return found.layers
-    if isinstance(value, Optimizer):
+    if isinstance(optimizers.innermost(value), Optimizer):
         return found.optimizers
     if isinstance(value, LRScheduler):
         return found.schedulers
@@ -303,7 +346,7 @@ def _changed(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[tuple[st
     return [(name, one, other) for name, one, other in pairs if one != other]
 
 
-def _unmatched(
+def unmatched(
     saved: Collection[str], here: Collection[str], where: str = "checkpoint"
 ) -> list[str]:
     """One line for each name that only one side has."""
@@ -315,7 +358,7 @@ def _unmatched(
 
 def misfits(saved: Mapping[str, Array], here: Mapping[str, Any], where: str) -> list[str]:
     """One line for each tensor that only one side has, or that has another type or shape."""
-    return _unmatched(saved, here, where) + [
+    return unmatched(saved, here, where) + [
         f"{name} is {array} in the {where} and {describe(here[name])} here."
         for name, array in saved.items()
         if name in here and str(array) != describe(here[name])
@@ -337,103 +380,3 @@ def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> N
             generator.bit_generator.state = states[name]
         else:
             generator.__setstate__(states[name])
-
-
-class Attributes:
-    """Plain attributes of an object, by name; the list of names may grow."""
-
-    def __init__(self, owner: object, names: Sequence[str]) -> None:
-        self._owner = owner
-        self._names = names
-
-    def state_dict(self) -> dict[str, Any]:
-        """The values by name, not encoded."""
-        return {name: getattr(self._owner, name) for name in self._names}
-
-    def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """One line for each name that only one side has; looks at no value."""
-        return _unmatched(state, self._names)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the attributes; always exact."""
-        for name, value in state.items():
-            setattr(self._owner, name, value)
-        return []
-
-
-class Gradients:
-    """The gradients of `named_parameters`: a user may add them up over several iterations."""
-
-    def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
-        self._parameters = parameters
-
-    def state_dict(self) -> dict[str, Any]:
-        """The dense gradients by parameter, as Arrays; None for one that is all zeros.
-
-        A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
-        weights of the one and not those of the other. A parameter without one has no entry.
-        """
-        gradients = {}
-        for name, parameter in self._parameters:
-            gradient = parameter.grad_
-            if gradient is not None and not gradient.is_selected_rows():
-                array = Array.of(gradient)
-                gradients[name] = array if array.data.any() else None
-        return gradients
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the gradients from tensors; always exact."""
-        for name, parameter in self._parameters:
-            if name not in state:
-                parameter.clear_gradient(False)
-            elif state[name] is None:
-                if parameter.grad_ is None:
-                    parameter.grad = parameter.detach()  # a copy, which is memory for zeros
-                parameter.clear_gradient(True)
-            else:
-                gradient = paddle.empty_like(parameter)
-                gradient.copy_(state[name], True)
-                # Not copied into: the next backward would overwrite a gradient that was cleared.
-                parameter._set_grad_ivar(gradient)
-        return []
-
-
-class Environment:
-    """What the bits of a run depend on beside its state; compared, not restored."""
-
-    def state_dict(self) -> dict[str, str]:
-        """Version of paddle, kind of device, number of threads."""
-        return {
-            "paddle": paddle.__version__,
-            "device": paddle.device.get_device().partition(":")[0],
-            "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Compares; returns reasons why continuing is not exact."""
-        return [
-            f"{name}: {state.get(name)} there, {now} now: kernels may sum in another order"
-            for name, now in self.state_dict().items()
-            if state.get(name) != now
-        ]
-
-
-class OwnStates:
-    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event.
-
-    Both run under random states of their own: what they draw has no effect on training.
-    """
-
-    def __init__(self, fire: Callable[..., Any]) -> None:
-        self._fire = fire
-
-    def state_dict(self) -> dict[str, Any]:
-        """What on_save_checkpoint returns."""
-        with rng.isolated():
-            return dict(self._fire("on_save_checkpoint") or {})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Hands it to on_load_checkpoint; always exact, as far as we know."""
-        with rng.isolated():
-            self._fire("on_load_checkpoint", dict(state))
-        return []

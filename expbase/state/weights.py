@@ -15,8 +15,9 @@ from typing import Any
 
 import paddle
 
+from expbase import distributed
 from expbase.state import checkpoint
-from expbase.state.arrays import Array, describe, parse, serialize
+from expbase.state.arrays import Array, describe, is_piece, parse, serialize
 from expbase.state.objects import misfits
 
 Weights = dict[str, Array]
@@ -44,7 +45,8 @@ def read_weights(path: Path) -> dict[str, Weights]:
             path = checkpoint.find(path)
             checkpoint.verify(path)
             files = checkpoint.read(path).items()
-            return {n.removesuffix(_TENSORS): parse(d) for n, d in files if n.endswith(_TENSORS)}
+            parsed = {n.removesuffix(_TENSORS): parse(d) for n, d in files if n.endswith(_TENSORS)}
+            return _whole(parsed)
         if path.suffix == _TENSORS:
             return {"": parse(path.read_bytes())}
         if path.suffix == ".pdparams":
@@ -57,6 +59,25 @@ def read_weights(path: Path) -> dict[str, Weights]:
         f"{path}: does not exist, or is of an unknown kind; expected a checkpoint directory, "
         ".safetensors or .pdparams."
     )
+
+
+def _whole(files: Mapping[str, Weights]) -> dict[str, Weights]:
+    """The files of all ranks; an error if ranks hold pieces of a model."""
+    for name in [name for file in files if file.startswith("@share_") for name in files[file]]:
+        if name.count("/") == 1:  # an accumulator's has two
+            raise ValueError(
+                f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, "
+                "and their whole state by --checkpoint_path."
+            )
+    return {file: weights for file, weights in files.items() if not file.startswith("@share_")}
+
+
+def _need_whole(layer: Any, place: object) -> None:
+    pieces = [name for name, tensor in layer.state_dict().items() if is_piece(tensor)]
+    if pieces and distributed.world_size() > 1:
+        raise WeightsError(
+            f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
+        )
 
 
 def read_pdopt(path: str | Path, layer: Any) -> dict[str, Any]:
@@ -93,6 +114,7 @@ def write_weights(path: Path, layer: Any) -> None:
     Raises:
         WeightsError: The path ends in something else, or the system refused.
     """
+    _need_whole(layer, path)
     tensors = layer.state_dict()
     if path.suffix == _TENSORS:
         parts = list(serialize({name: Array.of(tensor) for name, tensor in tensors.items()}))
@@ -109,6 +131,7 @@ def write_weights(path: Path, layer: Any) -> None:
 
 def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
     """Writes a layer in eval mode by paddle.jit.save; each of its files appears complete."""
+    _need_whole(layer, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".exporting-", dir=path.parent) as directory:
         paddle.jit.save(layer, str(Path(directory) / path.name), input_spec=list(input_spec))
@@ -145,6 +168,7 @@ def load(
     texts: dict[str, str] = {}
     fitting, has_misfits = [], False
     for name in _target_layers(found, layers, into):
+        _need_whole(layers[name], name)
         weights, tensors = found.get(name) or found.get("", {}), layers[name].state_dict()
         wrong = misfits(weights, tensors, "file")
         if wrong and not weights:

@@ -23,7 +23,7 @@ from expbase.meter import METRICS, json_lines, metric_lines
 from expbase.processes import python
 from expbase.state import checkpoint
 from expbase.state.arrays import parse
-from expbase.state.checkpointer import STATE_FILE
+from expbase.state.snapshot import STATE_FILE
 from expbase.tools.fingerprints import notes_path
 from expbase.tools.process import ended_by_signals, kill
 
