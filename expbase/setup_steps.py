@@ -19,6 +19,7 @@ from expbase.processes import remove_left_files
 from expbase.record import provenance
 from expbase.record.run_record import LEDGER, RunRecord
 from expbase.reporting import Reporting
+from expbase.state.objects import hidden_layers
 from expbase.stopping import StopRequests
 from expbase.visualizer import Visualizer
 
@@ -139,7 +140,11 @@ class SetupSteps(Reporting):
         facts["self.train_loader"] = f"{self.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(self.valid_loader)} samples"
         checks.check_alike({**facts, **found.shapes()})
-        self._checkpointer.names = [*found.names()]
-        if self.parallel:
-            self._checkpointer.expect_shares()
+        for name in hidden_layers(self.__dict__, found):
+            self.logger.warning(
+                "self.%s: a layer within a plain object is not saved; expected an attribute of "
+                "the experiment, or a list, a dict or a layer with it.",
+                name,
+            )
+        self._checkpointer.expect(found)
         self._say_what_there_is()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -238,3 +240,42 @@ def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
         trained(TwoHeads, tmp_path / "parts", max_iteration=end)
     step = "checkpoints/step-00000008"
     same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)
+
+
+def test_a_layer_that_grows_after_setup_is_told_at_the_save(tmp_path: Path) -> None:
+    class Growing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.model.add_sublayer("adapter", paddle.nn.Linear(2, 2))
+
+    with pytest.raises(RuntimeError, match=r"self\.model: 'adapter\.bias' came or went since"):
+        trained(Growing, tmp_path / "run")
+
+
+def test_a_layer_within_a_plain_object_is_told_and_one_in_a_deque_is_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Hiding(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.holder = SimpleNamespace(net=paddle.nn.Linear(2, 2), part=self.model[0])
+            self.queue = deque([paddle.nn.Linear(2, 2)])
+
+    trained(Hiding, tmp_path / "run", max_iteration=2)
+    err = capfd.readouterr().err
+    assert err.count("a layer within a plain object is not saved") == 1
+    assert "self.holder.net" in err
+    assert (tmp_path / "run/checkpoints/step-00000002/queue.0.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"format": 4, "values": {"a": 1}, "ranks": []}', "[" * 100_000]
+)
+def test_a_state_that_is_not_ours_changes_nothing(tmp_path: Path, text: str) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    path = tmp_path / "run/checkpoints/step-00000002"
+    files = {f.name: [f.read_bytes()] for f in path.iterdir() if f.name != "manifest.json"}
+    checkpoint.write(path.parent, 2, {**files, "state.json": [text.encode()]})
+    with pytest.raises(CheckpointError, match=r"state\.json: is not one of expbase"):
+        trained(Tiny, tmp_path / "run", max_iteration=4)

@@ -68,9 +68,12 @@ class Checkpointer:
             self._logger.warning("damaged checkpoint: %s", text)
         return path
 
-    def expect_shares(self) -> None:
-        """After setup: finds out whether ranks hold something alone, and can write it."""
-        self._has_shares = shares.expected(self.contents()[OBJECTS], self._directory.parent)
+    def expect(self, found: StatefulObjects) -> None:
+        """After setup: notes what has state, and whether ranks hold something alone."""
+        self.names = [*found.names()]
+        self._keys = _keys(found)
+        is_alone = self._world_size == 1
+        self._has_shares = not is_alone and shares.expected(found, self._directory.parent)
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
@@ -115,6 +118,8 @@ class Checkpointer:
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
         tensors, values = _capture(contents)
+        self._refuse_growth(found)
+        distributed.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
         # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
         trained = sharing.trained(found)
         trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
@@ -154,6 +159,15 @@ class Checkpointer:
                 f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "
                 "its state is restored. Make it in setup_model, or exclude_from_state it there."
             )
+
+    def _refuse_growth(self, found: StatefulObjects) -> None:
+        """Raises a RuntimeError if a layer has other parameters or buffers than after setup."""
+        for name, keys in _keys(found).items():
+            if changed := sorted(keys ^ self._keys.get(name, keys)):
+                raise RuntimeError(
+                    f"self.{name}: {changed[0]!r} came or went since setup, and the checkpoint "
+                    "would not fit a resumed run. Change the layer in setup_model."
+                )
 
     def _parts_of_ranks(
         self, tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str]]
@@ -261,7 +275,7 @@ class Checkpointer:
         """This rank's states by entry, which fit. Sets `sizes` and `saved_by`."""
         manifest, content = sharing.read_files(path)
         self.sizes = manifest["info"]
-        saved = json.loads(content.pop(STATE_FILE).tobytes())
+        saved = _parsed(path, content.pop(STATE_FILE, None))
         if saved["format"] not in FORMATS:
             raise CheckpointError(
                 f"{path}: has format {saved['format']}; expected {FORMATS[0]} or {FORMATS[1]}. "
@@ -307,6 +321,24 @@ class Checkpointer:
                     f"{path}: does not fit this experiment on rank {rank}:\n  {lines}{more}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
+
+
+def _keys(found: StatefulObjects) -> dict[str, set[str]]:
+    return {name: {*layer.state_dict()} for name, layer in found.layers.items()}
+
+
+def _parsed(path: Path, data: Any) -> dict[str, Any]:
+    """The content of a state.json, whose parts are all there."""
+    try:
+        saved: dict[str, Any] = json.loads(data.tobytes())
+        parts = [saved["values"], *saved["values"].values(), *saved["ranks"]]
+        if saved["format"] in FORMATS and len(saved["ranks"]) != saved["world_size"]:
+            raise ValueError("not as many ranks as it says")
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("a part is no mapping")
+        return saved
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}/{STATE_FILE}: is not one of expbase: {error!r}.") from error
 
 
 def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:

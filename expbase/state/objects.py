@@ -12,6 +12,7 @@ ones, so another process, or another order of construction, can read them.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,7 +188,8 @@ class StatefulObjects:
         }
 
     def _kinds(self) -> dict[str, list[Any]]:
-        kinds = {n: [type(o).__name__, optimizers.settings(o)] for n, o in self.optimizers.items()}
+        inner = {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
+        kinds = {n: [type(o).__name__, optimizers.settings(o)] for n, o in inner.items()}
         kinds |= {name: ["number", {}] for name in self._float_rates()}
         return kinds | {name: [optimizers.kind(s), {}] for name, s in self.schedulers.items()}
 
@@ -245,6 +247,18 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
     return found
 
 
+def hidden_layers(attributes: Mapping[str, Any], found: StatefulObjects) -> list[str]:
+    """Layers within plain objects, which nobody looks into: `holder.net`."""
+    known = {id(part) for layer in found.layers.values() for part in layer.sublayers(True)}
+    return [
+        f"{name}.{key}"
+        for name, value in attributes.items()
+        if not isinstance(value, (paddle.nn.Layer, type))
+        for key, part in getattr(value, "__dict__", {}).items()
+        if isinstance(part, paddle.nn.Layer) and id(unwrap(part)) not in known
+    ]
+
+
 def unwrap(layer: Any) -> Any:
     """The user's layer in a DataParallel or a wrapper of fleet's; any other layer as it is."""
     while (inner := _wrapped(layer)) is not None:
@@ -262,7 +276,7 @@ def _wrapped(layer: Any) -> Any:
 
 
 def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> None:
-    if isinstance(value, (list, tuple, dict)):
+    if isinstance(value, (list, tuple, dict, deque)):
         if id(value) not in seen and not _is_plain_data(value):
             seen.add(id(value))  # containers may contain each other
             items = value.items() if isinstance(value, dict) else enumerate(value)
