@@ -11,14 +11,12 @@ fails if a rank is more than 30 s late, so whatever may take long on one rank is
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import os
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,10 +32,6 @@ T = TypeVar("T")
 _wait = [0, 0]  # the number of this process's next wait, so that each has its own key
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
 _ARRIVED = 1 << 40  # what each rank adds to the counter of a wait, beside the number of its place
-
-# A handler of SIGABRT that sleeps for its number, 6 s, and lets go of Python's lock, as C's own
-# sleep would not; a handler of Python's own would run too late.
-_sleep = ctypes.CFUNCTYPE(None, ctypes.c_int)(time.sleep)
 
 _stores: list[Any] = []  # connections to the common store; the last one is used
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
@@ -92,23 +86,6 @@ def init_parallel(device: str) -> None:
     if device == "cpu":
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     dist.init_parallel_env()
-
-
-@contextlib.contextmanager
-def last_words() -> Iterator[None]:
-    """Lets a FailureWatch say which rank died before gloo ends this process for it.
-
-    Some milliseconds after the death the main thread aborts in C++, within a backward.
-    """
-    if not dist.is_initialized():
-        yield
-        return
-    c = ctypes.CDLL(None)
-    c.signal(signal.SIGABRT, _sleep)
-    try:
-        yield
-    finally:
-        c.signal(signal.SIGABRT, None)  # after the end of Python the handler would crash
 
 
 def default_device() -> str:

@@ -1,10 +1,13 @@
-"""The other ranks: whether they have come, and whether one of them failed or died.
+"""The other ranks: whether they have come, and whether one of them failed, died or fell silent.
 
 Every rank is connected to rank 0. The system ends the connection of a process that ends, however it
-ends and on whatever machine, and keeps that of one that is stopped or busy: so a death is known at
-once, and only a death is taken for one. A rank that fails says so first; rank 0 passes it on.
+ends and on whatever machine: so a death is known at once. A rank that fails says so first; rank 0
+passes it on. A thread of each rank tells rank 0 every few seconds where the rank is, and rank 0
+answers: so one that is stopped, or whose machine or network is gone, is known by its silence. One
+that is busy, for however long, is not silent.
 
-    watch = FailureWatch(on_failure, say)   # returns when all ranks have come
+    watch = FailureWatch(on_failure, say, place, silence_seconds=600)   # all ranks have come
+    watch.others()                          # where they were last, for a message
     watch.tell(error)                       # this rank has failed: the others end, too
     watch.stop()                            # this rank leaves in good order
 """
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import faulthandler
 import itertools
 import json
 import os
@@ -20,9 +25,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import paddle.distributed as dist
 from paddle.base import core
@@ -36,9 +43,27 @@ _SAY_SECONDS = 10.0, 60.0  # until the first line about missing ranks, and until
 _POLL_SECONDS = 0.01
 # After which a rank that fails tells it: by then all make the same mistake, or the cause is known.
 _TELL_SECONDS = 1.0
-_SILENT_MACHINE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}  # a minute in all
+# A machine that acknowledges nothing for a minute is gone: after an answer, and after a question.
+_SILENT_MACHINE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
+_SILENT_MACHINE |= {
+    "TCP_USER_TIMEOUT": 60_000
+}  # ms; keepalive does not ask while data is under way
+_BEAT_SECONDS = 1.0  # between two questions, at most
+_ABORT_SECONDS = 6.0  # for the thread to hear of a death, when gloo has aborted for it
+_SHOWN = 8  # ranks of many that a message names: those that are silent the longest
+_GONE = "it is stopped, or its machine or network is gone"
 
 _counter = itertools.count()  # numbers the watches of this process: it may run many experiments
+
+
+@dataclass
+class _Peer:
+    """The rank at the other end of a connection."""
+
+    rank: int = -1  # until it has said which one it is
+    process: tuple[int, str] = (0, "")  # its id and machine
+    rest: bytes = b""  # of a line that has not come whole
+    heard: float = field(default_factory=time.monotonic)  # when it said something last
 
 
 class FailureWatch:
@@ -49,27 +74,41 @@ class FailureWatch:
     process with code 1.
 
     Over a connection goes a line of JSON when it is made, `[rank, id of the process, machine]`, and
-    one when it is left: the failure, "" if there was none.
+    one when it is left: the failure, "" if there was none. Between them a rank tells rank 0 where
+    it is, `{rank: [place, age]}`, and rank 0 answers likewise, with what it knows of the others.
+    Only after an answer comes the next: so nothing piles up before a rank that is stopped.
 
     Args:
         on_failure: Called in the thread.
         say: Called with a line of text while ranks are missing.
+        place: Where this rank is, in words; called in the thread.
+        silence_seconds: After so long a rank that says nothing counts as dead; 0: never.
 
     Raises:
         TimeoutError: One has not come in time.
     """
 
-    def __init__(self, on_failure: Callable[[str], None], say: Callable[[str], None]) -> None:
-        self._on_failure = on_failure
-        self._say = say
-        # A process that was connected before may be late for its next experiment.
-        known = dist.is_initialized()
-        self._limit = float("inf" if known else os.environ.get(LIMIT) or _LIMIT_SECONDS)
+    def __init__(
+        self,
+        on_failure: Callable[[str], None],
+        say: Callable[[str], None],
+        place: Callable[[], str],
+        silence_seconds: float,
+    ) -> None:
+        self._on_failure, self._say, self._place = on_failure, say, place
+        self._silence = silence_seconds
+        self._pause = min(silence_seconds / 4 or _BEAT_SECONDS, _BEAT_SECONDS)
+        self._limit = float(os.environ.get(LIMIT) or _LIMIT_SECONDS)
+        if dist.is_initialized():  # it may be late for its next experiment
+            self._limit = max(self._limit, silence_seconds)
         self._key = f"expbase/watch/{next(_counter)}"  # in the common store
         self._error = ""  # by which this rank has failed
         self._stopped = False
-        self._heard: dict[socket.socket, bytes] = {}  # all that came over each connection
-        self._door = self._connect()
+        self._peers: dict[socket.socket, _Peer] = {}
+        self._places: dict[int, tuple[str, float]] = {}  # of each other rank, and when it was there
+        self._asks_at = float("inf")  # when rank 0 is asked next, if it has answered
+        with self._limited():
+            self._door = self._connect()
         os.register_at_fork(after_in_child=self._close)  # a child would hold them after a death
         self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
         self._thread.start()
@@ -81,6 +120,15 @@ class FailureWatch:
             self.tell(error)
             raise
 
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Ends the process if paddle waits for rank 0 without limit; it holds Python's lock."""
+        faulthandler.dump_traceback_later(self._limit + _TELL_SECONDS, exit=True, file=2)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
     def _connect(self) -> socket.socket:
         """Rank 0's door, or the connection to it; the common store knows its port."""
         host, port = _store_address()
@@ -91,12 +139,15 @@ class FailureWatch:
             _make_store()
             _ask_at_once(host, port)
         if rank() == 0:
+            _choose_interface(socket.gethostbyname(host))
             door = socket.create_server(("", 0))
             add_to_store(self._key, door.getsockname()[1])
             return door
         self._wait_for(lambda: "" if add_to_store(self._key, 0) else "rank 0")
         door = socket.create_connection((host, add_to_store(self._key, 0)))
+        _choose_interface(door.getsockname()[0])
         self._greet(door)
+        self._asks_at = 0.0
         return door
 
     def _wait_for(self, missing: Callable[[], str]) -> None:
@@ -126,48 +177,119 @@ class FailureWatch:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _SILENT_MACHINE.items():
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._heard[connection] = b""
+        self._peers[connection] = _Peer()
         _send(connection, [rank(), os.getpid(), machine()])
 
     def _watch(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has them
         door = [self._door] if rank() == 0 else []
-        while not self._stopped and (connections := [*door, *self._heard]):
-            for connection in wait(connections):
+        looked = time.monotonic()
+        while not self._stopped and (connections := [*door, *self._peers]):
+            for connection in wait(connections, self._pause / 2):
                 if self._stopped:
                     return
-                if connection in self._heard:
-                    self._hear(connection)
+                if connection in self._peers:
+                    self._hear(connection, self._peers[connection])
                 else:
                     with contextlib.suppress(OSError):  # it is gone again
                         self._greet(self._door.accept()[0])
+            now = time.monotonic()
+            if now - looked > self._silence / 2:  # it was stopped itself: the others get their time
+                for peer in self._peers.values():
+                    peer.heard = now
+            looked = now
+            if now >= self._asks_at:
+                self._asks_at = float("inf")  # until rank 0 has answered
+                _send(self._door, {rank(): [self._place(), 0]})
+            for peer in [*self._peers.values()] if self._silence else []:
+                if now - peer.heard > self._silence and peer.rank >= 0:
+                    self._end(self._about(peer, f"has not answered for {now - peer.heard:.0f} s"))
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _about(self, peer: _Peer, what: str, why: str = f": {_GONE}") -> str:
+        place = self._places.get(peer.rank)
+        return f"rank {peer.rank} {what}{f' (last in {place[0]})' if place else ''}{why}"
+
+    def _known(self) -> list[tuple[int, str, float]]:
+        """Number, place and age of other ranks; of many those that are silent the longest."""
+        now = time.monotonic()
+        known = sorted((at, n, place) for n, (place, at) in [*self._places.items()])[:_SHOWN]
+        return [(n, place, now - at) for at, n, place in known]
+
+    def others(self) -> str:
+        """Where the other ranks were last, and how long ago that was, for a message."""
+        words = "rank {0}: silent for {2:.0f} s, last in {1}"
+        return "; ".join(words.format(*known) for known in self._known())
+
+    def _hear(self, connection: socket.socket, peer: _Peer) -> None:
+        silent = False
         try:
             received = connection.recv(1 << 16)
-        except OSError:  # also of a machine that is silent
-            received = b""
-        self._heard[connection] += received
-        *lines, _ = self._heard[connection].split(b"\n")
-        if received and len(lines) < 2:
-            return
-        del self._heard[connection]
-        connection.close()
+        except OSError as error:
+            received, silent = b"", not isinstance(error, ConnectionError)
+        *lines, peer.rest = (peer.rest + received).split(b"\n")
+        peer.heard = time.monotonic()
+        last_word: str | None = None
         try:
-            (number, pid, its_machine), *last_words = map(json.loads, lines)
-        except (TypeError, ValueError):  # a stranger
+            for line in lines:
+                last_word = self._read(connection, peer, json.loads(line))
+        except (TypeError, ValueError, LookupError, AttributeError):  # a stranger
+            received, peer.rank = b"", -1
+        if received and last_word is None:
             return
-        if not last_words:
+        del self._peers[connection]
+        connection.close()
+        if last_word is None and peer.rank >= 0:
+            pid, its_machine = peer.process
             how = ending(pid if its_machine == machine() else None)
-            last_words = [how and f"rank {number} {how}"]
-        says_so_itself = self._error and last_words[0].endswith(self._error)
-        if last_words[0] and not says_so_itself:
-            for other in self._heard:
-                _send(other, last_words[0])
-            try:
-                self._on_failure(last_words[0])
-            finally:
-                os._exit(1)  # nothing gentler ends a main thread that waits in a collective
+            last_word = how and self._about(peer, how, "")
+            last_word = self._about(peer, "fell silent") if silent else last_word
+        if last_word and not (self._error and last_word.endswith(self._error)):  # it says so itself
+            self._end(last_word)
+
+    def _read(self, connection: socket.socket, peer: _Peer, line: Any) -> str | None:
+        """Notes what came; its last word, if it is that."""
+        if isinstance(line, str):
+            return line
+        if isinstance(line, list):
+            peer.rank, peer.process = int(line[0]), (line[1], line[2])
+            return None
+        places = {int(n): (str(place), peer.heard - age) for n, (place, age) in line.items()}
+        places.pop(rank(), None)
+        self._places |= places
+        if rank():
+            self._asks_at = peer.heard + self._pause
+        else:
+            known = {n: [place, age] for n, place, age in self._known()}
+            _send(connection, known | {0: [self._place(), 0]})
+        return None
+
+    def _end(self, failure: str) -> None:
+        """Passes a failure on, and ends this process."""
+        for other in [*self._peers]:
+            _send(other, failure)
+        try:
+            self._on_failure(failure)
+        finally:
+            os._exit(1)  # nothing gentler ends a main thread that waits in a collective
+
+    @contextlib.contextmanager
+    def last_words(self) -> Iterator[None]:
+        """Lets this rank speak when gloo, in a backward, aborts because of another one."""
+
+        def speak(signum: int) -> None:
+            if os.getpid() != owner:  # a loader's worker, which aborts for a reason of its own
+                return
+            self._thread.join(_ABORT_SECONDS)  # in which a death ends this process
+            why = "aborted, as gloo does when another rank is 30 s late, or gone"
+            self._end(f"rank {rank()} {why}; {self.others()}")
+
+        c, owner = ctypes.CDLL(None), os.getpid()
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(speak)  # Python's own would run too late
+        c.signal(signal.SIGABRT, handler)
+        try:
+            yield
+        finally:
+            c.signal(signal.SIGABRT, None)  # after the end of Python the handler would crash
 
     def tell(self, error: BaseException) -> None:
         """Tells the other ranks by what this one failed.
@@ -188,18 +310,31 @@ class FailureWatch:
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RD)  # wakes the thread
         self._thread.join()
-        for connection in self._heard:
+        for connection in self._peers:
             _send(connection, last_word)
         self._close()
 
     def _close(self) -> None:
-        for connection in [self._door, *self._heard]:
+        for connection in [self._door, *self._peers]:
             connection.close()
 
 
 def _send(connection: socket.socket, words: object) -> None:
     with contextlib.suppress(OSError):  # it is gone, which the thread will find
         connection.sendall(json.dumps(words).encode() + b"\n")
+
+
+def _choose_interface(address: str) -> None:
+    """Makes gloo talk over the interface of this address, by which rank 0 is reached.
+
+    By default it takes the address of the host's name, which many systems give as 127.0.1.1.
+    """
+    if not address.startswith("127."):
+        import psutil  # comes with VisualDL; one machine alone need not pay 20 ms for it
+
+        for name, addresses in psutil.net_if_addrs().items():
+            if address in [own.address for own in addresses]:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _make_store() -> None:

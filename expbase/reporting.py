@@ -186,6 +186,8 @@ class Reporting(Attributes):
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
         distributed.on_rank_zero(self._checkpointer.close, "the last checkpoint")
+        if self._run_dir.note is not None:
+            self._run_dir.note.update(self._checkpointer.newest_saved)
         say, watch, output = self.logger.info, self._stopwatch, str(self.args.output)
         shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.time_breakdown().items())
         say("time        %s: %s", card.clock(watch.seconds()), shares)
@@ -210,6 +212,8 @@ class Reporting(Attributes):
         text = "[%d] ended by %r"
         self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
         self._quietly("telling the supervisor", self._tell_supervisor, error)
+        if self._other_ranks is not None and "gloo" in str(error):  # it does not say who is late
+            self._say_now(f"[{self.iteration}] {self._other_ranks.others()}", logging.ERROR)
         if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
             self._quietly("ledger", self._note_end)
 
@@ -262,6 +266,8 @@ class Reporting(Attributes):
         self._say_now(f"{place} ended, because another rank failed: {text}", logging.ERROR)
 
     def _watch_for_hanging(self) -> None:
+        if self._other_ranks is not None:
+            self._on_close.enter_context(self._other_ranks.last_words())
         if seconds := self.config.training.hang_seconds:
             end = self._end_hanging if self.config.training.hang_action == "end" else None
             watch = hang.watching(seconds, self._progress, self.logger, self._log_path, end)
@@ -281,6 +287,11 @@ class Reporting(Attributes):
         """What changes while the run makes progress; called in another thread."""
         place = {"iteration": self.iteration, "batch_in_epoch": self.batch_in_epoch}
         return {"phase": self.phase, **place}
+
+    def _place(self) -> str:
+        """Where this rank is, in words; called in another thread."""
+        is_set_up = self.life not in (Life.NEW, Life.READY)
+        return f"{self.phase if is_set_up else 'the start'} at iteration {self.iteration}"
 
     def _report_crash(self, error: BaseException) -> None:
         """Leaves what `replay` needs; not of a Ctrl-C, nor of a mistake that its message explains.

@@ -29,6 +29,7 @@ from expbase.state import checkpoint
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
+NOTE = ".run.json"  # of the directory's run, where several machines have one each (machines.py)
 
 # A run may continue although other keys of `training` differ: these change what is computed.
 _COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps", "overfit_batches")
@@ -46,6 +47,7 @@ class RunDirectory:
         self.path = Path(path).absolute()
         self._option = option
         self._config = self.path / CONFIG  # written once the directory is a run's
+        self.note: Any = None  # a machines.RunNote
         self._lock = contextlib.ExitStack()
 
     def make(self) -> None:
@@ -110,7 +112,7 @@ class RunDirectory:
         self.lock(rank=0)  # before it is moved: a running one must not be
         aside = None
         if fresh:
-            aside = self._move_aside()
+            aside = self.move_aside()
             self.release()  # only now: nobody else gets in between
             self.make()
             self.lock(rank=0)
@@ -126,14 +128,27 @@ class RunDirectory:
             )
         return aside
 
-    def _move_aside(self) -> Path | None:
+    def is_of_rank_zero(self) -> bool:
+        """Whether rank 0 has locked this directory."""
+        lock = self.path / LOCK.format(rank=0)
+        if os.path.realpath(lock) in _held:
+            return True
+        with contextlib.suppress(FileNotFoundError), lock.open() as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: other ranks look, too
+            except OSError:
+                return True
+        return False
+
+    def move_aside(self) -> Path | None:
         """Renames the directory, if it holds a run; returns its new place."""
-        if not self._config.exists():
+        if not self._config.exists() and not (self.path / NOTE).exists():
             return None
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
             number += 1
-        self.path.rename(aside)
+        with contextlib.suppress(FileNotFoundError):  # another rank of this machine has done it
+            self.path.rename(aside)
         return aside
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -63,7 +63,8 @@ class SetupSteps(Reporting):
         """Waits for all processes, watches over them from then on, and connects them."""
         from expbase.peers import FailureWatch  # here: one process has no peers
 
-        self._other_ranks = FailureWatch(self._end_with_another_rank, self._say_now)
+        end, silence = self._end_with_another_rank, self.config.training.hang_seconds
+        self._other_ranks = FailureWatch(end, self._say_now, self._place, silence)
         self._on_close.callback(self._other_ranks.stop)
         distributed.init_parallel(paddle.device.get_device())
 
@@ -80,6 +81,10 @@ class SetupSteps(Reporting):
         moved_aside = distributed.on_rank_zero(
             lambda: self._run_dir.claim(self.config, fresh=fresh, force=force), "output directory"
         )
+        if fresh and not self._run_dir.is_of_rank_zero():
+            moved_aside = self._run_dir.move_aside()
+        if fresh:
+            distributed.wait_for_all("--fresh")  # several ranks may share what one moves aside
         if self.rank > 0:  # perhaps on another machine
             self._run_dir.make()
             self._run_dir.lock(self.rank)

@@ -179,7 +179,7 @@ class StopRequests:
         handlers: dict[int, Any] = dict.fromkeys(_SIGNALS, note)
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
             del handlers[signal.SIGHUP]
-        with handling(handlers), distributed.last_words():
+        with handling(handlers):
             yield
 
 

@@ -22,7 +22,17 @@ LAYERS = (
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"distributed", "launch"},
     {"state.pdparams", "state.weights", "state.objects", "state.entries", "visualizer"},
-    {"events", "run_dir", "stopping", "life", "schedule", "isolation", "predictions", "peers"},
+    {
+        "events",
+        "run_dir",
+        "stopping",
+        "life",
+        "schedule",
+        "isolation",
+        "predictions",
+        "peers",
+        "machines",
+    },
     {
         "state.validations",
         "state.snapshot",

@@ -1,4 +1,4 @@
-"""The other ranks: one that dies, in whatever way and however it was started; one that never comes.
+"""The other ranks: one that dies or is stopped, however it was started; one that never comes.
 
 Ranks that fail by an error are in test_stopping.py.
 """
@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from paddle.base import core
 from tiny import run_script
 
-from expbase import peers, processes
+from expbase import distributed, peers, processes
 
 KILLED = """
 import os, signal, sys
@@ -36,17 +37,28 @@ if __name__ == "__main__":
 """
 
 
-def test_questions_to_the_store_are_sent_at_once() -> None:
-    def is_at_once(connection: socket.socket) -> int:
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connections() -> dict[str, bool]:
+        """Whether each connection of this process to the store sends at once, by its number."""
+        found = {}
+        for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
+            made = socket.socket(fileno=int(path.name))
+            with contextlib.suppress(OSError, IndexError):
+                if made.getpeername()[1] == port:
+                    found[path.name] = bool(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            made.detach()
+        return found
 
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        addresses = [server.getsockname() for server in servers]
-        store, other = (stack.enter_context(socket.create_connection(a)) for a in addresses)
-        stack.enter_context(socket.socket(socket.AF_UNIX))
-        peers._send_at_once(addresses[0][1])
-        assert (is_at_once(store), is_at_once(other)) == (1, 0)
+    monkeypatch.setattr(distributed, "_stores", [])
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    paddles = core.TCPStore("127.0.0.1", port, True, 1)
+    before = connections()
+    peers._ask_at_once("127.0.0.1", port)
+    assert not any(before.values())  # paddle's own stays as it is
+    assert [at_once for number, at_once in connections().items() if number not in before] == [True]
+    assert distributed.add_to_store("a", 2) == paddles.add("a", 0) == 2
 
 
 @pytest.fixture
@@ -73,6 +85,98 @@ def test_a_rank_that_is_killed_is_named_with_the_signal_by_the_other_one(
         assert result.stderr.splitlines()[-1] == f"rank {killed} was killed by SIGKILL"
     elif killed == 1:
         assert text in (script.parent / "launch_log/workerlog.0").read_text()
+
+
+STOPPED = """
+import os, signal, time
+from tiny import Tiny
+from expbase import main
+
+
+class Stopped(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        if self.iteration == 5 and self.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def valid(self):
+        if self.iteration == 3 and self.rank == 1:
+            time.sleep(6)  # twice the limit, but its thread answers
+        return super().valid()
+
+
+if __name__ == "__main__":
+    main(Stopped)
+"""
+
+
+def test_a_rank_that_is_stopped_is_named_with_its_place_and_one_that_is_busy_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(STOPPED)
+    words = ["training.valid_interval=3", "training.hang_seconds=3"]
+    result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2", *words)
+    assert result.returncode == 1
+    last_line = (run / "worker_0.log").read_text().splitlines()[-1]
+    text = r"rank 1 has not answered for \d+ s \(last in \w+ at iteration \d\): it is stopped, or"
+    assert re.search(rf"\[[56]\] ended, because another rank failed: {text}", last_line)
+
+
+# Gloo aborts in C++ when a rank is late; the text before it is what the others' threads told.
+ABORTED = """
+import os, time
+from tiny import Tiny
+from expbase import main, peers
+
+peers._ABORT_SECONDS = 0.1
+
+
+class Aborted(Tiny):
+    def train_batch(self):
+        while self.iteration == 3 and self.rank == 1:
+            if "train at iteration 3" in self._other_ranks.others():
+                os.abort()
+            time.sleep(0.1)
+        super().train_batch()
+
+
+if __name__ == "__main__":
+    main(Aborted)
+"""
+
+
+def test_a_rank_that_gloo_aborts_names_the_others_and_ends_with_code_1(tmp_path: Path) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(ABORTED)
+    result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2")
+    assert result.returncode == 1
+    text = "rank 1 aborted, as gloo does when another rank is 30 s late, or gone; rank 0: silent"
+    for rank in (0, 1):
+        last_line = (run / f"worker_{rank}.log").read_text().splitlines()[-1]
+        assert re.search(f"{text} for .* s, last in train at iteration 3", last_line)
+
+
+def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as the system of a stopped one does
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = subprocess.run(
+            [sys.executable, "-c", EAGER, str(tmp_path / "run")],
+            env={
+                **os.environ,
+                "PADDLE_TRAINERS_NUM": "2",
+                "PADDLE_TRAINER_ID": "1",
+                "PADDLE_TRAINER_ENDPOINTS": f"{endpoint},127.0.0.1:1",
+                peers.LIMIT: "1",
+                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONWARNINGS": "ignore",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert result.returncode == 1
+    assert "in _make_store" in result.stderr
 
 
 # Says at once that it waits.
@@ -150,14 +254,3 @@ def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path:
     last_line = "train.py: error: optim.lr: -1 given; expected more than 0."
     assert result.stderr.splitlines()[-1] == last_line
     assert "another rank" not in (tmp_path / "run/worker_0.log").read_text()
-
-
-def test_what_goes_to_the_store_is_not_held_back() -> None:
-    with contextlib.ExitStack() as stack:
-        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        ports = [door.getsockname()[1] for door in doors]
-        made = [socket.create_connection(("127.0.0.1", port)) for port in ports]
-        to_store, to_other = map(stack.enter_context, made)
-        peers._send_at_once(ports[0])
-        assert to_store.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert not to_other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

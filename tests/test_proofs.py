@@ -63,3 +63,12 @@ def test_the_first_process_of_a_container_is_stopped_in_setup_and_in_training_an
     proof = Proof(tmp_path, rounds=1, iterations=60)
     sigterm_while_it_starts(proof, ranks=1)
     terminated(proof, 1, 0, python(), 143)
+
+
+def test_two_machines_with_disks_of_their_own_train_to_the_bits_of_one(tmp_path: Path) -> None:
+    from nodes import exact, may_make_nodes, two_nodes
+
+    if not may_make_nodes():
+        pytest.skip("network namespaces may not be made here")
+    with two_nodes(tmp_path) as nodes:
+        assert exact(tmp_path, nodes, parts=[20]) == []

@@ -155,14 +155,14 @@ def test_who_gets_the_lock_of_a_directory_that_was_just_moved_aside_does_not_own
 
 def test_fresh_holds_the_lock_until_the_old_run_is_moved(output: RunDirectory) -> None:
     output.release()
-    move, seen = RunDirectory._move_aside, []
+    move, seen = RunDirectory.move_aside, []
 
     def watched(self: RunDirectory) -> Path | None:
         seen.append(is_free(output.path))
         return move(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RunDirectory, "_move_aside", watched)
+        patched.setattr(RunDirectory, "move_aside", watched)
         claimed(output.path, fresh=True)
     assert seen == [False]
 
