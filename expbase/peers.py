@@ -358,16 +358,18 @@ def _ask_at_once(host: str, port: int) -> None:
     paddle's own connection it must: the addresses of each gloo group replace those of the last one
     there, and a fast rank would read old ones (connection refused, or a crash later).
     """
-    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    before = _sockets()
     use_store(core.TCPStore(host, port, False, 1))
-    for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
-        if path.name in before:
-            continue
+    for path in _sockets() - before:
         connection = socket.socket(fileno=int(path.name))
         with contextlib.suppress(OSError, IndexError):  # not connected; not TCP
             if connection.getpeername()[1] == port:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.detach()
+
+
+def _sockets() -> set[Path]:
+    return {path for path in Path("/proc/self/fd").iterdir() if path.is_socket()}
 
 
 def _listens(host: str, port: int) -> bool:
