@@ -151,5 +151,5 @@ class SetupSteps(Reporting):
                 "the experiment, or a list, a dict or a layer with it.",
                 name,
             )
-        self._checkpointer.expect(found)
+        self._checkpointer.expect(found, read_only=self.read_only)
         self._say_what_there_is()

@@ -70,7 +70,7 @@ class TrainingSteps(Attributes):
         self.note_helper("micro_batches")
         update.check_complete()
         wrappers = self.stateful_objects().parallel.values() if count > 1 else ()
-        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]
+        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
         update.count, update.yielded = count, 0
         for number in range(1, count + 1):
             batch = self.read_batch()

@@ -62,9 +62,7 @@ class Array:
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """The content of a tensor, of one with placements what is here; without a copy if it is on
-        the CPU and contiguous.
-        """
+        """What is here of a tensor; without a copy if it is on the CPU and contiguous."""
         tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
@@ -119,10 +117,9 @@ def local(tensor: Any) -> Any:
 
 def gradient(parameter: Any) -> Any:
     """A parameter's gradient; None if there is none: with placements an empty one is left."""
-    found = parameter.grad_
-    if found is None or found.is_selected_rows() or local(found)._is_initialized():
-        return found
-    return None
+    grad = parameter.grad_
+    is_empty = grad is not None and grad.is_dist() and not local(grad)._is_initialized()
+    return None if is_empty else grad
 
 
 def is_piece(tensor: Any) -> bool:

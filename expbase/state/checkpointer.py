@@ -68,12 +68,12 @@ class Checkpointer:
             self._logger.warning("damaged checkpoint: %s", text)
         return path
 
-    def expect(self, found: StatefulObjects) -> None:
+    def expect(self, found: StatefulObjects, *, read_only: bool = False) -> None:
         """After setup: notes what has state, and whether ranks hold something alone."""
         self.names = [*found.names()]
         self._keys = _keys(found)
-        is_alone = self._world_size == 1
-        self._has_shares = not is_alone and shares.expected(found, self._directory.parent)
+        if self._world_size > 1 and not read_only:
+            self._has_shares = shares.expected(found, self._directory.parent)
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.

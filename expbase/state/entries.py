@@ -56,10 +56,8 @@ class Gradients:
             if grad is not None and not grad.is_selected_rows():
                 array = Array.of(grad)
                 if grad.is_dist() and array.data.any():
-                    raise TypeError(
-                        f"{name}: a gradient with placements cannot be saved; expected clear_grad()"
-                        " right after step()."
-                    )
+                    text = "a gradient with placements cannot be saved; clear it after step()."
+                    raise TypeError(f"{name}: {text}")
                 gradients[name] = array if array.data.any() else None
         return gradients
 

@@ -76,10 +76,7 @@ class StatefulObjects:
         return {file: arrays for file, arrays in tensors.items() if arrays}, values
 
     def shapes(self) -> dict[str, str]:
-        """What there is, by name: type and shape of tensors, and the kind of anything else.
-
-        It is the same on all ranks, so without what they hold differently.
-        """
+        """What all ranks have, by name: type and shape of tensors, and the kind of the rest."""
         others = {**self.schedulers, **self.generators, **self.objects}
         shapes = {f"self.{n}": type(other).__name__ for n, other in others.items()}
         pieces, sharded = self.pieces(), self.sharded()
@@ -101,7 +98,7 @@ class StatefulObjects:
         return {
             name: {names[p.name] for p in parameters_of(optimizers.innermost(optimizer))}
             for name, optimizer in self.optimizers.items()
-            if optimizers.is_sharded(optimizer)
+            if hasattr(optimizer, "_param2rank")  # fleet's stages 1 and 2
         }
 
     def owner(self, file: str, key: str) -> str:

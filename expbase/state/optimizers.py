@@ -25,17 +25,11 @@ _PLAIN = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
 def innermost(optimizer: Any) -> Any:
     """The optimizer in fleet's wrappers, which has the accumulators; any other object as it is."""
     while type(optimizer).__module__.startswith("paddle."):
-        attributes = getattr(optimizer, "__dict__", {})
-        inner = attributes.get("_inner_opt") or attributes.get("_optim")
-        if inner is None:
+        own = getattr(optimizer, "__dict__", {})
+        if (inner := own.get("_inner_opt", own.get("_optim"))) is None:
             break
         optimizer = inner
     return optimizer
-
-
-def is_sharded(optimizer: Any) -> bool:
-    """Whether each rank updates some parameters only, and has the accumulators of those alone."""
-    return hasattr(optimizer, "_param2rank")  # fleet's stages 1 and 2
 
 
 def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
@@ -71,10 +65,9 @@ def make_accumulators(
         optimizer._create_accumulators(block, made)
         for of_parameters in optimizer._accumulators.values():
             for p in (p for p in made if p.is_dist() and p.name in of_parameters):
-                whole = of_parameters[p.name]
-                if list(whole.shape) == list(p.shape) and not whole.is_dist():
-                    part = paddle.distributed.shard_tensor(whole, p.process_mesh, p.placements)
-                    of_parameters[p.name] = part
+                whole, place = of_parameters[p.name], (p.process_mesh, p.placements)
+                if whole.shape == p.shape and not whole.is_dist():
+                    of_parameters[p.name] = paddle.distributed.shard_tensor(whole, *place)
     return [
         f"{name}: the checkpoint has state for {p!r}, which it does not update." for p in unknown
     ]

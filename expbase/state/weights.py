@@ -45,8 +45,8 @@ def read_weights(path: Path) -> dict[str, Weights]:
             path = checkpoint.find(path)
             checkpoint.verify(path)
             files = checkpoint.read(path).items()
-            parsed = {n.removesuffix(_TENSORS): parse(d) for n, d in files if n.endswith(_TENSORS)}
-            return _whole(parsed)
+            found = {n.removesuffix(_TENSORS): parse(d) for n, d in files if n.endswith(_TENSORS)}
+            return _without_shares(found)
         if path.suffix == _TENSORS:
             return {"": parse(path.read_bytes())}
         if path.suffix == ".pdparams":
@@ -61,15 +61,14 @@ def read_weights(path: Path) -> dict[str, Weights]:
     )
 
 
-def _whole(files: Mapping[str, Weights]) -> dict[str, Weights]:
-    """The files of all ranks; an error if ranks hold pieces of a model."""
-    for name in [name for file in files if file.startswith("@share_") for name in files[file]]:
-        if name.count("/") == 1:  # an accumulator's has two
-            raise ValueError(
-                f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, "
-                "and their whole state by --checkpoint_path."
-            )
-    return {file: weights for file, weights in files.items() if not file.startswith("@share_")}
+def _without_shares(files: Mapping[str, Weights]) -> dict[str, Weights]:
+    shares = [file for file in files if file.startswith("@share_")]
+    for name in [name for file in shares for name in files[file] if name.count("/") == 1]:
+        raise ValueError(  # an accumulator's name has two
+            f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, and "
+            "their whole state by --checkpoint_path."
+        )
+    return {file: weights for file, weights in files.items() if file not in shares}
 
 
 def _need_whole(layer: Any, place: object) -> None:
