@@ -137,10 +137,10 @@ def _iteration(path: Path | None) -> int:
 
 def code(experiment: type) -> dict[str, str]:
     """What a rank runs: versions, and checksums of expbase and of the experiment's loaded files."""
-    facts = {"python": platform.python_version(), "numpy": numpy.__version__}
-    facts["paddle"] = paddle.__version__
     ours = Path(__file__).parent
-    facts["expbase"] = f"{_version.__version__} {_checksum(*sorted(ours.rglob('*.py')))}"
+    facts = {"expbase": f"{_version.__version__} {_checksum(*sorted(ours.rglob('*.py')))}"}
+    facts |= {"python": platform.python_version(), "paddle": paddle.__version__}
+    facts |= {"numpy": numpy.__version__}
     script = getattr(sys.modules.get(experiment.__module__), "__file__", None) or __file__
     folder = Path(script).parent
     for file in {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}:

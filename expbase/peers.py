@@ -53,6 +53,7 @@ _ABORT_SECONDS = 6.0  # for the thread to hear of a death, when gloo has aborted
 _SHOWN = 8  # ranks of many that a message names: those that are silent the longest
 _GONE = "it is stopped, or its machine or network is gone"
 
+Say = Callable[[str], None]
 _counter = itertools.count()  # numbers the watches of this process: it may run many experiments
 
 
@@ -89,11 +90,7 @@ class FailureWatch:
     """
 
     def __init__(
-        self,
-        on_failure: Callable[[str], None],
-        say: Callable[[str], None],
-        place: Callable[[], str],
-        silence_seconds: float,
+        self, on_failure: Say, say: Say, place: Callable[[], str], silence_seconds: float
     ) -> None:
         self._on_failure, self._say, self._place = on_failure, say, place
         self._silence = silence_seconds
@@ -182,8 +179,7 @@ class FailureWatch:
 
     def _watch(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has them
-        door = [self._door] if rank() == 0 else []
-        looked = time.monotonic()
+        door, looked = [self._door] if rank() == 0 else [], time.monotonic()
         while not self._stopped and (connections := [*door, *self._peers]):
             for connection in wait(connections, self._pause / 2):
                 if self._stopped:
@@ -217,8 +213,9 @@ class FailureWatch:
 
     def others(self) -> str:
         """Where the other ranks were last, and how long ago that was, for a message."""
-        words = "rank {0}: silent for {2:.0f} s, last in {1}"
-        return "; ".join(words.format(*known) for known in self._known())
+        return "; ".join(
+            "rank {}: last in {}, heard {:.0f} s ago".format(*k) for k in self._known()
+        )
 
     def _hear(self, connection: socket.socket, peer: _Peer) -> None:
         silent = False
@@ -325,10 +322,7 @@ def _send(connection: socket.socket, words: object) -> None:
 
 
 def _choose_interface(address: str) -> None:
-    """Makes gloo talk over the interface of this address, by which rank 0 is reached.
-
-    By default it takes the address of the host's name, which many systems give as 127.0.1.1.
-    """
+    """Gives gloo the interface of this address; it would take the host name's, often 127.0.1.1."""
     if not address.startswith("127."):
         import psutil  # comes with VisualDL; one machine alone need not pay 20 ms for it
 

@@ -227,6 +227,8 @@ def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--output", "run", "--restarts", "2"]
+    with pytest.raises(ConfigError, match="--restarts: given with --evaluate or --export"):
+        Silent(Silent.default_config(), parsed(*words, "--evaluate", "best"))
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(SystemExit, match="expected the launcher's own --max_restart"):
         main(Demo, argv=words)

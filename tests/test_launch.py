@@ -5,6 +5,7 @@ Runs with --nprocs are in test_stopping.py and test_distributed.py.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -80,6 +81,18 @@ def forked(pid: int) -> None:
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def registering() -> None:
+    atexit.register(os._exit, 7)
+
+
+def test_what_a_rank_has_to_do_at_its_exit_is_done_and_nothing_of_its_parent() -> None:
+    atexit.register(os._exit, 8)
+    try:
+        assert launch.spawn(registering, (), 1, "cpu").code == 7
+    finally:
+        atexit.unregister(os._exit)
 
 
 def test_a_rank_is_forked_and_has_no_handlers_and_no_rank_of_its_parent(

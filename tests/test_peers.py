@@ -12,10 +12,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from paddle.base import core
-from tiny import run_script
+from tiny import Tiny, make, run_script
 
 from expbase import distributed, peers, processes
 
@@ -151,10 +152,26 @@ def test_a_rank_that_gloo_aborts_names_the_others_and_ends_with_code_1(tmp_path:
     script.write_text(ABORTED)
     result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2")
     assert result.returncode == 1
-    text = "rank 1 aborted, as gloo does when another rank is 30 s late, or gone; rank 0: silent"
+    text = "rank 1 aborted, as gloo does when another rank is 30 s late, or gone; rank 0"
     for rank in (0, 1):
         last_line = (run / f"worker_{rank}.log").read_text().splitlines()[-1]
-        assert re.search(f"{text} for .* s, last in train at iteration 3", last_line)
+        assert re.search(f"{text}: last in train at iteration 3, heard .* s ago", last_line)
+
+
+def test_after_an_error_of_gloos_a_line_says_where_the_others_were_last(tmp_path: Path) -> None:
+    class Late(Tiny):
+        def train_batch(self) -> None:
+            raise RuntimeError("[/third_party/gloo/pair.cc] Timed out waiting 30000ms for recv")
+
+    where = "rank 1: last in train at iteration 1, heard 31 s ago"
+    exp = make(Late, tmp_path / "run")
+    exp.setup()
+    exp._other_ranks = SimpleNamespace(
+        others=lambda: where, last_words=contextlib.nullcontext, tell=lambda error: None
+    )
+    with pytest.raises(RuntimeError):
+        exp.run()
+    assert f"ERROR: [1] {where}" in (tmp_path / "run/worker_0.log").read_text()
 
 
 def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ SECONDS = float(os.environ.get("SLOW_SECONDS", "0"))
 
 
 class Slow(Net):
+    def train_batch(self):
+        if self.iteration == 25 and self.rank == int(os.environ.get("SLOW_RANK", "-1")):
+            if not self.config.training.valid_interval:
+                self.logger.info("trains slowly")
+                time.sleep(SECONDS)
+        super().train_batch()
+
     def valid(self):
         if self.rank == int(os.environ.get("SLOW_RANK", "-1")):
             self.logger.info("validates slowly")
@@ -333,7 +340,7 @@ class Fault:
     """A fault, and what must come of it.
 
     Attributes:
-        where: "training", "validation" or "start".
+        where: A key of REACHED; in "batch" one rank is slow, which is the fault.
         strike: Makes it.
         left: What the ranks that are left must say, by number.
         limit: The seconds within which they and their launchers must have ended.
@@ -349,7 +356,8 @@ class Fault:
         """Runs until the fault, and looks at what comes of it."""
         script = folder / "slow.py"
         script.write_text(slow())
-        place = {"training": {}, "validation": {"SLOW_RANK": "1"}, "start": {"SLOW_START": "1"}}
+        slow_rank, place = {"SLOW_RANK": "1"}, {"SLOW_START": "1"}
+        place = {"training": {}, "validation": slow_rank, "batch": slow_rank, "start": place}
         interval = 30 if self.where == "validation" else 0
         words = [*ENDLESS, f"training.valid_interval={interval}"]
         words += [f"training.hang_seconds={self.hang_seconds}"]
@@ -384,7 +392,12 @@ class Fault:
         return []
 
 
-REACHED = {"training": "[20]", "validation": "validates slowly", "start": "starts slowly"}
+REACHED = {
+    "training": "[20]",
+    "validation": "validates slowly",
+    "batch": "trains slowly",
+    "start": "starts slowly",
+}
 
 
 def slow_validation(folder: Path, nodes: Nodes) -> list[str]:
@@ -435,10 +448,12 @@ def faults() -> dict[str, Fault]:
             found[f"stopped-{number}-{where}"] = Fault(where, stopped(number), says, SILENCE_LIMIT)
         found[f"cut-{where}"] = Fault(where, cut, both(silent.format(phase)), SILENCE_LIMIT)
     # Without hang_seconds gloo's own limit, 30 s, and that of a machine, a minute, are left.
-    late = "aborted, as gloo does .*; rank {}: silent for 3. s, last in train"
+    late = "aborted, as gloo does .*; rank {}: last in train at iteration .*, heard {} s ago"
     for number in (0, 1):
-        says = {1 - number: late.format(number)}
+        says = {1 - number: late.format(number, "3.")}
         found[f"gloo-{number}"] = Fault("training", stopped(number), says, GLOO_LIMIT, 0)
+    says = {0: late.format(1, "[0-3]"), 1: "rank 0 " + late.format(1, "[0-3]")}
+    found["slow batch"] = Fault("batch", lambda nodes: None, says, GLOO_LIMIT)
     gone = both(r"fell silent \(last in valid .*\): .*network is gone")
     found["minute"] = Fault("validation", cut, gone, MINUTE_LIMIT, 0)
     return found
