@@ -1,8 +1,8 @@
 """Proves that a run on two ranks heals itself under --restarts, whatever happens to it.
 
 Faults come at random to runs of the net of net.py: kill -9 of rank 0, of rank 1, of both, of a rank
-during the start; SIGSTOP; a hang; a disk that is full for a while (where a tmpfs may be mounted).
-Each must be named in the ledger's next start, with its rank, and nobody helps. Each run must end
+during the start; SIGSTOP; a hang. Each must be named in the ledger's next start, with its rank, and nobody helps. A disk that is
+full for a while (where a tmpfs may be mounted) must be named, and training goes on. Each run must end
 with the bits, curves and scores of one that nothing happened to. Printed are also the seconds from
 a fault to the next new iteration, and their ratio to a bare start; with --every the share of time
 that goes into new iterations.
@@ -95,9 +95,13 @@ class Run:
         """Why it was started again, for each start that says so."""
         return [start["restart"] for start in ledger(self.output, "start") if start["restart"]]
 
+    def text(self) -> str:
+        """What it has printed."""
+        return self.output.with_suffix(".txt").read_text()
+
     def log(self) -> str:
-        """The last lines of its output."""
-        return self.output.with_suffix(".txt").read_text()[-3000:]
+        """The last lines of that."""
+        return self.text()[-3000:]
 
 
 class Ended(Exception):
@@ -147,8 +151,6 @@ class Driver:
         if kind == "hang":
             (self.run.notes / f"hang-{rank}").touch()
             return [f"rank {rank}: no progress for 2 s"]
-        if kind == "disk":
-            return self._fill(ids)
         os.kill(ids[rank], signal.SIGKILL)
         if kind == "kill":
             return [killed[rank]]
@@ -158,15 +160,22 @@ class Driver:
         os.kill(ids[other], signal.SIGKILL)
         return [killed[rank], killed[other]]
 
-    def _fill(self, ids: list[int]) -> list[str]:
-        filler = self.run.output / "filler"
+    def fill(self) -> float:
+        """Fills the disk for a while; returns the seconds from its end to a new iteration.
+
+        The run goes on, and says what it could not write.
+        """
+        filler, known = self.run.output / "filler", len(self.run.text())
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        self.wait(lambda: not {*ids} & {*self.ranks()}, "a full disk")
+        told = re.compile("NO CHECKPOINT: .* free: make room|cannot be written: No space left")
+        self.wait(lambda: told.search(self.run.text(), known) is not None, "a full disk")
         time.sleep(self.source.uniform(0, 2))
         filler.unlink()
-        return ["rank 0: .*No space left on device"]
+        began, reached = time.time(), self.run.reached()
+        self.wait(lambda: self.run.reached() > reached, "an iteration after a full disk")
+        return time.time() - began
 
     def fault(self, kind: str, goal: int) -> tuple[float, list[str]]:
         """One fault at an iteration, healed.
@@ -175,9 +184,11 @@ class Driver:
             The seconds to the next new iteration, and what was wrong.
         """
         self.wait(lambda: self.run.reached() >= goal, "training")
+        if kind == "disk":
+            return self.fill(), []
         known = len(self.run.reasons())
         expected = self.cause(kind)
-        began = time.time()  # of a full disk that it has room; of a start the second kill
+        began = time.time()  # of a start the second kill
         self.wait(lambda: len(self.run.reasons()) > known, f"{kind}: a restart")
         restarted = ledger(self.run.output, "start")[-1]["time"]  # some went on until then
         reached = max((n for n, at in self.run.beats() if at < restarted), default=0)
@@ -254,8 +265,12 @@ def prove(directory: Path, names: str, count: int, seed: int) -> list[str]:
                         healed += not errors
                         wrong += errors
                     wrong += [f"code {process.returncode}"] if process.wait(LONG_SECONDS) else []
-                    wrong += differences(output, reference.output)
-                    wrong += ["other scores"] if scores(run) != scores(reference) else []
+                    different = differences(output, reference.output)
+                    different += ["other scores"] if scores(run) != scores(reference) else []
+                    # What was logged while the disk was full is lost; the bits are not.
+                    if "disk" in kinds:
+                        different = [text for text in different if text.endswith(" differs")]
+                    wrong += different
                 except Ended as error:
                     wrong.append(str(error))
                 left = run.watched.seconds_until_gone(5)
@@ -292,7 +307,7 @@ def share(directory: Path, names: str, every: float, count: int, seed: int) -> f
             for number, kind in enumerate(kinds_of(names, is_small, source, count)):
                 due = run.beats()[0][1] + every * (number + 0.5)
                 time.sleep(max(0.0, due - time.time()))
-                driver.cause(kind)
+                driver.fill() if kind == "disk" else driver.cause(kind)
             elapsed = every * count
             time.sleep(max(0.0, run.beats()[0][1] + elapsed - time.time()))
             worked = seconds_of_new_iterations(run) / elapsed
