@@ -270,7 +270,9 @@ class Reporting(Attributes):
             self._on_close.enter_context(self._other_ranks.last_words())
         if seconds := self.config.training.hang_seconds:
             end = self._end_hanging if self.config.training.hang_action == "end" else None
-            watch = hang.watching(seconds, self._progress, self.logger, self._log_path, end)
+            others = self._other_ranks.others if self._other_ranks else str
+            log = self.logger, self._log_path
+            watch = hang.watching(seconds, self._progress, *log, end, others)
             self._on_close.enter_context(watch)
 
     def _end_hanging(self, text: str) -> None:

@@ -105,3 +105,15 @@ def test_with_the_action_end_a_run_that_hangs_ends_and_says_so(tmp_path: Path) -
     end = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
     assert (end["event"], end["iteration"], end["exit_code"]) == ("end", 3, 1)
     assert end["reason"] == text
+
+
+def test_a_report_says_where_the_other_ranks_are(tmp_path: Path) -> None:
+    path, logger = tmp_path / "worker_0.log", logging.Logger("test")
+    logger.addHandler(logging.FileHandler(path))
+    where = "rank 1: last in train at iteration 40, heard 3 s ago"
+    with watching(0.02, lambda: {"iteration": 41}, logger, path, None, lambda: where):
+        end = time.monotonic() + 30
+        while "Thread" not in (path.read_text() if path.exists() else ""):
+            assert time.monotonic() < end
+    assert f"no progress for 0.02 s: iteration=41; {where}. The stacks" in path.read_text()
+    logger.handlers[0].close()

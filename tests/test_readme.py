@@ -263,7 +263,9 @@ def test_every_option_that_a_page_names_exists() -> None:
     (tools,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
     helps = default_argument_parser().format_help()
     helps += "".join(tool.format_help() for tool in tools.values())
-    launchers = "nproc_per_node nnodes master rank job_id max_restart elastic_level elastic_timeout"
+    launchers = (
+        "nproc_per_node nnodes master host rank job_id max_restart elastic_level elastic_timeout"
+    )
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
     theirs = {f"--{name}" for name in f"{launchers} {slurms} only".split()}  # --only: of a proof
     for page, text in TEXT.items():

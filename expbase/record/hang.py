@@ -31,6 +31,7 @@ def watching(
     logger: logging.Logger,
     path: Path,
     end: Callable[[str], object] | None = None,
+    others: Callable[[], str] = str,
 ) -> Iterator[None]:
     """In the block all stacks go to a file when nothing moved for so long, once for each time.
 
@@ -40,6 +41,7 @@ def watching(
         logger: Takes the line that comes before the stacks.
         path: The file of that logger, to which the stacks are appended.
         end: Ends the process; called with what hangs. None: the run goes on.
+        others: Where the other ranks are, in words; "" if there are none.
     """
 
     def watch() -> None:
@@ -54,7 +56,9 @@ def watching(
                 before, since, is_reported = now, time.monotonic(), False
             elif not is_reported and time.monotonic() - since >= seconds + patience:
                 is_reported = True
-                _report(seconds, now, logger, path, end)
+                words = " ".join(f"{name}={value}" for name, value in now.items())
+                text = f"no progress for {seconds:g} s: {words}"
+                _report("; ".join(filter(None, [text, others()])), logger, path, end)
 
     ended, pause = threading.Event(), min(seconds / 4, 5.0)
     # A daemon: an interpreter that ends within the block must not wait for it.
@@ -67,9 +71,7 @@ def watching(
         thread.join()
 
 
-def _report(seconds: float, now: dict[str, Any], logger: Any, path: Path, end: Any) -> None:
-    words = " ".join(f"{name}={value}" for name, value in now.items())
-    text = f"no progress for {seconds:g} s: {words}"
+def _report(text: str, logger: Any, path: Path, end: Any) -> None:
     try:
         logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
         # It writes below Python: to a file with a descriptor, not to a logger.

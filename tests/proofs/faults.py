@@ -339,7 +339,9 @@ def main() -> None:
     args = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="faults-"))
     if args.every:
-        sys.exit(share(directory, args.kinds, args.every, args.faults, args.seed) < 0.8)
+        worked = share(directory, args.kinds, args.every, args.faults, args.seed)
+        shutil.rmtree(directory)
+        sys.exit(worked < 0.8)
     wrong = prove(directory, args.kinds, args.faults, args.seed)
     for text in wrong:
         print(f"FAILED: {text} ({directory})")
