@@ -56,13 +56,10 @@ def watching(
                 before, since, is_reported = now, time.monotonic(), False
             elif not is_reported and time.monotonic() - since >= seconds + patience:
                 is_reported = True
-                words = " ".join(f"{name}={value}" for name, value in now.items())
-                text = f"no progress for {seconds:g} s: {words}"
-                _report("; ".join(filter(None, [text, others()])), logger, path, end)
+                _report(seconds, now, others(), logger, path, end)
 
     ended, pause = threading.Event(), min(seconds / 4, 5.0)
-    # A daemon: an interpreter that ends within the block must not wait for it.
-    thread = threading.Thread(target=watch, name="expbase-hang", daemon=True)
+    thread = threading.Thread(target=watch, daemon=True)  # Python may end within the block
     thread.start()
     try:
         yield
@@ -71,7 +68,11 @@ def watching(
         thread.join()
 
 
-def _report(text: str, logger: Any, path: Path, end: Any) -> None:
+def _report(
+    seconds: float, now: dict[str, Any], others: str, logger: Any, path: Path, end: Any
+) -> None:
+    where = [" ".join(f"{name}={value}" for name, value in now.items()), others]
+    text = f"no progress for {seconds:g} s: {'; '.join(filter(None, where))}"
     try:
         logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
         # It writes below Python: to a file with a descriptor, not to a logger.
