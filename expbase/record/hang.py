@@ -44,22 +44,15 @@ def watching(
         others: Where the other ranks are, in words; "" if there are none.
     """
 
-    def watch() -> None:
-        before, since, is_reported = progress(), time.monotonic(), False
-        while True:
-            if end is not None:
-                faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
-            if ended.wait(pause):
-                return faulthandler.cancel_dump_traceback_later() if end else None
-            now, patience = progress(), 2 * pause if end and _waits_for_others() else 0.0
-            if now != before:
-                before, since, is_reported = now, time.monotonic(), False
-            elif not is_reported and time.monotonic() - since >= seconds + patience:
-                is_reported = True
-                _report(seconds, now, others(), logger, path, end)
+    def report(now: dict[str, Any]) -> None:
+        where = [" ".join(f"{name}={value}" for name, value in now.items()), others()]
+        text = f"no progress for {seconds:g} s: {'; '.join(filter(None, where))}"
+        _report(text, logger, path, end)
 
-    ended, pause = threading.Event(), min(seconds / 4, 5.0)
-    thread = threading.Thread(target=watch, daemon=True)  # Python may end within the block
+    ended = threading.Event()
+    work = (ended, seconds, progress, report, end is not None)
+    # A daemon: an interpreter that ends within the block must not wait for it.
+    thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
     thread.start()
     try:
         yield
@@ -68,11 +61,29 @@ def watching(
         thread.join()
 
 
-def _report(
-    seconds: float, now: dict[str, Any], others: str, logger: Any, path: Path, end: Any
+def _watch(
+    ended: threading.Event,
+    seconds: float,
+    progress: Callable[[], dict[str, Any]],
+    report: Callable[[dict[str, Any]], object],
+    ends: bool,
 ) -> None:
-    where = [" ".join(f"{name}={value}" for name, value in now.items()), others]
-    text = f"no progress for {seconds:g} s: {'; '.join(filter(None, where))}"
+    pause = min(seconds / 4, 5.0)
+    before, since, is_reported = progress(), time.monotonic(), False
+    while True:
+        if ends:
+            faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
+        if ended.wait(pause):
+            return faulthandler.cancel_dump_traceback_later() if ends else None
+        now, patience = progress(), 2 * pause if ends and _waits_for_others() else 0.0
+        if now != before:
+            before, since, is_reported = now, time.monotonic(), False
+        elif not is_reported and time.monotonic() - since >= seconds + patience:
+            is_reported = True
+            report(now)
+
+
+def _report(text: str, logger: Any, path: Path, end: Any) -> None:
     try:
         logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
         # It writes below Python: to a file with a descriptor, not to a logger.

@@ -4,8 +4,8 @@ Faults come at random to runs of the net of net.py: kill -9 of rank 0, of rank 1
 during the start; SIGSTOP; a hang. Each must be named in the ledger's next start, with its rank, and
 nobody helps. A disk that is full for a while (where a tmpfs may be mounted) must be named, and
 training goes on. Each run must end with the bits of one that nothing happened to, and with its
-curves and scores unless the disk was full. Printed are also the seconds from a fault to the next new
-iteration, and their ratio to a bare start; with --every the share of time that goes into new
+curves and scores unless the disk was full. Printed are also the seconds from a fault to the next
+new iteration, and their ratio to a bare start; with --every the share of time that goes into new
 iterations.
 
     python tests/proofs/faults.py [--faults 200] [--seed 0] [--kinds kill,stop] [--every 15]
