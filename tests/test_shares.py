@@ -134,6 +134,12 @@ def test_a_share_that_does_not_come_is_an_error_and_no_checkpoint(
     assert not path.exists()
 
 
+def test_a_file_that_gets_its_name_while_rank_zero_looks_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "entry_1.json.part").symlink_to("gone")  # listed, and not there any more
+    (tmp_path / "share").write_bytes(b"four")
+    assert shares._size(tmp_path) == 4
+
+
 def test_a_rank_that_cannot_write_is_named_and_there_is_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def _entries(directory: Path) -> Iterator[tuple[dict[str, Any], str]]:
                 raise OSError(0, f"{error} (rank {rank})")
             missing.remove(rank)
             yield files, bad
-        before, progress = progress, sum(file.stat().st_size for file in directory.iterdir())
+        before, progress = progress, _size(directory)
         since = since if before == progress else time.monotonic()
         if missing and time.monotonic() - since > _LIMIT_SECONDS:
             raise CheckpointError(
@@ -144,6 +144,14 @@ def _entries(directory: Path) -> Iterator[tuple[dict[str, Any], str]]:
                 f"{_LIMIT_SECONDS:.0f} s. Look whether it is stopped, and whether it has its disk."
             )
         time.sleep(_POLL_SECONDS if missing else 0)
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for file in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # an entry has just got its name
+            total += file.stat().st_size
+    return total
 
 
 def _entry(directory: Path, rank: int) -> Path:
