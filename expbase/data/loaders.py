@@ -367,24 +367,21 @@ class IterableLoader(LoaderAdapter):
         return Isolated(seed, iterable)
 
     def _read(self, source: Any, ahead: Iterator[Any], position: int) -> Items:
-        size, remembers = (self.batch_size or 1) * self.shard.world_size, self._stateful is not None
-        batch = next(ahead, _NOTHING)
-        if batch is _NOTHING and position == 0:
-            raise self.no_batch()
-        while batch is not _NOTHING:
-            # The loader's state is taken now, after this batch and before the next one is read
-            # ahead: a run that is resumed from a later state would never see that batch.
-            state = self._place(source) if remembers else self._state
-            following = next(ahead, _NOTHING)
-            last = following is _NOTHING
+        # The loader's state is taken after a batch and before the next one is read ahead: a run
+        # that is resumed from a later state would never see that batch.
+        placed = ((batch, self._place(source)) for batch in ahead)
+        for (batch, state), last in with_last(placed):
             # After the last batch it is the one behind the end, where the next epoch starts.
-            self._state = self._place(source) if last and remembers else state
-            position += size
+            self._state = self._place(source) if last else state
+            position += (self.batch_size or 1) * self.shard.world_size
             yield batch, (position, None, position), last
-            batch = following
+        if position == 0:
+            raise self.no_batch()
 
     def _place(self, source: Any) -> dict[str, Any]:
         """The state of a stateful loader, and the random states that it draws from."""
+        if self._stateful is None:
+            return {}
         state = copy.deepcopy(self._stateful.state_dict())
         with source.states.in_use():
             return {"loader": state, "random": rng.RandomStates().state_dict()}

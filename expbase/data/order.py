@@ -81,9 +81,8 @@ class BatchOrder:
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.length = len(self._dataset if self._sampler is None else self._sampler)
         self.num_samples = len(self._dataset) if hasattr(self._dataset, "__len__") else None
-        self.batch_size: int | None = 1
-        if self._sampler is not None:
-            self.batch_size = getattr(self._sampler, "batch_size", None)
+        size = 1 if self._sampler is None else getattr(self._sampler, "batch_size", None)
+        self.batch_size: int | None = size
         self.key = self._find_key(world_size)
 
     def _find_key(self, world_size: int) -> Key:

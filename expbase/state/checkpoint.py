@@ -125,20 +125,6 @@ def add(temporary: Path, files: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
     return {name: _write_file(temporary / name, parts) for name, parts in files.items()}
 
 
-def lack_of_room(directory: Path, files: Mapping[str, Iterable[Any]], others: int = 0) -> str:
-    """How much is needed and how much there is, if the disk has no room for a checkpoint; or "".
-
-    `others` are bytes that other processes write.
-    """
-    size = others + sum(memoryview(part).nbytes for parts in files.values() for part in parts)
-    # Up to a block more for each file, and for the directory.
-    needed = size + 4096 * (len(files) + 2)
-    free = shutil.disk_usage(directory.parent).free
-    if needed <= free:
-        return ""
-    return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
-
-
 def flush_logs(run: Path) -> None:
     """Writes the logs of a run to the disk, so that a power cut loses nothing of them."""
     for path in filter(Path.is_file, [*run.glob("*.jsonl"), *run.glob("*.log")]):

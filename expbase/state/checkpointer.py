@@ -17,7 +17,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Checkpointer:
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
-        self.names: list[str] = []  # of what has state after setup
+        self._keys: dict[str, set[str]] = {}  # of what has state after setup
         self.background = Background()
         self.saved_by = self._world_size  # processes that wrote the restored checkpoint
         self._has_shares = False  # whether a rank holds something alone
@@ -70,7 +70,6 @@ class Checkpointer:
 
     def expect(self, found: StatefulObjects, *, read_only: bool = False) -> None:
         """After setup: notes what has state, and whether ranks hold something alone."""
-        self.names = [*found.names()]
         self._keys = _keys(found)
         if self._world_size > 1 and not read_only:
             self._has_shares = shares.expected(found, self._directory.parent)
@@ -92,17 +91,16 @@ class Checkpointer:
             self.background.wait()  # its failure is this rank's
         distributed.on_rank_zero(self.background.wait, "saving")  # the one before
         snapshot = self._snapshot()
+        # What is written is of now, and not looked at again while training goes on.
+        snapshot.iteration, snapshot.is_needed = iteration, needed
+        snapshot.facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
+        snapshot.best = self.validations.kept()
         if self._has_shares:
-            begin = functools.partial(self._begin, iteration, snapshot, needed)
+            begin = functools.partial(self._begin, snapshot)
             snapshot.path = distributed.on_rank_zero(begin, "saving")
             if snapshot.path is None:
                 return
-        # What is written is of now, and not looked at again while training goes on.
-        facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
-        best = self.validations.kept()
-        write = functools.partial(self._write, iteration, snapshot, facts, best, needed)
-        if self._rank:
-            write = functools.partial(shares.write, snapshot)
+        write = functools.partial(shares.write if self._rank else self._write, snapshot)
         is_writing = self._rank == 0 or self._has_shares
         if is_writing and self._training.background_save:
             snapshot.tensors = self._buffer.snapshot(snapshot.tensors)
@@ -134,12 +132,12 @@ class Checkpointer:
         must_be_finite = trained if self._training.nonfinite != "ignore" else set()
         return Snapshot(tensors, values, ranks, must_be_finite, others)
 
-    def _begin(self, iteration: int, snapshot: Snapshot, needed: bool) -> Path | None:
+    def _begin(self, snapshot: Snapshot) -> Path | None:
         """Where all ranks write their shares; None, and a line says so, if there is no room."""
-        lack = "" if needed else snapshot.lack_of_room(self._directory)
+        lack = "" if snapshot.is_needed else snapshot.lack_of_room(self._directory)
         if lack:
-            self._say_there_is_none(iteration, lack)
-        return None if lack else checkpoint.begin(self._directory, iteration)
+            self._say_there_is_none(snapshot.iteration, lack)
+        return None if lack else checkpoint.begin(self._directory, snapshot.iteration)
 
     @property
     def newest_name(self) -> str:
@@ -153,7 +151,7 @@ class Checkpointer:
 
     def refuse_newcomers(self, found: StatefulObjects) -> None:
         """Raises a RuntimeError if something with state was added to the experiment since setup."""
-        new = [name for name in found.names() if name not in self.names]
+        new = [name for name in found.names() if name not in self._keys]
         if new:
             raise RuntimeError(
                 f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "
@@ -163,7 +161,7 @@ class Checkpointer:
     def _refuse_growth(self, found: StatefulObjects) -> None:
         """Raises a RuntimeError if a layer has other parameters or buffers than after setup."""
         for name, keys in _keys(found).items():
-            if changed := sorted(keys ^ self._keys.get(name, keys)):
+            if changed := sorted(keys ^ self._keys[name]):
                 raise RuntimeError(
                     f"self.{name}: {changed[0]!r} came or went since setup, and the checkpoint "
                     "would not fit a resumed run. Change the layer in setup_model."
@@ -187,35 +185,30 @@ class Checkpointer:
             )
         return ranks
 
-    def _write(
-        self,
-        iteration: int,
-        snapshot: Snapshot,
-        facts: Mapping[str, int],
-        best: list[int],
-        needed: bool,
-    ) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         """Writes what was captured, if it is good and there is room; with the others' shares."""
-        written, bad, lack = None, snapshot.nonfinite(), ""
+        iteration, written, bad, lack = snapshot.iteration, None, snapshot.nonfinite(), ""
         if self._has_shares:
             written, bad = shares.write_together(snapshot, bad)
-        elif not bad and not needed:
+        elif not bad and not snapshot.is_needed:
             lack = snapshot.lack_of_room(self._directory)
         if bad and self._training.nonfinite == "error":
             raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad or lack:
             return self._say_there_is_none(iteration, f"not finite: {bad}" if bad else lack)
         files = {} if written else snapshot.files()
-        checkpoint.flush_logs(self._directory.parent)  # `facts` count on them
-        self.newest_saved = checkpoint.write(self._directory, iteration, files, facts, written)
+        checkpoint.flush_logs(self._directory.parent)  # the facts count on them
+        self.newest_saved = checkpoint.write(
+            self._directory, iteration, files, snapshot.facts, written
+        )
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
-        self._prune(best)
+        self._prune(snapshot.best)
 
     def _say_there_is_none(self, iteration: int, reason: str) -> None:
         text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
         self._logger.warning(text, iteration, reason, self.newest_name)
 
-    def _prune(self, best: list[int]) -> None:
+    def _prune(self, best: Sequence[int]) -> None:
         keep = self._training
         checkpoint.prune(self._directory, keep.keep_last, keep.keep_every, best)
 
@@ -276,12 +269,12 @@ class Checkpointer:
         manifest, content = sharing.read_files(path)
         self.sizes = manifest["info"]
         saved = _parsed(path, content.pop(STATE_FILE, None))
-        if saved["format"] not in FORMATS:
+        if saved.get("format") not in FORMATS:
             raise CheckpointError(
-                f"{path}: has format {saved['format']}; expected {FORMATS[0]} or {FORMATS[1]}. "
+                f"{path}: has format {saved.get('format')}; expected {FORMATS[0]} or {FORMATS[1]}. "
                 "Continue it with the version of expbase that wrote it."
             )
-        self.saved_by = saved["world_size"]
+        self.saved_by = len(saved["ranks"])
         contents = self.contents()
         tensors, values, problems = self._own_part(contents[OBJECTS], content, saved)
         problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
@@ -304,11 +297,11 @@ class Checkpointer:
         rank = self._rank if self.saved_by == self._world_size else None
         problems = shares.take(found, files, rank)
         values = saved["values"]
-        if self.saved_by == self._world_size:
-            for name, array in others.get(f"{RANK}{self._rank}", {}).items():
+        if rank is not None:
+            for name, array in others.get(f"{RANK}{rank}", {}).items():
                 file, _, key = name.partition("/")
                 files.setdefault(file, {})[key] = array
-            for name, entry in saved["ranks"][self._rank].items():
+            for name, entry in saved["ranks"][rank].items():
                 values[name] |= entry
         return files, values, problems
 
@@ -324,18 +317,17 @@ class Checkpointer:
 
 
 def _keys(found: StatefulObjects) -> dict[str, set[str]]:
-    return {name: {*layer.state_dict()} for name, layer in found.layers.items()}
+    """By the name of each object its parameters and buffers; none if it is no layer."""
+    keys = {name: {*layer.state_dict()} for name, layer in found.layers.items()}
+    return {name: keys.get(name, set()) for name in found.names()}
 
 
 def _parsed(path: Path, data: Any) -> dict[str, Any]:
     """The content of a state.json, whose parts are all there."""
     try:
         saved: dict[str, Any] = json.loads(data.tobytes())
-        parts = [saved["values"], *saved["values"].values(), *saved["ranks"]]
-        if saved["format"] in FORMATS and len(saved["ranks"]) != saved["world_size"]:
-            raise ValueError("not as many ranks as it says")
-        if not all(isinstance(part, dict) for part in parts):
-            raise ValueError("a part is no mapping")
+        for part in (saved["values"], *saved["values"].values(), *saved["ranks"]):
+            part.items()  # each is a mapping
         return saved
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}/{STATE_FILE}: is not one of expbase: {error!r}.") from error

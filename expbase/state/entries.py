@@ -1,7 +1,4 @@
-"""The smaller entries of a checkpoint: plain attributes, gradients, what the bits depend on.
-
-Each has `state_dict()` and `load_state_dict(state)`, which returns reasons why it is not exact.
-"""
+"""The smaller entries of a checkpoint: plain attributes, gradients, what the bits depend on."""
 
 from __future__ import annotations
 

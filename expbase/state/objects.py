@@ -96,9 +96,9 @@ class StatefulObjects:
         """The parameters of this rank, for each optimizer whose ranks have some of them each."""
         names = parameter_names(self)
         return {
-            name: {names[p.name] for p in parameters_of(optimizers.innermost(optimizer))}
-            for name, optimizer in self.optimizers.items()
-            if hasattr(optimizer, "_param2rank")  # fleet's stages 1 and 2
+            name: {names[p.name] for p in parameters_of(inner)}
+            for name, inner in self._innermost().items()
+            if hasattr(self.optimizers[name], "_param2rank")  # fleet's stages 1 and 2
         }
 
     def owner(self, file: str, key: str) -> str:
@@ -116,8 +116,7 @@ class StatefulObjects:
         tensors, values = state
         names = parameter_names(self)
         problems: list[str] = []
-        for name, optimizer in self.optimizers.items():
-            inner = optimizers.innermost(optimizer)
+        for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
             problems += optimizers.make_accumulators(inner, name, tensors.get(name, {}), own)
         live = _flat(self._live_tensors())
@@ -136,18 +135,21 @@ class StatefulObjects:
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; returns reasons why it is not exact."""
         tensors, encoded = state
-        notes = [
-            f"{name}.{setting}: {there} there, {here} in the code now, which is used"
-            for name, (_, settings) in self._kinds().items()
-            for setting, here, there in _changed(settings, encoded[_KINDS][name][1])
-        ]
+        notes = []
+        for name, (_, here) in self._kinds().items():
+            there = encoded[_KINDS][name][1]
+            notes += [
+                f"{name}.{n}: {there.get(n)} there, {here.get(n)} in the code now, which is used"
+                for n in {**there, **here}
+                if here.get(n) != there.get(n)
+            ]
         # All is decoded before anything is set: a value that cannot be read changes nothing.
         values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
         for file, live in self._live_tensors().items():
             for key, array in tensors.get(file, {}).items():
                 array.copy_to(live[key])
         for name in self._float_rates():
-            optimizers.innermost(self.optimizers[name.removesuffix(_RATE)]).set_lr(values[name])
+            self._innermost()[name.removesuffix(_RATE)].set_lr(values[name])
         for name, scheduler in self.schedulers.items():
             notes += optimizers.changed_arguments(scheduler, name, values[name])
             optimizers.set_schedule_values(scheduler, values[name])
@@ -166,10 +168,7 @@ class StatefulObjects:
         live = {
             **{name: layer.state_dict() for name, layer in self.layers.items()},
             _PARAMETERS: self.parameters,
-            **{
-                name: optimizers.accumulators(optimizers.innermost(optimizer), names)
-                for name, optimizer in self.optimizers.items()
-            },
+            **{n: optimizers.accumulators(o, names) for n, o in self._innermost().items()},
         }
         return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}
 
@@ -185,8 +184,8 @@ class StatefulObjects:
         }
 
     def _kinds(self) -> dict[str, list[Any]]:
-        inner = {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
-        kinds = {n: [type(o).__name__, optimizers.settings(o)] for n, o in inner.items()}
+        inner = self._innermost().items()
+        kinds = {name: [type(o).__name__, optimizers.settings(o)] for name, o in inner}
         kinds |= {name: ["number", {}] for name in self._float_rates()}
         return kinds | {name: [optimizers.kind(s), {}] for name, s in self.schedulers.items()}
 
@@ -199,8 +198,7 @@ class StatefulObjects:
 
     def _set_flags(self, flags: Mapping[str, Collection[str]]) -> None:
         for name, parameter in named_parameters(self):
-            if parameter.stop_gradient != (name in flags["frozen"]):
-                parameter.stop_gradient = name in flags["frozen"]
+            parameter.stop_gradient = name in flags["frozen"]
         for name, layer in self._sublayers():
             layer.training = name not in flags["eval"]
 
@@ -213,11 +211,11 @@ class StatefulObjects:
 
     def _float_rates(self) -> dict[str, float]:
         """The learning rates that no schedule decides, by `optimizer.learning_rate`."""
-        return {
-            f"{name}{_RATE}": float(rate)
-            for name, optimizer in self.optimizers.items()
-            if not isinstance(rate := optimizers.innermost(optimizer)._learning_rate, LRScheduler)
-        }
+        rates = {f"{name}{_RATE}": o._learning_rate for name, o in self._innermost().items()}
+        return {n: float(rate) for n, rate in rates.items() if not isinstance(rate, LRScheduler)}
+
+    def _innermost(self) -> dict[str, Any]:
+        return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
 
 
 def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> StatefulObjects:
@@ -264,12 +262,9 @@ def unwrap(layer: Any) -> Any:
 
 
 def _wrapped(layer: Any) -> Any:
-    if isinstance(layer, paddle.DataParallel):
-        return layer._layers
-    if isinstance(layer, paddle.nn.Layer) and type(layer).__module__.startswith(_FLEET):
-        inside = layer._sub_layers  # fleet's own layers have neither name
-        return inside.get("_layers", inside.get("_layer"))
-    return None
+    fleets = isinstance(layer, paddle.nn.Layer) and type(layer).__module__.startswith(_FLEET)
+    inside = layer._sub_layers if fleets or isinstance(layer, paddle.DataParallel) else {}
+    return inside.get("_layers", inside.get("_layer"))  # fleet's own layers have neither name
 
 
 def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> None:
@@ -349,12 +344,6 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{file}: {key!r}": t for file, by_key in tensors.items() for key, t in by_key.items()}
-
-
-def _changed(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Name and both values of what differs; None where there is none."""
-    pairs = [(name, here.get(name), there.get(name)) for name in {**there, **here}]
-    return [(name, one, other) for name, one, other in pairs if one != other]
 
 
 def unmatched(

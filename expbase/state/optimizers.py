@@ -130,8 +130,6 @@ def changed_arguments(schedule: Any, name: str, saved: Mapping[str, Any]) -> lis
 
 def is_plain(value: Any) -> bool:
     """Whether a value is a number, a text, an array or None, or holds nothing else."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
-    if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, _PLAIN)

@@ -105,7 +105,13 @@ class _Reader(pickle._Unpickler):
     stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
-        return _known(module, name)
+        if (module, name) not in _KNOWN:
+            raise PdparamsError(
+                f"names {f'{module}.{name}'!r:.100}, which weights do not need and which could run "
+                "code. Refused; write the file again with save_model or paddle.save of a "
+                "state_dict."
+            )
+        return _KNOWN[module, name]
 
     def _make_dict(self) -> None:
         self.stack.append(_Dict())
@@ -189,13 +195,3 @@ _KNOWN = {
     **{(module, "_reconstruct"): lambda *_: _NumpyArray() for module in _NUMPY},
     **{(module, "scalar"): lambda kind, data: _numbers(kind, (), data)[()] for module in _NUMPY},
 }
-
-
-def _known(module: str, name: str) -> Any:
-    found = _KNOWN.get((module, name))
-    if found is None:
-        raise PdparamsError(
-            f"names {f'{module}.{name}'!r:.100}, which weights do not need and which could run "
-            "code. Refused; write the file again with save_model or paddle.save of a state_dict."
-        )
-    return found

@@ -28,6 +28,7 @@ from typing import Any
 
 from expbase import distributed
 from expbase.state import checkpoint
+from expbase.state.arrays import Array
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.objects import StatefulObjects, Tensors
 from expbase.state.snapshot import SHARE, Snapshot
@@ -43,7 +44,7 @@ def expected(found: StatefulObjects, run: Path) -> bool:
         ValueError: They have, and one does not see the directory of rank 0, which is `run` there.
     """
     has_any = bool(found.pieces() or found.sharded())
-    if distributed.world_size() == 1 or not any(distributed.gather_objects(has_any)):
+    if not any(distributed.gather_objects(has_any)):
         return False
     make_one = functools.partial(tempfile.mkdtemp, prefix=".shared-", dir=run)
     probe = Path(distributed.on_rank_zero(make_one, "looking at the directory of rank 0") or "")
@@ -66,19 +67,18 @@ def split(found: StatefulObjects, tensors: Tensors) -> tuple[Tensors, Tensors, i
     """
     pieces, sharded, rank = found.pieces(), found.sharded(), distributed.rank()
     rest: Tensors = {}
-    share, names = {}, {}
+    held: dict[str, tuple[str, Array]] = {}
     for file, arrays in tensors.items():
         for key, array in arrays.items():
             is_piece = found.owner(file, key) in pieces
             if is_piece or file in sharded:
-                share[f"{file}/{key}"] = array
                 # Each rank has another part of a piece, which so goes by another name.
-                names[f"{file}/{key}"] = f"{file}/{key}" + f"/{rank}" * is_piece
+                held[f"{file}/{key}" + f"/{rank}" * is_piece] = f"{file}/{key}", array
             else:
                 rest.setdefault(file, {})[key] = array
-    of_ranks = distributed.gather_objects({names[n]: a.data.nbytes for n, a in share.items()})
+    of_ranks = distributed.gather_objects({n: a.data.nbytes for n, (_, a) in held.items()})
     earlier = {name for of_rank in of_ranks[:rank] for name in of_rank}
-    share = {name: array for name, array in share.items() if names[name] not in earlier}
+    share = dict(named for name, named in held.items() if name not in earlier)
     everything = {name: size for of_rank in of_ranks for name, size in of_rank.items()}
     others = sum(everything.values()) - sum(array.data.nbytes for array in share.values())
     return rest, {f"{SHARE}{rank}": share}, others

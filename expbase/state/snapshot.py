@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expbase.state import checkpoint
 from expbase.state.arrays import serialize
 from expbase.state.objects import Tensors
 
@@ -31,6 +32,10 @@ class Snapshot:
     trained: set[tuple[str, str]]  # file and key of what must be finite
     others: int = 0  # bytes in the shares of the other ranks
     path: Path | None = None  # where all ranks write their shares
+    iteration: int = 0
+    is_needed: bool = True  # then that there is no room is an error
+    facts: Mapping[str, int] = field(default_factory=dict)  # for the manifest
+    best: Sequence[int] = ()  # iterations whose checkpoints stay
 
     def nonfinite(self) -> str:
         """The first tensors that are not finite; "" if all are."""
@@ -39,8 +44,15 @@ class Snapshot:
         return ", ".join(sorted(bad)[:3])
 
     def lack_of_room(self, directory: Path) -> str:
-        """How much room a checkpoint lacks, all shares included; "" if there is enough."""
-        return checkpoint.lack_of_room(directory, self.files(), self.others)
+        """How much is needed, all shares included, and how much there is; "" if that is enough."""
+        files = self.files()
+        size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
+        # Up to a block more for each file, and for the directory.
+        needed = size + self.others + 4096 * (len(files) + 2)
+        free = shutil.disk_usage(directory.parent).free
+        if needed <= free:
+            return ""
+        return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
 
     def tensor_files(self) -> dict[str, list[Any]]:
         """The content of each file of tensors, in buffers."""
