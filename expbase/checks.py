@@ -126,9 +126,8 @@ def check_arguments(args: Any, config: Config) -> None:
             )
     if getattr(args, DONE_BY_MAIN, True):
         return
-    spawns = args.nprocs > 1 and distributed.world_size() == 1
-    given = {"smoke": args.smoke, "print_config": args.print_config, "nprocs": spawns}
-    given |= {"restarts": args.restarts}
+    given = {name: getattr(args, name) for name in ("smoke", "print_config", "restarts")}
+    given["nprocs"] = args.nprocs > 1 and distributed.world_size() == 1
     for name in [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"--{name}: is done by main(Experiment), which this script does not call."

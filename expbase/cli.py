@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import multiprocessing
 import re
 import sys
@@ -92,7 +91,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
     add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
-    add("--restarts", type=functools.partial(count, least=0), default=0, metavar="N",
+    add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)

@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import paddle
 import paddle.distributed as dist
@@ -108,9 +108,7 @@ def broadcast_object(value: T) -> T:
         return value
     # Not paddle's own broadcast: it makes more tensors on rank 0 than on the others, and then the
     # automatic names of all later tensors would differ.
-    values: list[Any] = gather_objects(value if rank() == 0 else None)
-    first: T = values[0]
-    return first
+    return gather_objects(cast(T, value if rank() == 0 else None))[0]
 
 
 def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:

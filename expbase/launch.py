@@ -25,15 +25,7 @@ from typing import Any, NamedTuple
 import paddle.distributed as dist
 
 from expbase.distributed import default_device
-from expbase.processes import (
-    die_with_parent,
-    ending,
-    exit_code,
-    forking,
-    handling,
-    returncode,
-    signals_held,
-)
+from expbase.processes import die_with_parent, ending, forking, handling, signals_held
 
 # After the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled is a negative code,
 # and a failure.
@@ -60,10 +52,8 @@ class StopSignals:
         self.ranks: Sequence[Any] = ()
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Handles them in the block, but not SIGHUP under nohup."""
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        handlers = dict.fromkeys(_STOP_SIGNALS, self.note)
-        return handling({s: h for s, h in handlers.items() if not (ignored and s == signal.SIGHUP)})
+        """Handles them in the block."""
+        return handling(dict.fromkeys(_STOP_SIGNALS, self.note))
 
     def note(self, signum: int, frame: Any = None) -> None:
         """Handles one."""
@@ -123,8 +113,8 @@ def _join(processes: Sequence[Any]) -> Outcome:
         sentinels = wait(list(running), timeout)
         for sentinel in sentinels:
             rank = running.pop(sentinel)
-            os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
-            ended[rank] = returncode(processes[rank].pid)
+            end: Any = os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
+            ended[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
             if ended[rank] < 0:  # else it has said why itself
                 deaths.setdefault(rank, ending(processes[rank].pid))
             if ended[rank] not in (0, *_STOPPED) and deadline is None:
@@ -142,7 +132,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
         process.join()
     codes = [*ended.values()]
     first = [*(c for c in codes if c not in (0, *_STOPPED)), *filter(None, codes), 0][0]
-    code = 1 if first == _USER_ERROR else exit_code(first)
+    code = 1 if first == _USER_ERROR else 128 - first if first < 0 else first
     is_stop = not {*codes}.isdisjoint(_STOPPED)
     return Outcome(code, is_stop, _USER_ERROR in codes, texts)
 

@@ -1,10 +1,8 @@
 """The other ranks: whether they have come, and whether one of them failed, died or fell silent.
 
 Every rank is connected to rank 0. The system ends the connection of a process that ends, however it
-ends and on whatever machine: so a death is known at once. A rank that fails says so first; rank 0
-passes it on. A thread of each rank tells rank 0 every few seconds where the rank is, and rank 0
-answers: so one that is stopped, or whose machine or network is gone, is known by its silence. One
-that is busy, for however long, is not silent.
+ends and on whatever machine: so a death is known at once. One that is stopped, or whose machine or
+network is gone, is known by its silence; one that is busy, for however long, is not silent.
 
     watch = FailureWatch(on_failure, say, place, silence_seconds=600)   # all ranks have come
     watch.others()                          # where they were last, for a message
@@ -44,10 +42,8 @@ _POLL_SECONDS = 0.01
 # After which a rank that fails tells it: by then all make the same mistake, or the cause is known.
 _TELL_SECONDS = 1.0
 # A machine that acknowledges nothing for a minute is gone: after an answer, and after a question.
-_SILENT_MACHINE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
-_SILENT_MACHINE |= {
-    "TCP_USER_TIMEOUT": 60_000
-}  # ms; keepalive does not ask while data is under way
+# The last one, in ms, holds for both; keepalive does not ask while data is under way.
+_SILENT_MACHINE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
 _BEAT_SECONDS = 1.0  # between two questions, at most
 _ABORT_SECONDS = 6.0  # for the thread to hear of a death, when gloo has aborted for it
 _SHOWN = 8  # ranks of many that a message names: those that are silent the longest
@@ -62,7 +58,7 @@ class _Peer:
     """The rank at the other end of a connection."""
 
     rank: int = -1  # until it has said which one it is
-    process: tuple[int, str] = (0, "")  # its id and machine
+    pid: int | None = None  # of its process, if that is on this machine
     rest: bytes = b""  # of a line that has not come whole
     heard: float = field(default_factory=time.monotonic)  # when it said something last
 
@@ -93,8 +89,8 @@ class FailureWatch:
         self, on_failure: Say, say: Say, place: Callable[[], str], silence_seconds: float
     ) -> None:
         self._on_failure, self._say, self._place = on_failure, say, place
-        self._silence = silence_seconds
-        self._pause = min(silence_seconds / 4 or _BEAT_SECONDS, _BEAT_SECONDS)
+        self._silence = silence_seconds or float("inf")
+        self._pause = min(self._silence / 4, _BEAT_SECONDS)
         self._limit = float(os.environ.get(LIMIT) or _LIMIT_SECONDS)
         if dist.is_initialized():  # it may be late for its next experiment
             self._limit = max(self._limit, silence_seconds)
@@ -104,8 +100,12 @@ class FailureWatch:
         self._peers: dict[socket.socket, _Peer] = {}
         self._places: dict[int, tuple[str, float]] = {}  # of each other rank, and when it was there
         self._asks_at = float("inf")  # when rank 0 is asked next, if it has answered
-        with self._limited():
+        # Paddle may wait for rank 0 without limit, and holds Python's lock then.
+        faulthandler.dump_traceback_later(self._limit + _TELL_SECONDS, exit=True, file=2)
+        try:
             self._door = self._connect()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         os.register_at_fork(after_in_child=self._close)  # a child would hold them after a death
         self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
         self._thread.start()
@@ -116,15 +116,6 @@ class FailureWatch:
         except BaseException as error:
             self.tell(error)
             raise
-
-    @contextlib.contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Ends the process if paddle waits for rank 0 without limit; it holds Python's lock."""
-        faulthandler.dump_traceback_later(self._limit + _TELL_SECONDS, exit=True, file=2)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
     def _connect(self) -> socket.socket:
         """Rank 0's door, or the connection to it; the common store knows its port."""
@@ -197,7 +188,7 @@ class FailureWatch:
             if now >= self._asks_at:
                 self._asks_at = float("inf")  # until rank 0 has answered
                 _send(self._door, {rank(): [self._place(), 0]})
-            for peer in [*self._peers.values()] if self._silence else []:
+            for peer in [*self._peers.values()]:
                 if now - peer.heard > self._silence and peer.rank >= 0:
                     self._end(self._about(peer, f"has not answered for {now - peer.heard:.0f} s"))
 
@@ -205,17 +196,16 @@ class FailureWatch:
         place = self._places.get(peer.rank)
         return f"rank {peer.rank} {what}{f' (last in {place[0]})' if place else ''}{why}"
 
-    def _known(self) -> list[tuple[int, str, float]]:
-        """Number, place and age of other ranks; of many those that are silent the longest."""
+    def _known(self) -> dict[int, tuple[str, float]]:
+        """Place and age of other ranks; of many those that are silent the longest."""
         now = time.monotonic()
         known = sorted((at, n, place) for n, (place, at) in [*self._places.items()])[:_SHOWN]
-        return [(n, place, now - at) for at, n, place in known]
+        return {n: (place, now - at) for at, n, place in known}
 
     def others(self) -> str:
         """Where the other ranks were last, and how long ago that was, for a message."""
-        return "; ".join(
-            "rank {}: last in {}, heard {:.0f} s ago".format(*k) for k in self._known()
-        )
+        text, known = "rank {}: last in {}, heard {:.0f} s ago", self._known()
+        return "; ".join(text.format(n, place, age) for n, (place, age) in known.items())
 
     def _hear(self, connection: socket.socket, peer: _Peer) -> None:
         silent = False
@@ -236,8 +226,7 @@ class FailureWatch:
         del self._peers[connection]
         connection.close()
         if last_word is None and peer.rank >= 0:
-            pid, its_machine = peer.process
-            how = ending(pid if its_machine == machine() else None)
+            how = ending(peer.pid)
             last_word = how and self._about(peer, how, "")
             last_word = self._about(peer, "fell silent") if silent else last_word
         if last_word and not (self._error and last_word.endswith(self._error)):  # it says so itself
@@ -248,7 +237,7 @@ class FailureWatch:
         if isinstance(line, str):
             return line
         if isinstance(line, list):
-            peer.rank, peer.process = int(line[0]), (line[1], line[2])
+            peer.rank, peer.pid = int(line[0]), line[1] if line[2] == machine() else None
             return None
         places = {int(n): (str(place), peer.heard - age) for n, (place, age) in line.items()}
         places.pop(rank(), None)
@@ -256,8 +245,7 @@ class FailureWatch:
         if rank():
             self._asks_at = peer.heard + self._pause
         else:
-            known = {n: [place, age] for n, place, age in self._known()}
-            _send(connection, known | {0: [self._place(), 0]})
+            _send(connection, self._known() | {0: (self._place(), 0)})
         return None
 
     def _end(self, failure: str) -> None:
@@ -367,11 +355,10 @@ def _sockets() -> set[Path]:
 
 
 def _listens(host: str, port: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         socket.create_connection((host, port), timeout=3.0).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _store_address() -> tuple[str, int]:

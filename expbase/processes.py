@@ -68,8 +68,10 @@ def signals_held(signums: Iterable[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Handles signals in the block; afterwards the handlers of before are back."""
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    """Handles signals in the block, but not SIGHUP under nohup; then the old handlers are back."""
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    ours = {s: handler for s, handler in handlers.items() if not (is_nohup and s == signal.SIGHUP)}
+    before = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
     try:
         yield
     finally:
@@ -178,29 +180,20 @@ def machine() -> str:
 def ending(pid: int | None) -> str:
     """How another process ended: "was killed by SIGKILL", say; empty: it runs, or all was well.
 
-    A process on another machine has no id here: None.
-    """
-    try:
-        code = returncode(pid)
-    except OSError:
-        return "died without a word"
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}, without a word" if code else ""
-
-
-def returncode(pid: int | None) -> int:
-    """Of a process that ends, as long as its parent has not asked for it; 0 if it goes on.
-
-    Raises:
-        OSError: There is no such process.
+    That is known until its parent asks for it. A process on another machine has no id here: None.
     """
     for _ in range(100):  # it takes a moment to end
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        try:
+            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return "died without a word"
         if state in "ZX":
-            return os.waitstatus_to_exitcode(int(fields[48]))
+            code = os.waitstatus_to_exitcode(int(fields[48]))
+            if code < 0:
+                return f"was killed by {signal.Signals(-code).name}"
+            return f"ended with code {code}, without a word" if code else ""
         time.sleep(0.02)
-    return 0
+    return ""
 
 
 def python(count: int, log_dir: Path) -> list[str]:
@@ -209,8 +202,3 @@ def python(count: int, log_dir: Path) -> list[str]:
         return [sys.executable]
     options = ["--nproc_per_node", str(count), "--log_dir", str(log_dir)]
     return [sys.executable, "-m", LAUNCHER, *options]
-
-
-def exit_code(returncode: int) -> int:
-    """The code that a shell shows for a child's return code: 128 + n for the signal n."""
-    return 128 - returncode if returncode < 0 else returncode

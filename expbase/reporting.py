@@ -63,11 +63,7 @@ class Reporting(Attributes):
     # --- lines of training ---------------------------------------------------------------
 
     def _log_line(self) -> None:
-        """The means of what was logged since the last line, rates and speeds: one event.
-
-        Raises:
-            NonFiniteError: One is not finite, and training.nonfinite is "error".
-        """
+        """The means of what was logged since the last line, rates and speeds: one event."""
         self._check_finite()  # waits for the device: that is training's time
         batch_size = self._iterator.adapter.batch_size
         samples = batch_size and batch_size * self.world_size
@@ -87,8 +83,7 @@ class Reporting(Attributes):
     def _compare(self, names: Sequence[str]) -> None:
         """Adds the run to the board's table of runs, with what is not by default in its config."""
         if names and not self._metric_log.is_compared:
-            keys = [*flatten(self.config)]
-            self._metric_log.compare(self._config_changes(), keys, names)
+            self._metric_log.compare(self._config_changes(), [*flatten(self.config)], names)
 
     def _config_changes(self) -> dict[str, Any]:
         changes = differences(type(self).default_config(), self.config)
@@ -157,22 +152,18 @@ class Reporting(Attributes):
     @contextlib.contextmanager
     def _live_line(self) -> Iterator[None]:
         """Shows how far it is, while the block runs, to somebody at a terminal."""
-        if self.rank or not console.is_terminal(sys.stderr):
-            yield
-            return
-        with (
-            console.live_line(self._progress_line) as is_shown,
-            logs.routine_elsewhere(self.logger, is_shown),
-        ):
+        with contextlib.ExitStack() as stack:
+            if self.rank == 0 and console.is_terminal(sys.stderr):
+                is_shown = stack.enter_context(console.live_line(self._progress_line))
+                stack.enter_context(logs.routine_elsewhere(self.logger, is_shown))
             yield
 
     def _progress_line(self) -> console.Line:
         """Called in another thread: it looks, and changes nothing."""
         last, step = self._metric_log.last, self._stopwatch.step_seconds(self.iteration)
         loss = next((name for name in ("train/loss", *last) if name in last), None)
-        left = schedule.iterations_left(
-            self.config.training, self.iteration, self.batches_per_epoch
-        )
+        training, per_epoch = self.config.training, self.batches_per_epoch
+        left = schedule.iterations_left(training, self.iteration, per_epoch)
         seconds = self._seconds_left()
         words = [f"epoch {self.epoch}"]
         words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
@@ -296,11 +287,7 @@ class Reporting(Attributes):
         return f"{self.phase if is_set_up else 'the start'} at iteration {self.iteration}"
 
     def _report_crash(self, error: BaseException) -> None:
-        """Leaves what `replay` needs; not of a Ctrl-C, nor of a mistake that its message explains.
-
-        Raises:
-            OSError: The system refused.
-        """
+        """Leaves what `replay` needs; not of a Ctrl-C or a mistake that its message explains."""
         explained = isinstance(error, ConfigError) or not isinstance(error, Exception)
         if explained or getattr(self.args, "smoke", False):  # whose directory is gone in a moment
             return

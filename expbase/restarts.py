@@ -11,14 +11,13 @@ that kills, an OSError, a MemoryError, a hang) may come again, N times.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,25 +127,22 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
 
     The last of the words are the args, with `restarts`, `nprocs`, `device`, `output` and `fresh`.
     """
-    *others, args = words
-    fresh, output = args.fresh, Path(args.output)
+    args, output, signals = words[-1], Path(words[-1].output), launch.StopSignals()
     reader, writer = multiprocessing.Pipe(duplex=False)
-    supervisor, signals = Supervisor(writer, time.monotonic()), launch.StopSignals()
+    args.supervisor = Supervisor(writer, time.monotonic())
 
     def start(reason: str) -> tuple[launch.Outcome, Told]:
-        nonlocal fresh
-        its_own = {"fresh": fresh, "supervisor": replace(supervisor, reason=reason)}
-        its_args = argparse.Namespace(**{**vars(args), **its_own})
-        outcome = launch.spawn(function, (*others, its_args), args.nprocs, args.device, signals)
+        args.supervisor.reason = reason
+        outcome = launch.spawn(function, words, args.nprocs, args.device, signals)
         told: Told = []
         while reader.poll():
             told.append(json.loads(reader.recv_bytes()))
-        fresh = fresh and not _has_begun(told)
+        args.fresh = args.fresh and not _has_begun(told)
         return outcome, told
 
     def newest() -> int:
         # Until a start has begun, what is there will be moved aside.
-        saved = [] if fresh else checkpoint.listed(output / checkpoint.FOLDER)
+        saved = [] if args.fresh else checkpoint.listed(output / checkpoint.FOLDER)
         return (checkpoint.iteration_of(saved[-1]) or 0) if saved else -1
 
     def say(text: str) -> None:

@@ -10,7 +10,6 @@ One run owns one directory at a time, until its process is dead.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Mapping
@@ -70,30 +69,30 @@ class RunDirectory:
                 "is in use by another experiment of this process. Close that one first, or give "
                 "each its own directory."
             )
-        try:
-            file = open(name, "ab")
-        except OSError as error:
-            raise self._error(f"cannot be locked: {error.strerror}.") from error
-        try:
-            # Not flock: workers that outlive a killed process would still hold that one.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(name))
-        except OSError as error:
-            file.close()
-            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.ENOENT):
+        with contextlib.ExitStack() as undo:
+            try:
+                file = undo.enter_context(open(name, "ab"))
+            except OSError as error:
+                raise self._error(f"cannot be locked: {error.strerror}.") from error
+            try:
+                # Not flock: workers that outlive a killed process would still hold that one.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+            except (BlockingIOError, PermissionError, FileNotFoundError):
+                is_there = False  # the other one has it, or has moved it aside
+            except OSError as error:
                 raise self._error(
                     f"cannot be locked: {error.strerror}. Its file system has no locks, which keep "
                     "two processes from one run. Give an --output on another one."
                 ) from error
-            is_there = False  # the other one has it, or has moved it aside
-        if not is_there:
-            file.close()
-            raise self._error(
-                "is in use by a running process. Wait for it, stop it, or give another --output."
-            )
-        _held.add(name)
-        self._lock.callback(_held.discard, name)
-        self._lock.callback(file.close)
+            if not is_there:
+                raise self._error(
+                    "is in use by a running process. Wait for it, stop it, or give another "
+                    "--output."
+                )
+            _held.add(name)
+            undo.callback(_held.discard, name)
+            self._lock = undo.pop_all()
 
     def release(self) -> None:
         """Ends the lock. May be called twice."""
@@ -168,9 +167,7 @@ class RunDirectory:
     def dump(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml until the run has begun; later starts leave it as it is."""
         if not self.is_begun():
-            temporary = self._config.with_name(f".{CONFIG}")
-            temporary.write_text(dump_yaml(config), encoding="utf-8")
-            os.replace(temporary, self._config)  # whole or not there, even after a kill
+            checkpoint.write_single_file(self._config, [dump_yaml(config).encode()])
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"{self._option}: {str(self.path)!r} {what}")

@@ -114,10 +114,9 @@ class SetupSteps(Reporting):
         self._on_close.callback(self._metric_log.close)
         self._run_record = RunRecord(self.output_dir / LEDGER if self._writes else None)
         if self._writes:  # in a thread: the rest of setup does not wait for git
-            thread = ThreadPoolExecutor(1)
-            self._on_close.callback(thread.shutdown)  # it writes into the directory, too
-            look = thread.submit(provenance.gather, self.output_dir, type(self))
-            self._run_record.gathered = look
+            # Closing waits for it: it writes into the directory, too.
+            submit = self._on_close.enter_context(ThreadPoolExecutor(1)).submit
+            self._run_record.gathered = submit(provenance.gather, self.output_dir, type(self))
         training, supervisor = self.config.training, self._supervisor
         self._stop_requests = StopRequests(
             self.output_dir / "STOP" if self._writes else None,

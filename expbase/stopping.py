@@ -45,7 +45,7 @@ class StopReason(enum.IntEnum):
     SIGUSR1 = 4, "SIGUSR1", 143  # the scheduler's warning that SIGTERM will come
     SIGHUP = 5, "SIGHUP", 129  # the terminal is gone
     SIGTERM = 6, "SIGTERM", 143
-    CTRL_C = 7, "Ctrl-C", 130
+    SIGINT = 7, "Ctrl-C", 130
 
     def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
         reason = int.__new__(cls, value)
@@ -56,12 +56,7 @@ class StopReason(enum.IntEnum):
         return self.text
 
 
-_SIGNALS = {
-    signal.SIGUSR1: StopReason.SIGUSR1,
-    signal.SIGHUP: StopReason.SIGHUP,
-    signal.SIGTERM: StopReason.SIGTERM,
-    signal.SIGINT: StopReason.CTRL_C,
-}
+_SIGNALS = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequests:
@@ -87,7 +82,6 @@ class StopRequests:
     ) -> None:
         self.reason = StopReason.NONE  # the strongest request of this process so far
         self.text = ""  # what stop() was given, for the log
-        self.next_iteration = 0  # when the ranks ask each other next
         self.is_save_due = False  # by the clock, in the iteration in which they asked last
         self._stop_file = stop_file
         self._limit = time_limit_seconds
@@ -95,10 +89,9 @@ class StopRequests:
         self._on_all_ranks = False
         self._clock = clock
         self._save_seconds = save_seconds
-        self._saved_at = clock()
-        self._began = self._saved_at if began is None else began
-        self._asked = (self._saved_at, 0)
+        self._began = clock() if began is None else began
         self._last_ctrl_c = float("-inf")
+        self.start(0)
 
     def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
         """Notes one more request, which perhaps every rank makes in this iteration."""
@@ -122,7 +115,7 @@ class StopRequests:
 
     def start(self, iteration: int) -> None:
         """Training begins at this iteration: the first question is asked at once."""
-        self.next_iteration = iteration
+        self.next_iteration = iteration  # when the ranks ask each other next
         self._asked = (self._clock(), iteration)
         self.note_saved()
 
@@ -167,19 +160,15 @@ class StopRequests:
             return
 
         def note(signum: int, frame: Any) -> None:
-            now = self._clock()
-            if signum == signal.SIGINT and now - self._last_ctrl_c < _NOW_SECONDS:
-                raise KeyboardInterrupt
             if signum == signal.SIGINT:
-                self._last_ctrl_c = now
-            self.add(_SIGNALS[signal.Signals(signum)])
+                before, self._last_ctrl_c = self._last_ctrl_c, self._clock()
+                if self._last_ctrl_c - before < _NOW_SECONDS:
+                    raise KeyboardInterrupt
+            self.add(StopReason[signal.Signals(signum).name])
             notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        handlers: dict[int, Any] = dict.fromkeys(_SIGNALS, note)
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
-            del handlers[signal.SIGHUP]
-        with handling(handlers):
+        with handling(dict.fromkeys(_SIGNALS, note)):
             yield
 
 

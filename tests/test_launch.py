@@ -42,7 +42,8 @@ class Process:
         ([143, 0], 143),  # stopped
         ([0, -15], 143),  # by a signal that nobody handled
         ([124, 1], 1),  # a failure says more than a stop
-        ([-9, 0], 137),
+        ([-9, 0], 137),  # as a shell shows it
+        ([0, 124], 124),
     ],
 )
 def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(

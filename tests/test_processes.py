@@ -186,10 +186,6 @@ def test_workers_hold_the_lock_of_a_note_and_leave_nothing_when_they_end(
     assert not [*processes.SHARED_MEMORY.iterdir()]
 
 
-def test_an_exit_code_is_the_one_that_a_shell_shows() -> None:
-    assert [processes.exit_code(code) for code in (0, 1, 124, -9)] == [0, 1, 124, 137]
-
-
 def test_sigterm_ends_the_first_process_of_a_container_and_no_other_is_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
