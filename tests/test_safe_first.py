@@ -279,6 +279,21 @@ def test_no_checkpoint_holds_a_value_that_is_not_finite(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
 
 
+def test_a_parameter_of_no_layer_must_be_finite_too(tmp_path: Path) -> None:
+    class Bare(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.scale = paddle.create_parameter([1], "float32")
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.scale.set_value(paddle.full([1], float("nan")))
+
+    with pytest.raises(NonFiniteError, match=r"@parameters\.scale"):
+        trained(Bare, tmp_path, save_interval=2)
+
+
 def test_with_warn_a_run_goes_on_without_checkpoints_that_are_not_finite(tmp_path: Path) -> None:
     exp = trained(Diverging, tmp_path, nonfinite="warn", max_iteration=8)
     assert exp.iteration == 8

@@ -31,7 +31,7 @@ Values = dict[str, Any]  # JSON values, by name
 State = tuple[Tensors, Values]
 
 # The file of parameters that no layer holds. No attribute can have this name.
-_PARAMETERS = "@parameters"
+PARAMETERS = "@parameters"
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
 _KINDS = "@kinds"  # the value with class and settings of each optimizer, class of each schedule
@@ -105,7 +105,7 @@ class StatefulObjects:
         """The structured name of a tensor; of an accumulator, that of its parameter."""
         if file in self.optimizers:
             return key.partition("/")[2]
-        return key if file == _PARAMETERS else f"{file}.{key}"
+        return key if file == PARAMETERS else f"{file}.{key}"
 
     def problems(self, state: State) -> list[str]:
         """Everything that keeps a state from being restored, from what, to what.
@@ -167,7 +167,7 @@ class StatefulObjects:
         names = parameter_names(self)
         live = {
             **{name: layer.state_dict() for name, layer in self.layers.items()},
-            _PARAMETERS: self.parameters,
+            PARAMETERS: self.parameters,
             **{n: optimizers.accumulators(o, names) for n, o in self._innermost().items()},
         }
         return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}

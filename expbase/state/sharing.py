@@ -18,7 +18,7 @@ import paddle
 
 from expbase import distributed
 from expbase.state import checkpoint
-from expbase.state.objects import StatefulObjects, Tensors
+from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors
 from expbase.state.snapshot import SHARE, Part
 
 _CHUNK = 1 << 24  # bytes of one broadcast; memory of more is not used again, but made anew
@@ -62,12 +62,10 @@ def check_names(names: set[tuple[str, str]]) -> None:
 
 def trained(found: StatefulObjects) -> set[tuple[str, str]]:
     """File and key of what is trained; running statistics are parameters, too, but are not."""
-    return {
-        (name, key)
-        for name, layer in found.layers.items()
-        for key, parameter in layer.named_parameters()
-        if not parameter.stop_gradient
-    }
+    layers = {name: layer.named_parameters() for name, layer in found.layers.items()}
+    files = {**layers, PARAMETERS: found.parameters.items()}
+    named = [(file, key, p) for file, parameters in files.items() for key, p in parameters]
+    return {(file, key) for file, key, parameter in named if not parameter.stop_gradient}
 
 
 def read_files(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
