@@ -159,4 +159,5 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
 
 
 def _has_begun(told: Told) -> bool:
-    return any(one["kind"] == BEGUN for one in told)
+    # Rank 0 alone notes a start in the ledger, and may be killed when another one has begun.
+    return any(one["kind"] == BEGUN and one["rank"] == 0 for one in told)

@@ -140,7 +140,9 @@ def test_a_users_error_is_not_tried_again_unless_a_resource_was_lacking() -> Non
 
 
 def test_reasons_that_no_start_has_noted_are_kept() -> None:
-    run = Run((KILLED, BEGUN), (Outcome(1), FULL), (Outcome(1), {**FULL, **BEGUN}, FULL), (DONE,))
+    other = {**BEGUN, "rank": 1}  # which does not write the ledger
+    begun = (Outcome(1), {**FULL, **BEGUN}, FULL)
+    run = Run((KILLED, BEGUN), (Outcome(1), other, FULL), begun, (DONE,))
     assert run.supervise(9) == 0
     full = "rank 0: OSError(28, 'No space left') at iteration 7"
     assert run.reasons[1:] == [
