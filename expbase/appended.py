@@ -51,8 +51,9 @@ class AppendedFile:
             self._refused(error, len(data) - len(left))
 
     def _refused(self, error: OSError, taken: int) -> None:
-        if self._file is not None:  # a torn record would spoil those behind it
-            os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - taken)
+        if self._file is not None and taken:  # a torn record would spoil those behind it
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - taken)
         if not self._is_refused:
             self._is_refused = True
             lost = f"{self.path}: cannot be written: {error.strerror}; what should be in it is lost"

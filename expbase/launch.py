@@ -97,7 +97,7 @@ def spawn(
         if signals.asked:  # before they were there
             signals.note(signals.asked)
         outcome = _join(signals.ranks)
-        is_ctrl_c = signals.asked == signal.SIGINT and outcome.is_stop
+        is_ctrl_c = signals.asked == signal.SIGINT and outcome.code in (130, 143)
         return outcome._replace(code=130) if is_ctrl_c else outcome
     finally:
         signals.ranks = ()
