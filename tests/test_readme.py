@@ -267,9 +267,8 @@ def test_every_option_that_a_page_names_exists() -> None:
         "nproc_per_node nnodes master host rank job_id max_restart elastic_level elastic_timeout"
     )
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
-    theirs = {
-        f"--{name}" for name in f"{launchers} {slurms} only faults every".split()
-    }  # --only and so on: of proofs
+    proofs = "only faults every"
+    theirs = {f"--{name}" for name in f"{launchers} {slurms} {proofs}".split()}
     for page, text in TEXT.items():
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", text)) - theirs
         assert {option for option in named if option not in helps} == set(), page
