@@ -134,7 +134,8 @@ class Checkpointer:
 
     def _begin(self, snapshot: Snapshot) -> Path | None:
         """Where all ranks write their shares; None, and a line says so, if there is no room."""
-        lack = "" if snapshot.is_needed else snapshot.lack_of_room(self._directory)
+        needs_room = not snapshot.is_needed
+        lack = snapshot.lack_of_room(self._directory, snapshot.files()) if needs_room else ""
         if lack:
             self._say_there_is_none(snapshot.iteration, lack)
         return None if lack else checkpoint.begin(self._directory, snapshot.iteration)
@@ -188,15 +189,16 @@ class Checkpointer:
     def _write(self, snapshot: Snapshot) -> None:
         """Writes what was captured, if it is good and there is room; with the others' shares."""
         iteration, written, bad, lack = snapshot.iteration, None, snapshot.nonfinite(), ""
+        files: dict[str, list[Any]] = {}
         if self._has_shares:
             written, bad = shares.write_together(snapshot, bad)
-        elif not bad and not snapshot.is_needed:
-            lack = snapshot.lack_of_room(self._directory)
+        elif not bad:
+            files = snapshot.files()
+            lack = "" if snapshot.is_needed else snapshot.lack_of_room(self._directory, files)
         if bad and self._training.nonfinite == "error":
             raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad or lack:
             return self._say_there_is_none(iteration, f"not finite: {bad}" if bad else lack)
-        files = {} if written else snapshot.files()
         checkpoint.flush_logs(self._directory.parent)  # the facts count on them
         self.newest_saved = checkpoint.write(
             self._directory, iteration, files, snapshot.facts, written

@@ -197,10 +197,11 @@ class StatefulObjects:
         }
 
     def _set_flags(self, flags: Mapping[str, Collection[str]]) -> None:
+        frozen, evaluated = {*flags["frozen"]}, {*flags["eval"]}  # there may be thousands
         for name, parameter in named_parameters(self):
-            parameter.stop_gradient = name in flags["frozen"]
+            parameter.stop_gradient = name in frozen
         for name, layer in self._sublayers():
-            layer.training = name not in flags["eval"]
+            layer.training = name not in evaluated
 
     def _sublayers(self) -> list[tuple[str, Any]]:
         return [

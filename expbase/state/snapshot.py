@@ -43,9 +43,8 @@ class Snapshot:
         bad = [f"{file}.{key}" for file, key in here if not self.tensors[file][key].is_finite()]
         return ", ".join(sorted(bad)[:3])
 
-    def lack_of_room(self, directory: Path) -> str:
+    def lack_of_room(self, directory: Path, files: Mapping[str, Sequence[Any]]) -> str:
         """How much is needed, all shares included, and how much there is; "" if that is enough."""
-        files = self.files()
         size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
         # Up to a block more for each file, and for the directory.
         needed = size + self.others + 4096 * (len(files) + 2)
