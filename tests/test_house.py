@@ -21,7 +21,14 @@ LAYERS = (
     {"config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"distributed", "launch"},
-    {"state.pdparams", "state.weights", "state.objects", "state.entries", "visualizer"},
+    {
+        "state.pdparams",
+        "state.weights",
+        "state.objects",
+        "state.entries",
+        "state.snapshot",
+        "visualizer",
+    },
     {
         "events",
         "run_dir",
@@ -35,7 +42,6 @@ LAYERS = (
     },
     {
         "state.validations",
-        "state.snapshot",
         "state.shares",
         "state.sharing",
         "state.checkpointer",

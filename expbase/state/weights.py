@@ -19,10 +19,9 @@ from expbase import distributed
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, is_piece, parse, serialize
 from expbase.state.objects import misfits
+from expbase.state.snapshot import SHARE, SUFFIX
 
 Weights = dict[str, Array]
-
-_TENSORS = ".safetensors"
 
 
 class WeightsError(ValueError):
@@ -45,9 +44,9 @@ def read_weights(path: Path) -> dict[str, Weights]:
             path = checkpoint.find(path)
             checkpoint.verify(path)
             files = checkpoint.read(path).items()
-            found = {n.removesuffix(_TENSORS): parse(d) for n, d in files if n.endswith(_TENSORS)}
+            found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
             return _without_shares(found)
-        if path.suffix == _TENSORS:
+        if path.suffix == SUFFIX:
             return {"": parse(path.read_bytes())}
         if path.suffix == ".pdparams":
             from expbase.state import pdparams  # here: few runs read one, and it takes 2 ms
@@ -62,7 +61,7 @@ def read_weights(path: Path) -> dict[str, Weights]:
 
 
 def _without_shares(files: Mapping[str, Weights]) -> dict[str, Weights]:
-    shares = [file for file in files if file.startswith("@share_")]
+    shares = [file for file in files if file.startswith(SHARE)]
     for name in [name for file in shares for name in files[file] if name.count("/") == 1]:
         raise ValueError(  # an accumulator's name has two
             f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, and "
@@ -115,7 +114,7 @@ def write_weights(path: Path, layer: Any) -> None:
     """
     _need_whole(layer, path)
     tensors = layer.state_dict()
-    if path.suffix == _TENSORS:
+    if path.suffix == SUFFIX:
         parts = list(serialize({name: Array.of(tensor) for name, tensor in tensors.items()}))
     elif path.suffix == ".pdparams":  # what paddle.save writes
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
