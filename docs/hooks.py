@@ -1,0 +1,1 @@
+"""Hooks of mkdocs: links that leave docs/ lead to files of the repository, not of the site."""
