@@ -1,17 +1,28 @@
-"""Who comes from Parakeet: scripts without `main`, and runs whose files are its own."""
+"""Who moves here: the pages of docs/moving, scripts without `main`, runs of Parakeet's."""
 
 from __future__ import annotations
 
+import argparse
+import ast
+import contextlib
+import functools
+import json
+import re
+import runpy
 import shutil
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import paddle
 import pytest
-from test_readme import SCRIPT, blocks
 from tiny import Tiny, make, metrics, run_script, trained, training_config
 
-from expbase import Config, ConfigError, default_argument_parser, main
+from expbase import Config, ConfigError, __main__, default_argument_parser, main
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError, read_pdopt
 
@@ -39,6 +50,374 @@ def by_hand(*words: str, merges: bool = True, **training: Any) -> Any:
     exp.setup()
     exp.run()
     return exp
+
+
+# --- the pages ---------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/moving"
+PAGES = sorted(page.stem for page in FOLDER.glob("*.md") if "." not in page.stem)
+HEADINGS = ["Before", "After", "There and here", "Change at once", "What is not here"]
+STANDINS = Path(__file__).parent / "standins"
+# The library that a page's old script imports, if tests have a stand-in of it.
+LIBRARIES = {
+    "fastnlp": "fastNLP",
+    "paddlehub": "paddlehub",
+    "paddlespeech": "paddlespeech",
+    "parakeet": "parakeet",
+}
+IMPORTED = {*LIBRARIES.values(), "paddlepalm"}
+DISTRIBUTED = ("model_fit", "paddlehub", "paddlespeech")
+COMPARED = (*DISTRIBUTED, "fastnlp", "paddlerec", "plain_loop")
+CONTINUED = tuple(page for page in COMPARED if page != "fastnlp")
+
+
+def section(page: str, heading: str) -> str:
+    text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def blocks(page: str, heading: str, language: str = "python") -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", section(page, heading), re.DOTALL | re.MULTILINE
+    )
+
+
+@contextlib.contextmanager
+def standing_in(library: str) -> Iterator[None]:
+    """Puts the stand-in of a library where a script imports it from."""
+    standin = runpy.run_path(str(STANDINS / f"{library}.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        for path, names in standin["MODULES"].items():
+            parts = path.split(".")
+            for depth in range(1, len(parts) + 1):
+                name = ".".join(parts[:depth])
+                if name not in sys.modules:
+                    patch.setitem(sys.modules, name, ModuleType(name))
+                if depth > 1:
+                    parent = sys.modules[".".join(parts[: depth - 1])]
+                    setattr(parent, parts[depth - 1], sys.modules[name])
+            vars(sys.modules[path]).update({name: standin[name] for name in names})
+        yield
+
+
+def run_before(page: str, code: str, words: str = "") -> Any:
+    """Runs a script of a page in this folder; returns its model."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    library = LIBRARIES.get(page)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # paddle.Model warns of itself
+        if library:
+            stack.enter_context(standing_in(library))
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+            sys, "argv", ["train.py", *words.split()]
+        )
+        exec(code, names)  # the documentation's own
+    return names["exp"].model if page == "parakeet" else names.get("network", names.get("model"))
+
+
+def bits(model: Any) -> list[bytes]:
+    return [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
+
+
+def line_data(folder: Path) -> str:
+    """The 200 points as lines of text, in a folder."""
+    folder.mkdir(exist_ok=True)
+    x = np.linspace(-1, 1, 200, dtype="float32")
+    np.savetxt(folder / "part-0", np.stack([x, 3 * x + 1], axis=1), "%.9g")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By the name of a page: the folder where its old script ran, and the bits of its end."""
+
+    @functools.cache
+    def run(page: str) -> tuple[Path, list[bytes]]:
+        folder = tmp_path_factory.mktemp(page)
+        with pytest.MonkeyPatch.context() as patch, importing_from(folder):
+            patch.chdir(folder)
+            if page == "paddlerec":
+                return folder, bits(run_paddlerec(folder))
+            return folder, bits(run_before(page, blocks(page, "Before")[-1]))
+
+    return run
+
+
+@contextlib.contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """Imports the modules of a page from a folder; other tests have some of the same name."""
+    names = ("reader", "dygraph_model", "train")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        for name in names:
+            patch.delitem(sys.modules, name, raising=False)
+        try:
+            yield
+        finally:
+            for name in names:
+                sys.modules.pop(name, None)
+
+
+def run_paddlerec(folder: Path) -> Any:
+    line_data(folder / "data")
+    for heading in ("Before", "After"):
+        text = section("paddlerec", heading)
+        for name, code in re.findall(
+            r"`(\w+\.\w+)`[^`]*:\n\n```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+        ):
+            (folder / name).write_text(code)
+    return runpy.run_path(str(STANDINS / "paddlerec.py"))["main"](folder / "config.yaml")
+
+
+def after(page: str, *headings: str) -> dict[str, Any]:
+    """The names of the new script of a page, and of other sections."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for code in (*blocks("index", "The same bits as before"), *blocks(page, "After")):
+        exec(code, names)  # the documentation's own
+    for heading in headings:
+        for code in blocks(page, heading):
+            exec(code, names)
+    return names
+
+
+def compared(page: str, names: dict[str, Any], experiment: str = "Experiment") -> type[Any]:
+    """The experiment with the old first weights and the old order."""
+    mixin: type[Any] = names["ComparedDistributed" if page in DISTRIBUTED else "Compared"]
+    if page == "paddlerec":  # whose order is that of its files
+
+        class InOrder(mixin):  # type: ignore[misc]
+            seed = 12345
+            setup_dataloader = names["Experiment"].setup_dataloader
+
+        mixin = InOrder
+    return type("Check", (mixin, names[experiment]), {})
+
+
+def run_after(experiment: type[Any], folder: str, args: dict[str, Any] | None = None) -> Any:
+    namespace = argparse.Namespace(output=folder, device="cpu", **(args or {}))
+    exp = experiment(experiment.default_config(), namespace)
+    exp.setup()
+    exp.run()
+    return exp
+
+
+@pytest.mark.parametrize("page", COMPARED)
+def test_before_and_after_end_with_the_same_bits(
+    page: str, old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected = old(page)
+    monkeypatch.chdir(tmp_path)
+    with importing_from(folder):
+        exp = run_after(compared(page, after(page)), "runs/new", {"data": str(folder / "data")})
+    assert exp.iteration == 50
+    assert bits(exp.model) == expected
+    assert "WARNING" not in Path("runs/new/worker_0.log").read_text()
+
+
+@pytest.mark.parametrize("page", CONTINUED)
+def test_an_old_run_goes_on_in_its_middle_to_the_same_bits(
+    page: str, old: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected = old(page)
+    monkeypatch.chdir(folder)
+    with importing_from(folder):
+        moved = compared(page, after(page, "Old weights"), "Moved")
+        exp = run_after(moved, "runs/moved", {"data": "data"})
+    assert metrics(exp.output_dir)[0]["iteration"] == 40
+    assert bits(exp.model) == expected
+
+
+def test_without_the_old_weights_and_order_the_bits_differ(
+    old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, expected = old("plain_loop")
+    monkeypatch.chdir(tmp_path)
+    names = after("plain_loop")
+    check = compared("plain_loop", names)
+    first = type("First", (check,), {"setup_dataloader": names["Experiment"].setup_dataloader})
+    order = type("Order", (check,), {"setup_model": names["Experiment"].setup_model})
+    ends = [bits(run_after(experiment, experiment.__name__).model) for experiment in (first, order)]
+    assert expected not in ends
+
+
+def changed_imports(code: str) -> str:
+    """The old script of Parakeet's page with the lines changed that the page shows."""
+    (shown,) = blocks("parakeet", "After", "text")
+    lines = shown.splitlines()
+    assert len(lines) <= 10
+    added = "\n".join(line[2:] for line in lines if line.startswith("+ from"))
+    for gone in [line[2:] for line in lines if line.startswith("-")]:
+        assert f"\n{gone}\n" in code
+        new = next((line[2:] for line in lines if line[2:4] == "  " and line[0] == "+"), "")
+        code = code.replace(f"\n{gone}\n", f"\n{new}\n" if gone[0] == " " else "\n")
+    return code.replace("import numpy as np\n", f"import numpy as np\n{added}\n", 1)
+
+
+def test_a_script_of_parakeet_runs_with_other_imports_and_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--output old --device cpu --opts training.max_iteration 50 training.valid_interval 10 "
+        "training.save_interval 10"
+    )
+    (before,) = blocks("parakeet", "Before")
+    expected = bits(run_before("parakeet", before, words))
+    assert len([*Path("old/checkpoints").glob("*.pdopt")]) == 5
+    code = changed_imports(before)
+    assert "parakeet" not in code
+    run_before("none", code, words.replace("old", "script"))  # as it is
+    log = Path("script/worker_0.log").read_text()
+    assert "step: 50, loss: 0." in log
+    assert "nothing was logged in 50 updates, so there is no curve" in log
+    for name, script in (("imports", code), ("main", blocks("parakeet", "After")[0])):
+        names = after("parakeet")
+        exec(script, names)  # the documentation's own
+        experiment = compared("parakeet", names)
+        experiment.default_config = lambda: training_config(max_iteration=50)  # type: ignore
+        assert bits(run_after(experiment, name).model) == expected, name
+
+
+def test_the_weights_of_fastnlp_are_read(old: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(old("fastnlp")[0])
+    names = after("fastnlp", "Old weights")
+    args = argparse.Namespace(output="new", device="cpu", init_model_path="output/line.pdparams")
+    exp = names["Experiment"](names["Experiment"].default_config(), args)
+    exp.setup()
+    with exp.closing():
+        exp.resume_or_load()
+    assert bits(exp.model) == [
+        tensor.numpy().tobytes() for tensor in paddle.load("output/line.pdparams").values()
+    ]
+
+
+def test_a_folder_with_a_file_for_each_variable_is_read(
+    old: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(old("paddlehub")[0])
+    names = after("paddlehub", "Old weights")
+    expected = write_variables(Path(names["FromFolder"].folder))
+    args = argparse.Namespace(output="from_folder", device="cpu")
+    exp = names["FromFolder"](names["FromFolder"].default_config(), args)
+    exp.setup()
+    exp.close()
+    assert bits(exp.model) == [expected["line_w"].tobytes(), expected["line_b"].tobytes()]
+    Path("text").write_text("not a variable")
+    with pytest.raises(ValueError, match="text: not a float32 variable"):
+        names["read_variable"]("text")
+
+
+def write_variables(folder: Path) -> dict[str, Any]:
+    """What fluid.io.save_persistables wrote, by the function of today that still writes it."""
+    paddle.enable_static()
+    try:
+        program, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(program, startup):
+            x = paddle.static.data("x", [None, 1])
+            paddle.static.nn.fc(
+                x,
+                1,
+                weight_attr=paddle.ParamAttr(name="line_w"),
+                bias_attr=paddle.ParamAttr(name="line_b"),
+            )
+        executor = paddle.static.Executor(paddle.CPUPlace())
+        executor.run(startup)
+        folder.mkdir(parents=True)
+        save = paddle.static.io.save_vars
+        save(executor, str(folder), program, predicate=lambda variable: variable.persistable)
+        scope = paddle.static.global_scope()
+        names = ("line_w", "line_b")
+        return {name: np.array(scope.find_var(name).get_tensor()) for name in names}
+    finally:
+        paddle.disable_static()
+
+
+def test_the_components_of_palm_s_page_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line_data(tmp_path / "data")
+    run_after(after("palm")["Experiment"], "run", {"data": "data/part-0"})
+    assert "WARNING" not in Path("run/worker_0.log").read_text()
+    errors = [line["valid/error"] for line in metrics(Path("run")) if "valid/error" in line]
+    assert len(errors) == 5
+    assert errors[-1] < errors[0] / 1.2
+
+
+def test_the_runs_of_paddlerec_s_page_train_and_evaluate(
+    old: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = old("paddlerec")
+    monkeypatch.chdir(folder)
+    (command,) = blocks("paddlerec", "After", "bash")
+    with importing_from(folder):
+        assert __main__.main([*command.split()[3:], "--device", "cpu"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["checkpoint"] for line in found] == ["10", "20", "30", "40", "50"]
+    assert found[-1]["error"] < found[0]["error"]
+
+
+def names_used(code: str, page: str) -> set[str]:
+    """What a script imports from a library, its methods, and what it calls of the library's."""
+    nodes = [*ast.walk(ast.parse(code))]
+    roots, used = {"model"} if page == "model_fit" else set(), set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            roots |= {n.asname or n.name for n in node.names if n.name in IMPORTED}
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in IMPORTED:
+            roots |= (names := {alias.asname or alias.name for alias in node.names})
+            used |= names
+        elif isinstance(node, ast.ClassDef):
+            if roots & {ast.unparse(base).split(".")[0] for base in node.bases}:
+                roots.add(node.name)
+            used |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    for node in nodes:  # `trainer = Trainer(…)`: what is called of it is the library's, too
+        if isinstance(node, ast.Assign):
+            calls = [ast.unparse(n.func) for n in ast.walk(node.value) if isinstance(n, ast.Call)]
+            if roots & {call.split(".")[0] for call in calls}:
+                roots |= {n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)}
+    calls = [ast.unparse(node.func).split(".") for node in nodes if isinstance(node, ast.Call)]
+    used |= {call[-1] for call in calls if len(call) > 1 and call[0] in roots}
+    return {name for name in used if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("index", "plain_loop")])
+def test_the_table_of_a_page_names_what_its_old_script_uses(page: str) -> None:
+    table = " ".join(re.findall(r"`([^`]+)`", section(page, "There and here")))
+    named = {*re.findall(r"\w+", table)}
+    codes = blocks(page, "Before")
+    used = set().union(*(names_used(code, page) for code in codes))
+    for text in blocks(page, "Before", "yaml"):
+        used |= {*re.findall(r"^ *(\w+):", text, re.MULTILINE)}
+    assert len(used) > 5
+    assert used - named == set()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "index"])
+def test_a_page_says_in_its_order_what_was_and_what_is(page: str) -> None:
+    found = re.findall(r"^## (.*)", (FOLDER / f"{page}.md").read_text(), re.MULTILINE)
+    assert [heading for heading in found if heading in HEADINGS] == HEADINGS
+    assert found[-1] == "Old weights"
+    assert f"[{page}.md]({page}.md)" in (FOLDER / "index.md").read_text()
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in FOLDER.glob("*.md")))
+def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (FOLDER / page).read_text("utf-8"), flags=re.DOTALL | re.M)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, heading = target.partition("#")
+        # Beyond this folder the English page: each has a Chinese one, says test_languages.py.
+        file = FOLDER / (path.replace(".zh.md", ".md") if path.startswith("../") else path or page)
+        assert file.exists(), target
+        assert not heading or heading in slugs(file), target
 
 
 # --- a script without main ---------------------------------------------------------------------
@@ -187,7 +566,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
     """The class of the page, on a single batch: the order of the old data is not known."""
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"__name__": "page"}
-    for code in (SCRIPT, *blocks("moving", "python")):
+    for code in (*blocks("parakeet", "After"), *blocks("parakeet", "Old weights")):
         exec(code, names)  # the documentation's own
 
     class Same(names["Moved"]):  # type: ignore[misc]
@@ -244,8 +623,8 @@ def test_a_directory_of_parakeet_is_an_error_that_names_the_way_over(
 ) -> None:
     old = tmp_path / "runs/old"
     old_run(old / "checkpoints", lambda p: paddle.optimizer.Adam(0.1, parameters=p))
-    line = recipe(monkeypatch, tmp_path).__mro__[2]  # the class of the README
-    way = r"holds a run of Parakeet.*--init_model_path .*step-24\. To go on .*docs/moving\.md"
+    line = recipe(monkeypatch, tmp_path).__mro__[2]  # the class of the page
+    way = "holds a run of Parakeet.*--init_model_path .*step-24. To go on .*docs/moving/parakeet.md"
     with pytest.raises(ConfigError, match=f"'{old}' cannot be continued here. It {way}"):
         trained(line, old)
     for path in (old, old / "checkpoints", old / "checkpoints/step-24"):
@@ -260,5 +639,8 @@ def test_a_directory_of_parakeet_is_an_error_that_names_the_way_over(
     exp.resume_or_load()
     assert (exp.model.weight.numpy() == paddle.load(f"{path}.pdparams")["weight"].numpy()).all()
     exp.close()
+    (command,) = blocks("parakeet", "Old weights", "bash")
+    main(line, argv=[*command.split()[2:], "--device=cpu", "training.max_iteration=2"])
+    assert "2 fitted" in (tmp_path / "runs/new/worker_0.log").read_text()
     assert trained(line, old, {"fresh": True}, max_iteration=2).iteration == 2
     assert (tmp_path / "runs/old.old-1/checkpoints/step-24.pdopt").exists()

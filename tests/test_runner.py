@@ -484,3 +484,10 @@ def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: i
 def test_the_docs_name_every_key_of_a_runner() -> None:
     for key in runner.RUNNER_KEYS:
         assert key in DOCS or key in ("data", "init_partial", "checkpoint_path"), key
+
+
+def test_the_page_for_who_comes_from_paddlerec_names_every_key_that_is_refused() -> None:
+    page = (Path(__file__).parents[1] / "docs/moving/paddlerec.md").read_text(encoding="utf-8")
+    for beginnings in runner._PADDLEREC:
+        for beginning in [beginnings] if isinstance(beginnings, str) else beginnings:
+            assert f"`{beginning}" in page.split("### Trainers from YAML")[1], beginning

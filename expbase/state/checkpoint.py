@@ -246,7 +246,7 @@ def of_parakeet(path: Path) -> str:
     newest = max(files, key=lambda file: (len(file.name), file.name)).with_suffix("")
     return (
         f"It holds a run of Parakeet. To start from its weights, in a new --output: "
-        f"--init_model_path {newest}. To go on at its iteration: docs/moving.md."
+        f"--init_model_path {newest}. To go on at its iteration: docs/moving/parakeet.md."
     )
 
 
