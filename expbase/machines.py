@@ -138,7 +138,8 @@ def _iteration(path: Path | None) -> int:
 def code(experiment: type) -> dict[str, str]:
     """What a rank runs: versions, and checksums of expbase and of the experiment's loaded files."""
     ours = Path(__file__).parent
-    facts = {"expbase": f"{_version.__version__} {_checksum(*sorted(ours.rglob('*.py')))}"}
+    files = {*ours.rglob("*.py")} - {*ours.glob("experiments/*/*.py")}  # a link in a checkout
+    facts = {"expbase": f"{_version.__version__} {_checksum(*sorted(files))}"}
     facts |= {"python": platform.python_version(), "paddle": paddle.__version__}
     facts |= {"numpy": numpy.__version__}
     script = getattr(sys.modules.get(experiment.__module__), "__file__", None) or __file__

@@ -89,6 +89,19 @@ def test_the_code_of_an_experiment_is_its_versions_and_the_files_it_has_loaded()
     assert not [name for name in facts if name.startswith(("/", "..")) or "-packages" in name]
 
 
+def test_the_code_of_a_wheel_is_that_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A wheel has the experiments as files, a checkout as a link.
+    monkeypatch.setattr(machines, "__file__", str(tmp_path / "expbase/machines.py"))
+    found = []
+    for name in ("machines.py", "data/loaders.py", "experiments/line/train.py"):
+        (tmp_path / "expbase" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "expbase" / name).write_text("code")
+        found.append(machines.code(Tiny)["expbase"])
+    assert found[0] != found[1] == found[2]
+
+
 LOOKS = """
 import sys
 from expbase.run_dir import RunDirectory

@@ -1,19 +1,29 @@
-"""The package: what it requires, what it exports, and that importing it does nothing."""
+"""The package: what it requires, what it exports, and that importing it does nothing.
+
+And what stands beside it: CITATION.cff, and the commands and links of CONTRIBUTING.md.
+"""
 
 from __future__ import annotations
 
 import ast
 import configparser
 import inspect
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import expbase
+from expbase import __main__
 
 ROOT = Path(__file__).parent.parent
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+SETUP = ("python -m venv .venv", "source .venv/bin/activate")
 SOURCES = sorted((ROOT / "expbase").rglob("*.py"))
 EXPORTED = {
     "Config", "ConfigError", "ExperimentBase", "default_argument_parser",
@@ -119,3 +129,55 @@ def test_without_paddle_the_import_says_what_to_install() -> None:
     assert last.startswith("ModuleNotFoundError: expbase needs PaddlePaddle: pip install")
     assert "paddlepaddle-gpu" in last
     assert "During handling" not in result.stderr
+
+
+# --- beside the package ----------------------------------------------------------------------
+
+
+def test_the_experiments_are_shipped_as_they_are() -> None:
+    assert (ROOT / "expbase/experiments").resolve() == ROOT / "experiments"  # git keeps the link
+    kept = options()["options.package_data"]["expbase"].split()
+    files = [path for path in (ROOT / "experiments").glob("*/*") if path.is_file()]
+    assert [path for path in files if f"experiments/*/*{path.suffix}" not in kept] == []
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= {*citation}  # as CFF 1.2.0 demands
+    metadata = options()["metadata"]
+    assert (citation["cff-version"], citation["title"]) == ("1.2.0", metadata["name"])
+    assert citation["version"] == expbase.__version__
+    assert citation["license"] == metadata["license"]
+    assert citation["authors"] == [{"name": metadata["author"]}]
+
+
+def test_the_commands_of_contributing_are_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blocks = re.findall(r"^```bash\n(.*?)^```", CONTRIBUTING.read_text(), re.DOTALL | re.MULTILINE)
+    ci = (ROOT / ".ci/run").read_text().splitlines()
+    for command in "".join(blocks).splitlines():
+        match shlex.split(command):
+            case ["pip", "install", "-e", extras]:
+                assert {*extras.strip(".[]").split(",")} <= {*options()["options.extras_require"]}
+            case ["python", "-m", "pytest", *words]:
+                text = "".join((ROOT / word).read_text() for word in words if "/" in word)
+                assert all(f"def {word}(" in text for word in words if word.startswith("test_"))
+            case ["python", "-m", "expbase", *words]:
+                assert __main__.main(words) == 1
+                assert "RUN" in capsys.readouterr().err  # there is no such run
+            case ["python", script, *words] if script.startswith("tests/"):
+                text = (ROOT / script).read_text()
+                assert all(f'"{word}"' in text for word in words)
+                assert command in ci or "--only" in words
+            case _:
+                assert command in (*ci, *SETUP, ".ci/run")
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_the_links_of_contributing_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", CONTRIBUTING.read_text()):
+        path, _, heading = target.partition("#")
+        headings = re.findall(r"^#+ (.*)", (ROOT / path).read_text(), re.M) if heading else []
+        assert (ROOT / path).exists(), target
+        assert not heading or heading in {h.lower().replace(" ", "-") for h in headings}, target

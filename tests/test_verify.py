@@ -18,6 +18,7 @@ from tiny import TESTS, Points, Tiny, make
 
 from expbase.__main__ import main
 from expbase.cli import put_in_front, with_tools
+from expbase.config import flatten
 from expbase.tools.fingerprints import Fingerprints
 from expbase.tools.verify import Side, first_difference
 
@@ -152,12 +153,13 @@ def test_the_first_value_that_differs_is_named(
     assert difference(Tiny, tmp_path) == ""
     args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
     straight, killed = Side(args, "straight"), Side(args, "killed")
-    for kind, name in (("values", "counters"), ("tensors", "model.safetensors: 0.weight")):
-        found = getattr(straight, kind)()
+    for kind, name in (("values", "counters.epoch"), ("tensors", "model.safetensors: 0.weight")):
+        found = flatten(getattr(straight, kind)())
         assert name in found
         changed = {**found, name: "another value"}
         monkeypatch.setattr(killed, kind, lambda changed=changed: changed)
-        assert first_difference(straight, killed).startswith(f"{name} differs: ")
+        told = f"{name} differs: {found[name]} straight through, another value after the kills."
+        assert first_difference(straight, killed) == told
     path = tmp_path / "killed/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (changed,) = [line for line in lines if line["iteration"] == 7 and "train/loss" in line]

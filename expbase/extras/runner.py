@@ -302,7 +302,7 @@ def add_parser(tools: Any) -> None:
     keys = "".join(f"\n  {key}: {meaning}" for key, (_, meaning) in RUNNER_KEYS.items())
     parser = tools.add_parser(
         "run",
-        help="run what a YAML file describes",
+        help="Runs what a YAML file describes.",
         description=__doc__,
         formatter_class=Paragraphs,
         epilog=f"keys of a runner:{keys}\n\nThe same command continues where it ended.\n\n"

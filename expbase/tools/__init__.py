@@ -1,1 +1,27 @@
-"""Tools over finished and running runs; `python -m expbase` lists them. The core knows none."""
+"""Tools around experiments and their runs; `python -m expbase` lists them. The core knows none.
+
+A tool is a file with `main`, which runs it and returns its exit code, and `add_parser`, which adds
+it to the command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from expbase.cli import Paragraphs
+
+
+def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
+    """Adds a tool under the name of its file, described as there; returns its parser."""
+    file = sys.modules[main.__module__]
+    parser = tools.add_parser(
+        file.__name__.rpartition(".")[2],
+        help=str(file.__doc__).partition("\n\n")[0],
+        description=file.__doc__,
+        epilog=f"exit codes: {exit_codes}",
+        formatter_class=Paragraphs,
+    )
+    parser.set_defaults(run=main, user_errors=(OSError, ValueError))
+    return parser

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from expbase.cli import Paragraphs
 from expbase.processes import die_with_parent
+from expbase.tools import add_tool
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
 from expbase.visualizer import FILE_NAME, RECORD_HEAD
@@ -40,11 +40,7 @@ def record_files(folders: Sequence[Path], copies: Path) -> dict[Path, Path]:
 
 
 def update(files: dict[Path, Path], copies: Path) -> bool:
-    """Adds the records that are new.
-
-    Returns:
-        False if the copies hold something that is no longer in the runs' files.
-    """
+    """Adds the records that are new; false if the copies hold what is not in the files any more."""
     is_gone = any(copy not in files for copy in copies.rglob(FILE_NAME))
     return not is_gone and all(_extend(copy, path) for copy, path in files.items())
 
@@ -115,21 +111,12 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "board",
-        help="VisualDL's pages over the runs below directories",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        epilog="exit codes: 0 ended by Ctrl-C, 143 ended by SIGTERM, 1 if there are no runs, or "
-        "the port or the host cannot be had",
-    )
-    add = parser.add_argument
+    codes = "0 Ctrl-C, 143 SIGTERM, 1 if there are no runs, or the port or the host cannot be had"
+    add = add_tool(tools, main, codes).add_argument
     add("dirs", type=Path, nargs="+", metavar="DIR", help="a directory with runs in it, or a run")
     add("--host", default="127.0.0.1", help="address of this machine (default: 127.0.0.1, so "
         "nobody else can look; 0.0.0.0: everybody who reaches the machine can)")  # fmt: skip
     add("--port", type=int, default=8040, help="default: 8040; 0: any free one")
-    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def free_port(host: str, port: int) -> int:
@@ -140,8 +127,7 @@ def free_port(host: str, port: int) -> int:
     """
     try:
         with socket.create_server((host, port)) as tried:
-            number: int = tried.getsockname()[1]
-            return number
+            return int(tried.getsockname()[1])
     except (OSError, OverflowError) as error:
         raise ValueError(f"--host {host} --port {port}: {error}. Port 0 finds one.") from error
 

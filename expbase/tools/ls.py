@@ -16,29 +16,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs
 from expbase.meter import json_value
+from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 
 _WIDTH = 70  # of a cell; --json has all of it
 
 
 def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "ls",
-        help="a table of the runs below a directory",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        epilog="exit codes: 0, or 1 if there is no such directory",
-    )
-    parser.add_argument("dir", type=Path, nargs="?", default=Path(), help="default: this one")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
-    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
+    add = add_tool(tools, main, "0, or 1 if there is no such directory").add_argument
+    add("dir", type=Path, nargs="?", default=Path(), help="default: this one")
+    add("--json", action="store_true", help="one JSON object per line, for scripts")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code."""
     now = time.time()
     paths = find(args.dir, lambda e: print(f"{e.filename}: {e.strerror}", file=sys.stderr))
     read = [read_run(path, str(path.relative_to(args.dir)), now) for path in paths]

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs
 from expbase.meter import METRICS, metric_lines
+from expbase.tools import add_tool
 from expbase.tools.runs import find, printable
 
 Curve = dict[int, float]  # value by iteration
@@ -87,28 +87,13 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: 
 
 
 def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "plot",
-        help="the curves of runs as a picture",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        epilog="exit codes: 0, or 1 if a run has no such curve",
-    )
-    add = parser.add_argument
-    add(
-        "runs",
-        type=Path,
-        nargs="+",
-        metavar="RUN",
-        help="output directories of runs, or above them",
-    )
+    add = add_tool(tools, main, "0, or 1 if a run has no such curve").add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="directories of runs, or above them")
     add("--output", type=Path, default=Path("curves.png"), metavar="FILE",
         help="the picture: .png, .svg or .pdf (default: curves.png)")  # fmt: skip
     add("--metrics", nargs="+", default=[], metavar="NAME",
         help="loss, valid/accuracy … (default: all but speeds and rates)")  # fmt: skip
     add("--smooth", type=float, default=0.6, metavar="WEIGHT", help="0: not at all (default: 0.6)")
-    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def _runs_at(path: Path) -> list[Path]:
@@ -118,7 +103,6 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code."""
     if not 0 <= args.smooth < 1:
         raise ValueError(f"--smooth: {args.smooth} given; expected 0 or more, and below 1.")
     found = {str(run): curves(run) for path in args.runs for run in _runs_at(path)}

@@ -20,36 +20,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs
 from expbase.config import ConfigError
 from expbase.processes import LAUNCHER, python
 from expbase.record import crash, git
 from expbase.record.run_record import LEDGER, last_start, read
 from expbase.run_dir import CONFIG, RunDirectory
 from expbase.state import checkpoint
+from expbase.tools import add_tool
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import printable
 
 
 def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "replay",
-        help="repeats the failure of a run on a copy, in a debugger if you like",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        epilog="exit codes: 0 the same error came, 1 it did not, 130 Ctrl-C, 143 SIGTERM",
-    )
+    parser = add_tool(tools, main, "0 the same error came, 1 it did not, 130 Ctrl-C, 143 SIGTERM")
     parser.add_argument("dir", type=Path, metavar="RUN", help="the output directory of the run")
     parser.add_argument("--pdb", action="store_true", help="end in the debugger (of one process)")
-    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code."""
     run = Path(os.path.realpath(args.dir))
-    if not (run / CONFIG).is_file():
-        raise ValueError(f"{run}: holds no run; expected the output directory of one.")
+    guard = RunDirectory(run, "RUN")
+    guard.expect()
     of_ranks = crash.last_failure(run)
     if not of_ranks:
         raise ValueError(f"{run}: no failure in training was noted in {crash.CRASH}/iteration-N.")
@@ -61,15 +52,14 @@ def main(args: argparse.Namespace) -> int:
         if args.pdb:
             signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is the debugger's
         # A script that does not call main() would go on with the run itself.
-        guard = RunDirectory(run)
         stack.callback(guard.release)
         with contextlib.suppress(ConfigError):  # in use: then the script cannot have it either
             guard.lock(rank=0)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         copy, spec = folder / run.name, folder / "spec.json"
         _copy(run, copy, facts["checkpoint"])
-        asked = {"iteration": facts["iteration"], "error": facts["error"], "pdb": args.pdb}
-        spec.write_text(json.dumps({**asked, "run": str(run), "copy": str(copy)}))
+        asked = {"pdb": args.pdb, "run": str(run), "copy": str(copy)}
+        spec.write_text(json.dumps(facts | asked))
         _say(f"from {facts['checkpoint'] or 'the beginning'} to iteration {facts['iteration']}")
         worker = [str(Path(__file__).with_name("replay_worker.py")), str(spec)]
         command = [*python(facts["ranks"], folder / "log"), *worker, *program]

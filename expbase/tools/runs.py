@@ -34,11 +34,7 @@ def printable(text: str) -> str:
 
 
 def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
-    """The output directories of runs at or below a folder, sorted.
-
-    Args:
-        folder: Where to look.
-        on_error: Called for each directory that cannot be read.
+    """The output directories of runs at or below a folder, sorted; on_error gets what fails.
 
     Raises:
         ValueError: There is no such folder.
@@ -81,7 +77,13 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
     records: list[dict[str, Any]] = []
     config: dict[str, Any] = {}
     try:
-        _read_progress(path, run)
+        for line in metric_lines(path / METRICS, last=1 << 16):
+            run.iteration = line["iteration"]
+            run.loss = line.get("train/loss", run.loss)
+        if saved := checkpoint.listed(path / checkpoint.FOLDER):
+            run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
+            with contextlib.suppress(Exception):  # a damaged file may hold anything
+                run.best_iteration, run.best = best_of(path)[0]
         records = read(path / LEDGER)
         config = load_yaml(path / CONFIG)
     except (OSError, ConfigError) as error:
@@ -97,17 +99,6 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
     newest = max((file.stat().st_mtime for file in files), default=now)
     run.age = max(round(now - newest, 1), 0.0)  # a clock may have been set back
     return run, config
-
-
-def _read_progress(path: Path, run: Run) -> None:
-    """Fills in what the run's metrics and checkpoints say."""
-    for line in metric_lines(path / METRICS, last=1 << 16):
-        run.iteration = line["iteration"]
-        run.loss = line.get("train/loss", run.loss)
-    if saved := checkpoint.listed(path / checkpoint.FOLDER):
-        run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
-        with contextlib.suppress(Exception):  # a damaged file may hold anything
-            run.best_iteration, run.best = best_of(path)[0]
 
 
 def _state(path: Path, records: Sequence[dict[str, Any]], *, has_begun: bool) -> str:
@@ -132,5 +123,4 @@ def _is_locked(path: Path) -> bool:
             answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
     except OSError:
         return False
-    kind: int = struct.unpack("hhqqi", answer)[0]
-    return kind != fcntl.F_UNLCK
+    return bool(struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK)

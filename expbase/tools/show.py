@@ -17,41 +17,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs
+from expbase.config import differences
 from expbase.record.git import SOURCES
 from expbase.record.run_record import LEDGER, Session, read, sessions
 from expbase.run_dir import CONFIG
 from expbase.state import checkpoint
+from expbase.tools import add_tool
 from expbase.tools.runs import Run, printable, read_run
 
 
 def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "show",
-        help="how a run was made, and the commands that make it again",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        epilog="exit codes: 0, or 1 if there is no such run or session",
-    )
-    add = parser.add_argument
+    add = add_tool(tools, main, "0, or 1 if there is no such run or session").add_argument
     add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
     add("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
         help="print the commands that make it again (default: 1, the whole run)")  # fmt: skip
-    parser.set_defaults(run=main, user_errors=(ValueError, OSError))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code."""
     path: Path = args.run_dir
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueError(f"{path}: holds no run; expected the output directory of one.")
     run, _ = read_run(path, str(path), time.time())
     found = sessions(read(path / LEDGER))
-    if args.reproduce is None:
-        lines = describe(path, run, found)
-    else:
-        lines = reproduce(path, found, args.reproduce)
+    number = args.reproduce
+    lines = describe(path, run, found) if number is None else reproduce(path, found, number)
     print("\n".join(lines))
     return 0
 
@@ -85,9 +74,7 @@ def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]
     yield from _row("code", _code(start["git"]))
     yield from _row("config", _changes(start["config_changes"]))
     for name in ("packages", "environment") if before else ():
-        was, now = before[name], start[name]
-        keys = sorted({**was, **now})
-        yield from _row(name, _changes({k: (was.get(k, "none"), now.get(k, "none")) for k in keys}))
+        yield from _row(name, _changes(differences(before[name], start[name])))
     if start["command"] != before.get("command", ()):
         yield from _row("command", _shell(start["command"]) if start["command"] else "no script")
 
@@ -123,7 +110,8 @@ def _code(git: Mapping[str, Any]) -> str:
 
 
 def _changes(pairs: Mapping[str, Sequence[Any]]) -> str:
-    return "; ".join(f"{key}: {was} → {now}" for key, (was, now) in pairs.items() if was != now)
+    texts = {key: ["none" if v is None else str(v) for v in pairs[key]] for key in sorted(pairs)}
+    return "; ".join(f"{key}: {' → '.join(pair)}" for key, pair in texts.items())
 
 
 def _row(name: str, text: str) -> list[str]:

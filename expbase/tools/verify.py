@@ -18,12 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs, count
+from expbase.cli import count
+from expbase.config import differences
 from expbase.meter import METRICS, json_lines, metric_lines
 from expbase.processes import python
 from expbase.state import checkpoint
 from expbase.state.arrays import parse
 from expbase.state.snapshot import STATE_FILE
+from expbase.tools import add_tool
 from expbase.tools.fingerprints import notes_path
 from expbase.tools.process import ended_by_signals, kill
 
@@ -45,26 +47,18 @@ _CAUSES = {
 
 
 def add_parser(tools: Any) -> None:
-    """Adds the tool to the command line of `python -m expbase`."""
-    parser = tools.add_parser(
-        "verify",
-        help="prove that an experiment continues to the same bits after kill -9",
-        description=__doc__,
-        formatter_class=Paragraphs,
-        usage="%(prog)s [options] script --output DIR [-- WORDS]",
-        epilog="exit codes: 0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM",
-    )
+    parser = add_tool(tools, main, "0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM")
+    parser.usage = "%(prog)s [options] script --output DIR [-- WORDS]"
+    parser.set_defaults(user_errors=(OSError, ValueError, RuntimeError))
     add = parser.add_argument
     add("script", type=Path, help="your train.py")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
     add("--iterations", type=int, default=40, metavar="N", help="of each run (default: 40)")
     add("--kills", type=count, default=6, metavar="K", help="how often to kill (default: 6)")
     add("--nprocs", type=count, default=1, metavar="P", help="processes of each run (default: 1)")
-    parser.set_defaults(run=run, user_errors=(OSError, ValueError, RuntimeError))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs the tool; returns its exit code."""
+def main(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
     if args.iterations < 10:
@@ -104,11 +98,10 @@ class Side:
     def command(self) -> list[str]:
         """The words that start it."""
         args = self._args
-        training = {"max_iteration": args.iterations, "max_epoch": 0, "log_interval": 1}
-        training |= {"save_interval": self._save_interval, "keep_last": 0}
-        training |= {"valid_interval": self._valid_interval}
+        intervals = f"save_interval={self._save_interval} valid_interval={self._valid_interval}"
+        training = f"max_iteration={args.iterations} max_epoch=0 log_interval=1 keep_last=0"
         words = ["--output", str(self.directory), "--device", "cpu", *args.words]
-        words += [f"training.{name}={value}" for name, value in training.items()]
+        words += [f"training.{word}" for word in f"{training} {intervals}".split()]
         started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
         tracer = str(Path(__file__).with_name("fingerprints.py"))
         return [*started, tracer, str(args.script.absolute()), *words]
@@ -172,10 +165,9 @@ class Side:
 
     def tensors(self) -> dict[str, Any]:
         """The type, shape and checksum of each tensor of the last checkpoint, by file and name."""
-        contents = checkpoint.read(checkpoint.find(self.directory))
         return {
             f"{file}: {name}": f"{array}, sha256 {hashlib.sha256(array.data.tobytes()).hexdigest()}"
-            for file, data in contents.items()
+            for file, data in checkpoint.read(checkpoint.find(self.directory)).items()
             if file != STATE_FILE
             for name, array in parse(data).items()
         }
@@ -203,12 +195,11 @@ def first_difference(straight: Side, killed: Side) -> str:
     """What differs first, at which iteration, and the likely cause; empty if nothing does."""
     if noted := _difference_in_notes(straight, killed):
         return noted
-    one = straight.logged() | straight.tensors() | straight.values()
-    other = killed.logged() | killed.tensors() | killed.values()
-    if not (names := _differing(one, other)):
+    one, other = (side.logged() | side.tensors() | side.values() for side in (straight, killed))
+    if not (found := differences(one, other)):
         return ""
-    left, right = one.get(names[0]), other.get(names[0])
-    return f"{names[0]} differs: {left} straight through, {right} after the kills."
+    name, (left, right) = next(iter(found.items()))
+    return f"{name} differs: {left} straight through, {right} after the kills."
 
 
 def _difference_in_notes(straight: Side, killed: Side) -> str:
@@ -219,17 +210,10 @@ def _difference_in_notes(straight: Side, killed: Side) -> str:
         for note in killed.notes(rank):
             reference = expected.get(note["iteration"], {})
             for order, (field, cause) in enumerate(_CAUSES.items()):
-                if note[field] != reference.get(field):
-                    names = ", ".join(_differing(note[field], reference.get(field)))
-                    found.append((note["iteration"], order, cause.format(names=names)))
+                if names := differences({"": note[field]}, {"": reference.get(field)}):
+                    told = ", ".join(name.removeprefix(".") for name in names)
+                    found.append((note["iteration"], order, cause.format(names=told)))
     if not found:
         return ""
     iteration, _, text = min(found)
     return f"first at iteration {iteration}. Likely cause: {text}."
-
-
-def _differing(one: Any, other: Any) -> list[str]:
-    """The names in two mappings whose values differ."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return []
-    return [name for name in {**one, **other} if one.get(name) != other.get(name)]

@@ -34,6 +34,7 @@ class Claim:
 
 
 CLAIMS = {
+    "line": Claim(lambda f: f["error"] < 1e-4, "an error below 0.0001", 20),
     "digits": Claim(lambda f: f["accuracy"] >= 0.97, "accuracy at least 0.97", 60),
     "charlm": Claim(
         lambda f: f["bits_per_character"] <= min(2.75, f["trigram_bits_per_character"]),

@@ -637,6 +637,7 @@ EXPERIMENTS = {  # with what makes them short
     "digits": [],
     "flow": ["data.num_held_out=1000", "drawing.interval=40"],
     "gan": ["data.num_points=1000"],
+    "line": [],
     "multitask": ["data.num_files=20"],
 }
 
