@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,11 @@ class Proof:
 
 
 def known_to_git() -> list[str]:
-    """The files of the repository, as paths from its top."""
+    """The files of the repository, as paths from its top; without git all but what tools left."""
+    if not (TOP / ".git").exists():
+        files = {str(path.relative_to(TOP)) for path in TOP.rglob("*") if path.is_file()}
+        files |= {"expbase/experiments"}
+        return [n for n in sorted(files) if not re.search(r"egg-info|__pycache__|(^|/)\.", n)]
     # In a container the checkout may be another user's.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
     result = subprocess.run(command, cwd=TOP, stdout=subprocess.PIPE, text=True, check=True)
