@@ -1,6 +1,6 @@
-"""English and Chinese say the same: pages, headings, code blocks, links to each other, terms.
+"""English and Chinese say the same: pages, headings, code, names, links, terms.
 
-What the code blocks do is tested in test_readme.py.
+What the code blocks do is tested in test_readme.py; where the links lead, in test_docs.py.
 """
 
 from __future__ import annotations
@@ -9,80 +9,116 @@ import re
 from pathlib import Path
 
 import pytest
+from pages import (
+    DOCS,
+    ENGLISH,
+    ONE_FOR_BOTH,
+    PAIRS,
+    ROOT,
+    TEXT,
+    chinese,
+    fences,
+    headings,
+    links,
+    prose,
+)
 
-ROOT = Path(__file__).parents[1]
-ONE_FOR_BOTH = ("terms.md",)
-ENGLISH = [
-    ROOT / "README.md",
-    *(
-        page
-        for page in sorted((ROOT / "docs").rglob("*.md"))
-        if not page.name.endswith(".zh.md") and page.name not in ONE_FOR_BOTH
-    ),
-]
 SAME = ("python", "bash", "yaml")
+OFTEN = 3  # times that a page uses a term: then its Chinese word is there, too
+pages = pytest.mark.parametrize(("page", "other"), PAIRS.values(), ids=[*PAIRS])
 
 
-def chinese(page: Path) -> Path:
-    """The Chinese page beside an English one."""
-    name = "README.zh-CN.md" if page.name == "README.md" else f"{page.stem}.zh.md"
-    return page.with_name(name)
-
-
-PAIRS = [pytest.param(page, chinese(page), id=str(page.relative_to(ROOT))) for page in ENGLISH]
-
-
-def fences(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-def prose(text: str) -> str:
-    """Without code, links' targets and what is set as code."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
-
-
-def headings(text: str) -> list[int]:
-    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 def terms() -> list[tuple[list[str], list[str], list[str]]]:
     """Of each row: the English words, the Chinese words, the words that are not written."""
-    rows = re.findall(
-        r"^\| ([^|]+) \| ([^|]+) \|([^|]*)\|$", (ROOT / "docs/terms.md").read_text(), re.M
-    )
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|([^|]*)\|$", TEXT["terms"], re.M)
     return [(en.split(", "), zh.split("、"), wrong.split()) for en, zh, wrong in rows[1:]]
 
 
-@pytest.mark.parametrize(("page", "other"), PAIRS)
+@pages
 def test_a_page_stands_in_both_languages_each_linked_to_the_other(page: Path, other: Path) -> None:
-    assert other.exists()
-    assert page.read_text().splitlines()[2] == f"[中文]({other.name})"
-    assert other.read_text().splitlines()[2] == f"[English]({page.name})"
+    for one, label, target in ((page, "中文", other), (other, "English", page)):
+        title, empty, link, after, *_ = read(one).splitlines()
+        assert re.fullmatch("# .+", title)
+        assert (empty, link, after) == ("", f"[{label}]({target.name})", "")
 
 
-@pytest.mark.parametrize(("page", "other"), PAIRS)
-def test_both_have_the_same_headings_and_code(page: Path, other: Path) -> None:
-    english, chinese_text = page.read_text(), other.read_text()
-    assert headings(chinese_text) == headings(english)
-    code, other_code = (
-        [f for f in fences(text) if f[0] in SAME] for text in (english, chinese_text)
-    )
+def test_no_chinese_page_stands_alone() -> None:
+    assert {*DOCS.rglob("*.zh.md")} <= {other for _, other in PAIRS.values()}
+
+
+@pages
+def test_both_have_the_same_headings_code_and_tables(page: Path, other: Path) -> None:
+    english, translated = read(page), read(other)
+    levels, other_levels = ([level for level, _ in headings(t)] for t in (english, translated))
+    assert other_levels == levels
+    code, other_code = ([f for f in fences(t) if f[0] in SAME] for t in (english, translated))
     assert other_code == code
-    assert len(fences(chinese_text)) == len(fences(english))
-    rows, other_rows = (len(re.findall(r"^\|", text, re.M)) for text in (english, chinese_text))
-    assert other_rows == rows
+    kinds, other_kinds = ([kind for kind, _ in fences(t)] for t in (english, translated))
+    assert other_kinds == kinds
+    for start in (r"^\|", r"^ *- ", r"^ *\d+\. ", r"^!\[", r"^::: "):  # rows, items, pictures
+        count, other_count = (len(re.findall(start, t, re.M)) for t in (english, translated))
+        assert other_count == count, start
 
 
-@pytest.mark.parametrize(("page", "other"), PAIRS)
-def test_the_chinese_uses_the_terms_and_links_to_chinese_pages(page: Path, other: Path) -> None:
-    text = prose(other.read_text())
-    assert [w for _, _, wrong in terms() for w in wrong if w in text] == []
-    targets = re.findall(r"\]\(([^)#]+\.md)", other.read_text())
-    english = [
-        target
-        for target in targets
-        if chinese(other.parent / target).exists() and target != page.name
-    ]
-    assert english == []
+@pages
+def test_the_chinese_names_what_the_english_names(page: Path, other: Path) -> None:
+    names, other_names = (
+        {*re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", read(p), flags=re.S | re.M))}
+        for p in (page, other)
+    )
+    assert names - other_names == set()
+
+
+@pages
+def test_the_chinese_leads_to_the_chinese_of_what_the_english_leads_to(
+    page: Path, other: Path
+) -> None:
+    translated = {page for page, _ in PAIRS.values()}
+    expected = set()
+    for target in links(page):
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        expected.add((chinese(file) if file in translated else file, bool(heading)))
+    found = set()
+    for target in links(other):
+        path, _, heading = target.partition("#")
+        found.add(((other.parent / path).resolve() if path else other, bool(heading)))
+    # The line with the link to the other language is the one that differs.
+    assert found - {(page, False)} == expected - {(chinese(other), False), (other, False)}
+
+
+@pages
+def test_the_chinese_has_the_words_of_the_terms_and_none_that_is_not_written(
+    page: Path, other: Path
+) -> None:
+    english, translated = prose(read(page)), prose(read(other))
+    lacking = []
+    for words, translations, wrong in terms():
+        assert [word for word in wrong if word in translated] == []
+        alternatives = "|".join(word.removeprefix("to ") for word in words)
+        times = len(re.findall(rf"\b(?:{alternatives})(?:s|es)?\b", english, re.I))
+        if times >= OFTEN and not any(word in translated for word in translations):
+            lacking.append((words, times))
+    assert lacking == []
+
+
+@pages
+def test_chinese_prose_has_chinese_punctuation_and_spaces_round_latin_words(
+    page: Path, other: Path
+) -> None:
+    text = re.sub(r"`[^`\n]*`", "x", re.sub(r"^```.*?^```", "", read(other), flags=re.S | re.M))
+    han = "[\u4e00-\u9fff]"
+    assert re.findall(rf".{{0,9}}{han}(?:[,;?!(]|:(?!{han})).{{0,9}}", text) == []
+    assert re.findall(rf".{{0,9}}(?:{han}[A-Za-z0-9]|[A-Za-z0-9]{han}).{{0,9}}", text) == []
+
+
+def test_the_readmes_are_short() -> None:
+    assert [len(read(page).splitlines()) < 180 for page in ROOT.glob("README*.md")] == [True, True]
+
+
+def test_the_terms_are_one_page_for_both() -> None:
+    assert all(name in ENGLISH and not chinese(ENGLISH[name]).exists() for name in ONE_FOR_BOTH)

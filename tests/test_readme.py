@@ -1,20 +1,20 @@
-"""The README and docs/ say only what is true: code, commands, tables, links, names of tests.
+"""The code and the commands of the README and of docs/ do what is said there.
 
-The examples of events.md, components.md and runner.md have tests beside those of their modules, the
-pages of moving/ have test_moving.py.
+The Chinese pages have the same code (test_languages.py). Tables, names and links: test_docs.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import inspect
+import io
 import json
 import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -23,35 +23,31 @@ from typing import Any
 
 import paddle
 import pytest
+import yaml
+from pages import ROOT, SCRIPT, TEXT, blocks
 from tiny import run_script
 
-from expbase import (
-    ExperimentBase,
-    __main__,
-    default_argument_parser,
-    get_default_training_config,
-)
-from expbase.events import EVENTS
-from expbase.extras import mixins
+from expbase import ExperimentBase, __main__, default_argument_parser
 
-ROOT = Path(__file__).parents[1]
-PAGES = {page.stem: page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-TEXT = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
-TRAINED = ("README", "data", "loop", "methods", "running")
+# What runs the code of these pages, or folders of them; that of all others is run here.
+OWN_TESTS = {
+    "events": "test_events.py",
+    "components": "test_components.py",
+    "runner": "test_runner.py",
+    "moving": "test_moving.py",
+    "recipes": "test_recipes.py",  # the commands, too
+}
+TRAINED = [
+    page
+    for page in TEXT
+    if blocks(page, "python") and page.split("/")[0] not in {*OWN_TESTS, "first"}
+]
 SHORT = ["--device=cpu", "training.max_iteration=40", "training.valid_interval=20"]
 # Tools that start processes, serve until they are stopped, or need a file: their tests run them.
 PARSED_ONLY = ("board", "replay", "run", "verify")
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT[page], re.DOTALL | re.MULTILINE)
-
-
-SCRIPT = blocks("README", "python")[0]
-
-
-def test_the_readme_and_its_script_are_short() -> None:
-    assert len(TEXT["README"].splitlines()) <= 180
+def test_the_script_of_the_readme_is_short() -> None:
     assert len(SCRIPT.splitlines()) <= 36
 
 
@@ -70,9 +66,10 @@ def is_loop(node: ast.AST) -> bool:
     return isinstance(node, ast.While)
 
 
-def test_the_code_of_every_page_has_a_test() -> None:
-    with_code = {page for page in PAGES if blocks(page, "python")}
-    assert with_code == {*TRAINED, "events", "components", "runner"}
+def test_the_code_of_every_other_page_has_a_test_of_its_own() -> None:
+    for page in TEXT:
+        if test := OWN_TESTS.get(page.split("/")[0], ""):
+            assert f'"{page.rpartition("/")[2]}' in (ROOT / "tests" / test).read_text(), page
 
 
 @pytest.mark.parametrize("page", TRAINED)
@@ -81,6 +78,10 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
+    if any("jit.load" in code for code in blocks(page, "python")):
+        (tmp_path / "train.py").write_text(SCRIPT)
+        run_here("train.py", ["--output=runs/line", *SHORT], monkeypatch)
+        run_here("train.py", ["--output=runs/line", "--export=last"], monkeypatch)
     for code in (SCRIPT, *blocks(page, "python")):
         exec(code, names)  # the documentation's own
     for name, experiment in names.items():
@@ -93,6 +94,18 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
             exp.run()
             assert exp.finished, name
             assert exp.iteration == 40 or exp.epochs_ended == 3, name
+
+
+def test_the_files_of_the_page_of_config_fit_its_experiment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for code in (SCRIPT, *blocks("config", "python")):
+        exec(code, names)
+    (file,) = blocks("config", "yaml")
+    config = names["Tuned"].default_config()
+    config.merge_from_other_cfg(yaml.safe_load(file))
+    assert (config.optim.lr, config.data.batch_size) == (0.01, 40)
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -121,32 +134,39 @@ def run_here(script: str | Path, words: list[str], patch: pytest.MonkeyPatch) ->
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each command for python, without `python`."""
-    text = "".join(blocks(page, "bash")).strip().replace("&&", "\n")
-    for command in text.splitlines():
+    text = "\n".join(blocks(page, "bash")).strip().replace("&&", "\n")
+    for command in filter(None, text.splitlines()):
         program, *words = shlex.split(command)
-        assert program in ("python", "pip"), command
+        assert program in ("python", "pip", "mkdocs"), command
         if program == "python" and "digits" not in command and words != ["-m", "pytest"]:
             yield words
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")])
+@pytest.mark.parametrize(
+    "page", [page for page in TEXT if blocks(page, "bash") and page not in ("first", "recipes")]
+)
 def test_the_commands_of_a_page_work(
     page: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
     for words in commands(page):
-        if "python" in words:  # under paddle's launcher
-            words = words[words.index("python") + 1 :]
-        if words[0].startswith("tests/"):  # it takes minutes
-            script = (ROOT / words[0]).read_text()
-            assert all(f'"{word}"' in script for word in words if word.startswith("--")), words
-        elif words[:2] != ["-m", "expbase"]:
-            train(words[words.index("train.py") + 1 :], monkeypatch)
-        elif words[2] in PARSED_ONLY:
-            parser_of_tools().parse_args(words[2:])
-        else:
-            assert __main__.main(words[2:]) == 0, words
+        do(words, monkeypatch)
     assert Path("curves.png").exists() == ("expbase plot" in TEXT[page])
+
+
+def do(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command of a page does, in this process and in short, if that can be."""
+    if "python" in words:  # under paddle's launcher
+        words = words[words.index("python") + 1 :]
+    if words[0].startswith("tests/"):  # it takes minutes
+        script = (ROOT / words[0]).read_text()
+        assert all(f'"{word}"' in script for word in words if word.startswith("--")), words
+    elif words[:2] != ["-m", "expbase"]:
+        train(words[words.index("train.py") + 1 :], monkeypatch)
+    elif words[2] in PARSED_ONLY:
+        parser_of_tools().parse_args(words[2:])
+    else:
+        assert __main__.main(words[2:]) == 0, words
 
 
 def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +179,7 @@ def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def parser_of_tools() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     tools = parser.add_subparsers()
-    for name in ("board", "ls", "new", "plot", "replay", "runner", "show", "verify"):
+    for name in ("board", "ls", "plot", "replay", "runner", "show", "verify"):
         getattr(__main__, name).add_parser(tools)
     return parser
 
@@ -176,18 +196,81 @@ def test_a_run_is_continued_as_the_readme_says(
     assert float(re.findall(r"valid/error=(\S+)", "\n".join(said))[-1]) < 0.1
 
 
+# --- the first experiment --------------------------------------------------------------------
+
+
+def test_the_first_experiment_goes_as_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it in order, with fewer iterations; each text of the page is said at its place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain, script, methods = blocks("first", "python")
+    saved, continued, finished, mistake, refused = blocks("first", "text")
+    words = [command for command in commands("first") if command != ["plain.py"]]
+    smoke, first, again, longer, *others = words
+    assert (first, longer) == (again, [*first, "training.max_iteration=12000"])
+    shorter = [
+        "training.max_iteration=25",
+        "training.valid_interval=10",
+        "training.save_interval=10",
+    ]
+
+    Path("plain.py").write_text(plain.replace("range(20)", "range(1)"))
+    run_here("plain.py", [], monkeypatch)
+    assert "accuracy" in capsys.readouterr().out
+    assert Path("spirals.pdparams").exists()
+
+    Path("train.py").write_text(script)
+    run_here("train.py", [*smoke[1:], "--device=cpu"], monkeypatch)
+    run_here("train.py", [*first[1:], *shorter], monkeypatch)
+    expect(saved, capsys)
+    shutil.rmtree("runs/first/checkpoints/step-00000025")  # as if it had been killed at 24
+    run_here("train.py", [*again[1:], *shorter], monkeypatch)
+    expect(continued, capsys)
+    run_here("train.py", [*again[1:], *shorter], monkeypatch)
+    expect(finished, capsys)
+    with pytest.raises(SystemExit) as error:
+        run_here("train.py", [*again[1:], "training.max_iterations=100"], monkeypatch)
+    assert str(error.value) == mistake.strip()
+
+    Path("train.py").write_text(script.replace("\n\nif __name__", f"\n{methods}\n\nif __name__"))
+    with pytest.raises(SystemExit) as error:
+        run_here("train.py", [*again[1:], *shorter], monkeypatch)
+    assert str(error.value).replace(str(tmp_path), "…") == refused.strip()
+    for command in others:
+        do(
+            [*command, *shorter] if "--output" in command and "-m" not in command else command,
+            monkeypatch,
+        )
+    *_, evaluated, exported = capsys.readouterr().out.splitlines()
+    assert "accuracy" in json.loads(evaluated)
+    layer = paddle.jit.load(json.loads(exported)["exported"])
+    assert layer(paddle.zeros([3, 2])).shape == [3, 2]
+    assert {run.name for run in Path("runs").iterdir()} == {"first", "lr0.001", "lr0.01"}
+    sys.modules.pop("plain")
+
+
+def expect(promised: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line of a page was said, but for its numbers."""
+    said = re.sub(r"\d[\d.]*", "0", capsys.readouterr().err)
+    for line in promised.splitlines():
+        assert re.sub(r"\d[\d.]*", "0", line) in said, line
+
+
+# --- digits ----------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """What the first command of the README leaves, and the lines that it says."""
     run = tmp_path_factory.mktemp("digits") / "run"
     (command,) = (line for line in blocks("README", "bash") if "digits" in line)
-    words = shlex.split(command.split("&&")[1])[1:-1]
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", *words, str(run)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    text = result.stderr.replace(str(run), "runs/digits")
+    script, *words = shlex.split(command.split("&&")[1])[1:-1]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+        patch.chdir(ROOT)
+        run_here(script, [*words, str(run)], patch)
+    text = said.getvalue().replace(str(run), "runs/digits")
     return run, [line.split(" ", 1)[1] for line in text.splitlines()]
 
 
@@ -217,96 +300,3 @@ def test_a_metric_is_replaced_in_five_lines_and_right_over_ranks(
     expected = json.loads(capsys.readouterr().out)
     assert json.loads(two_ranks.stdout.splitlines()[-1]) == expected
     assert expected["macro_f1"] > 0.9
-
-
-# --- tables, names, links --------------------------------------------------------------------
-
-
-def rows(page: str, head: str) -> list[list[str]]:
-    """The cells of a table, by how its first row begins; without that row."""
-    lines = TEXT[page].split(f"\n| {head}")[1].split("\n\n")[0].splitlines()[1:]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [row for row in cells if not row[0].startswith("---")]
-
-
-def test_the_table_of_keys_holds_every_key_and_its_default() -> None:
-    table = {
-        name: value.strip('"')
-        for names, values, _ in rows("running", "`training.` key")
-        for name, value in zip(names.split(", "), values.split(", "), strict=True)
-    }
-    assert table == {name: str(value) for name, value in get_default_training_config().items()}
-
-
-def test_the_table_of_mixins_holds_their_defaults() -> None:
-    for name, text in rows("methods", "mixin"):
-        mixin = getattr(mixins, name.strip("`"))
-        section = re.findall(r"`(\w+)`", text)[0]
-        for key, value in mixin.default_config()[section].items():
-            assert f"{key} {json.dumps(value)}" in text, (name, key)
-
-
-def test_the_page_of_methods_names_what_there_is_and_nothing_else() -> None:
-    public = {name for name in dir(ExperimentBase) if not name.startswith("_")} - {*EVENTS}
-    table = TEXT["methods"].split("\n\nThe docstrings")[0]
-    named = {word for words in re.findall(r"`([a-z_* ]+)`", table) for word in words.split()}
-    attributes = set(
-        re.findall(r"^        (\w+): ", ExperimentBase.__mro__[-3].__doc__ or "", re.M)
-    )
-    setup_steps = {name for name in public if name.startswith("setup_")}
-    assert public - setup_steps <= named
-    assert named - public - attributes == {"setup_*"}
-
-
-def test_every_option_that_a_page_names_exists() -> None:
-    parser = parser_of_tools()
-    (tools,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
-    helps = default_argument_parser().format_help()
-    helps += "".join(tool.format_help() for tool in tools.values())
-    launchers = (
-        "nproc_per_node nnodes master host rank job_id max_restart elastic_level elastic_timeout"
-    )
-    slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
-    proofs = "only faults every"
-    theirs = {f"--{name}" for name in f"{launchers} {slurms} {proofs}".split()}
-    for page, text in TEXT.items():
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", text)) - theirs
-        assert {option for option in named if option not in helps} == set(), page
-
-
-def test_every_test_that_a_page_names_exists() -> None:
-    named = [n for text in TEXT.values() for n in re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", text)]
-    assert len(named) > 20
-    for file, function in named:
-        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-        assert not function or f"def {function}(" in text, (file, function)
-
-
-def test_every_link_leads_to_a_file_and_the_readme_to_every_page() -> None:
-    links = {name: re.findall(r"\]\(([^)]+)\)", text) for name, text in TEXT.items()}
-    for name, targets in links.items():
-        for target in targets:
-            path, _, heading = target.partition("#")
-            file = PAGES[name].parent / path
-            assert file.exists(), (name, target)
-            headings = re.findall(r"^#+ (.*)", file.read_text(), re.M) if heading else []
-            assert not heading or heading in {h.lower().replace(" ", "-") for h in headings}
-    of_readme = {(ROOT / target).resolve() for target in links["README"]}
-    assert {*PAGES.values()} - of_readme == {ROOT / "README.md"}
-
-
-def test_the_page_of_architecture_names_every_module() -> None:
-    tree = blocks("architecture", "text")[0]
-    package = ROOT / "expbase"
-    modules = {path.name for path in package.glob("[a-z]*.py")}
-    assert set(re.findall(r"\w+\.py", tree)) == modules
-    folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == folders
-
-
-def test_every_module_that_a_page_names_exists() -> None:
-    for page, text in TEXT.items():
-        for name in re.findall(r"`([\w/]+\.py)`", text):
-            places = [ROOT / "expbase" / name, ROOT / "tests" / name]
-            known = any(place.exists() for place in places) or page == "runner"
-            assert known or name in ("train.py", "file.py"), (page, name)

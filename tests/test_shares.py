@@ -359,7 +359,7 @@ def test_a_tensor_with_a_placement_goes_on_exactly() -> None:
 
 
 def test_the_script_of_the_docs_runs_on_two_ranks(tmp_path: Path) -> None:
-    pages = [TESTS.parent / name for name in ("README.md", "docs/running.md")]
+    pages = [TESTS.parent / name for name in ("README.md", "docs/processes.md")]
     line, *blocks = [
         code
         for page in pages

@@ -1,0 +1,199 @@
+"""What the pages name is there: keys, mixins, methods, options, messages, tests, files, links, nav.
+
+The code and the commands of the pages: test_readme.py. The two languages: test_languages.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pages import BOTH, DOCS, ENGLISH, ONE_FOR_BOTH, ROOT, TEXT, blocks, headings, links, rows, slug
+from test_readme import parser_of_tools
+
+from expbase import ExperimentBase, default_argument_parser, get_default_training_config
+from expbase.events import EVENTS
+from expbase.extras import mixins
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def test_the_table_of_keys_holds_every_key_and_its_default() -> None:
+    table = {
+        name: value.strip('"')
+        for names, values, _ in rows(TEXT["config"], "`training.` key")
+        for name, value in zip(names.split(", "), values.split(", "), strict=True)
+    }
+    assert table == {name: str(value) for name, value in get_default_training_config().items()}
+
+
+def test_the_table_of_options_holds_every_option() -> None:
+    named = {
+        word
+        for option, _ in rows(TEXT["config"], "option")
+        for word in re.findall(r"--\w+", option)
+    }
+    options = {word for a in default_argument_parser()._actions for word in a.option_strings}
+    assert named == {option for option in options if option.startswith("--")} - {"--help"}
+
+
+def test_the_table_of_mixins_holds_their_defaults() -> None:
+    for name, text in rows(TEXT["methods"], "mixin"):
+        mixin = getattr(mixins, name.strip("`"))
+        section = re.findall(r"`(\w+)`", text)[0]
+        for key, value in mixin.default_config()[section].items():
+            assert f"{key} {json.dumps(value)}" in text, (name, key)
+
+
+def test_the_page_of_methods_names_what_there_is_and_nothing_else() -> None:
+    public = {name for name in dir(ExperimentBase) if not name.startswith("_")} - {*EVENTS}
+    table = TEXT["methods"].split("\n\nThe docstrings")[0]
+    named = {word for words in re.findall(r"`([a-z_* ]+)`", table) for word in words.split()}
+    attributes = set(
+        re.findall(r"^        (\w+): ", ExperimentBase.__mro__[-3].__doc__ or "", re.M)
+    )
+    setup_steps = {name for name in public if name.startswith("setup_")}
+    assert public - setup_steps <= named
+    assert named - public - attributes == {"setup_*"}
+
+
+def test_every_message_in_the_tables_of_trouble_is_one_of_expbase() -> None:
+    own, _, of_paddle = TEXT["trouble"].partition("## Messages of Paddle")
+    said = "\n".join(literals())
+    tables = re.findall(r"^\| message .*?(?=\n\n|\Z)", own, re.DOTALL | re.MULTILINE)
+    messages = [row.split(" | ")[0] for table in tables for row in table.splitlines()[2:]]
+    assert of_paddle
+    assert len(messages) > 40
+    assert [text for text in messages if not pattern(text.strip("|` ")).search(said)] == []
+
+
+def pattern(message: str) -> re.Pattern[str]:
+    """A message of a page, in which … stands for what is put in."""
+    return re.compile(".{1,80}?".join(map(re.escape, message.strip("… ").split("…"))))
+
+
+def literals() -> Iterator[str]:
+    """The texts in the code of expbase, with … for what is put in."""
+    for path in (ROOT / "expbase").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (isinstance(part, ast.Constant) and part.value for part in node.values)
+                yield "".join(str(part or "…") for part in parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield re.sub(r"%\w|\{[^}]*\}", "…", node.value)
+
+
+# --- names -----------------------------------------------------------------------------------
+
+OURS = [page for page in BOTH if page.parent.name != "moving"]  # those name what others have
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    parser = parser_of_tools()
+    (tools,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
+    helps = default_argument_parser().format_help()
+    helps += "".join(tool.format_help() for tool in tools.values())
+    launchers = (
+        "nproc_per_node nnodes master host rank job_id max_restart elastic_level elastic_timeout"
+    )
+    slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
+    proofs = "only faults every keep"
+    theirs = {f"--{name}" for name in f"{launchers} {slurms} {proofs}".split()}
+    for page in OURS:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", page.read_text())) - theirs
+        assert {option for option in named if option not in helps} == set(), page
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    named = [
+        name
+        for page in BOTH
+        for name in re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 20
+    for file, function in named:
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert not function or f"def {function}(" in text, (file, function)
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    for page in OURS:
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+            places = [ROOT / "expbase" / name, ROOT / "tests" / name, ROOT / name]
+            known = any(place.exists() for place in places) or "runner" in page.name
+            assert known or name in ("train.py", "file.py", "plain.py"), (page, name)
+
+
+def test_the_page_of_architecture_names_every_module() -> None:
+    tree = blocks("architecture", "text")[0]
+    package = ROOT / "expbase"
+    modules = {path.name for path in package.glob("[a-z]*.py")}
+    assert set(re.findall(r"\w+\.py", tree)) == modules
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == folders
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    named = [
+        (path, name)
+        for path in (ROOT / "expbase").rglob("*.py")
+        for name in re.findall(r"docs/([\w/]+)\.md", path.read_text(encoding="utf-8"))
+    ]
+    assert named
+    assert [(path, name) for path, name in named if name not in TEXT] == []
+
+
+# --- links and the site ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", BOTH, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
+    for target in links(page):
+        path, _, heading = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if heading:
+            anchors = {slug(text) for _, text in headings(file.read_text(encoding="utf-8"))}
+            assert heading in anchors, target
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_a_readme_leads_to_every_page_or_to_the_first_one_of_its_folder(name: str) -> None:
+    found = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / name)}
+    suffix = ".md" if name == "README.md" else ".zh.md"
+    expected = {
+        DOCS / f"{page}{suffix if page not in ONE_FOR_BOTH else '.md'}"
+        for page in ENGLISH
+        if page != "README" and ("/" not in page or page.endswith("/index"))
+    }
+    assert expected - found == set()
+
+
+def test_every_page_is_in_the_nav_once_and_has_a_chinese_name_there() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Site)
+    entries = [*leaves(site["nav"])]
+    pages = [page for _, page in entries]
+    assert sorted(pages) == sorted(f"{page}.md" for page in ENGLISH if page != "README")
+    (languages,) = (plugin["i18n"]["languages"] for plugin in site["plugins"] if "i18n" in plugin)
+    titles = {title for title, _ in entries} | {t for item in site["nav"] for t in item}
+    assert {*languages[1]["nav_translations"]} == titles
+
+
+def leaves(nav: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Title and page of each entry, in the order of the site."""
+    for item in nav:
+        for title, content in item.items():
+            yield from leaves(content) if isinstance(content, list) else [(title, content)]
+
+
+class _Site(yaml.SafeLoader):
+    """Reads mkdocs.yml, in which the names of Python's objects do not matter here."""
+
+
+_Site.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, tag, node: None)

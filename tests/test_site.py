@@ -1,0 +1,95 @@
+"""The hooks of the site: links, the other language, the search. CI builds the site itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pages import DOCS, ROOT
+
+pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(place: str, url: str, **urls: str) -> Any:
+    """A page of the site, and the addresses of it in both languages."""
+    alternates = {locale: SimpleNamespace(url=address) for locale, address in urls.items()}
+    return SimpleNamespace(url=url, file=SimpleNamespace(src_uri=place, alternates=alternates))
+
+
+CONFIG = page("config.md", "config/", en="config/", zh="zh/config/")
+
+
+@pytest.mark.parametrize(
+    ("place", "link", "expected"),
+    [
+        ("x.md", "[one](../expbase/life.py)", "[one](source/expbase/life.py.md)"),
+        ("moving/x.md", "[o](../../expbase/life.py)", "[o](../source/expbase/life.py.md)"),
+        ("x.md", "[proofs](../tests/proofs)", "proofs (`tests/proofs`)"),
+        ("x.md", "[tests/proofs](../tests/proofs)", "`tests/proofs`"),
+        ("x.md", "[see](config.md#options)", "[see](config.md#options)"),
+        ("x.md", "[config.md](config.md)", "[Config and command line](config.md)"),
+        ("x.zh.md", "[config.md](config.zh.md)", "[配置与命令行](config.zh.md)"),
+        ("x.md", "[a](https://x.org/a.md)", "[a](https://x.org/a.md)"),
+        ("x.md", "```text\n[a](../expbase)\n```", "```text\n[a](../expbase)\n```"),
+    ],
+)
+def test_a_link_leads_to_something_on_the_site(
+    hooks: Any, place: str, link: str, expected: str
+) -> None:
+    assert hooks.on_page_markdown(link, page(place, "x/"), None, None) == expected
+
+
+def test_every_file_that_a_page_leads_to_has_a_page_on_the_site(hooks: Any) -> None:
+    text = "[a](../setup.cfg) [b](config.md) [c](../tests/proofs) [d](https://x.org)"
+    assert hooks._outside("docs/x.md", text) == ["setup.cfg"]
+    assert hooks._outside("docs/moving/x.md", "[a](../../LICENSE)") == ["LICENSE"]
+    assert (ROOT / "LICENSE").is_file()
+
+
+def test_the_other_language_is_at_a_relative_address(hooks: Any) -> None:
+    text = "# Config\n\n[中文](config.zh.md)\n"
+    assert '<a href="../zh/config/" hreflang="zh">中文</a>' in hooks.on_page_markdown(
+        text, CONFIG, None, None
+    )
+    alternates = [{"lang": "en", "link": "/"}, {"lang": "zh", "link": "/zh/"}]
+    config = SimpleNamespace(extra={"alternate": alternates})
+    hooks.on_page_context({}, CONFIG, config, None)
+    assert [language["link"] for language in alternates] == ["config/", "zh/config/"]
+
+
+def test_an_option_is_not_broken_at_its_hyphens(hooks: Any) -> None:
+    html = "<p><code>x --init_partial</code> --x</p><pre><code class='y'>--z</code></pre>"
+    expected = html.replace("--init_partial", '<span class="option">--init_partial</span>')
+    assert hooks.on_page_content(html, None, None, None) == expected
+
+
+def test_each_language_has_an_index_of_its_own(hooks: Any, tmp_path: Path) -> None:
+    docs = [{"location": "config/"}, {"location": "zh/config/"}, {"location": "zh/"}]
+    (tmp_path / "search").mkdir()
+    index = tmp_path / hooks.INDEX
+    index.write_text(json.dumps({"config": {"lang": ["en", "zh"], "separator": " "}, "docs": docs}))
+    hooks.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    english, chinese = (
+        json.loads(file.read_text()) for file in (index, tmp_path / "zh" / hooks.INDEX)
+    )
+    assert [entry["location"] for entry in english["docs"]] == ["config/"]
+    assert [entry["location"] for entry in chinese["docs"]] == ["config/", ""]
+    assert chinese["config"] == {"lang": ["zh"], "separator": " "}
+    for url, base in (("zh/", "."), ("zh/config/", ".."), ("zh/moving/palm/", "../..")):
+        shown = hooks.on_post_page('{"base": "../..", "x": 1}', page("", url), None)
+        assert shown == f'{{"base": "{base}", "x": 1}}'
+    assert hooks.on_post_page('{"base": ".."}', CONFIG, None) == '{"base": ".."}'
