@@ -52,7 +52,8 @@ class Attributes(Events):
         args: As given.
         model: Yours; free in name and number, like the optimizers.
         optimizer: Yours.
-        train_loader: Yours: a paddle.io.DataLoader or any iterable of batches.
+        train_loader: Yours: a paddle.io.DataLoader or any iterable of batches; None: the
+            experiment makes its own data, and has no epochs.
         valid_loader: Yours, for `valid_batches`.
         test_loader: Yours, if there is one: `--evaluate` takes it.
         iteration: Updates done; within train_batch the number of the one under way.
@@ -127,7 +128,7 @@ class Attributes(Events):
     @property
     def epochs_ended(self) -> int:
         """Epochs that are used up: as many as began, but for the one under way."""
-        return self.epoch - (not self._iterator.ended)
+        return self.epoch - (self._iterator.epoch > 0 and not self._iterator.ended)
 
     @property
     def finished(self) -> bool:

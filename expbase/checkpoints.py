@@ -40,9 +40,8 @@ class Checkpoints(TrainingSteps, ModelFiles):
                 self.logger.warning("%s", text)
         if checkpointer.resumable is not None:
             self.logger.info(
-                "CONTINUING the run in %s from %s (--fresh starts over and keeps the old run)",
-                self.args.output,
-                checkpointer.resumable.name,
+                f"CONTINUING the run in {self.args.output} from {checkpointer.resumable.name} "
+                "(--fresh starts over and keeps the old run)"
             )
         elif (self.output_dir / LEDGER).exists():
             self.logger.info("the run in %s has no checkpoint: it begins anew", self.args.output)
@@ -200,21 +199,16 @@ class Checkpoints(TrainingSteps, ModelFiles):
         loop, own = self._loop, path == self._checkpointer.resumable
         notes = self._checkpointer.restore(path)
         loop.saved_at = self.iteration if own else -1
-        self.logger.info(
-            "resumed %s: iteration %d, epoch %d, batch %d of the epoch, %s",
-            path.name if own else path,
-            self.iteration,
-            self.epoch,
-            self.batch_in_epoch,
-            " ".join(f"{name}={rate:g}" for name, rate in self.learning_rates().items()),
+        place = f"iteration {self.iteration}, "
+        place += f"epoch {self.epoch}, batch {self.batch_in_epoch} of the epoch, " * (
+            self.epoch > 0
         )
+        rates = " ".join(f"{name}={rate:g}" for name, rate in self.learning_rates().items())
+        self.logger.info("resumed %s: %s%s", path.name if own else path, place, rates)
         for key, (old, new) in self._run_dir.changed_keys(self.config).items():
             self.logger.info(
-                "config: %s: %r at the first start, %r now (state, like a learning rate under "
-                "way, is the checkpoint's)",
-                key,
-                old,
-                new,
+                f"config: {key}: {old!r} at the first start, {new!r} now (state, like a learning "
+                "rate under way, is the checkpoint's)"
             )
         for note in notes:
             self.logger.warning("not exact: %s", note)

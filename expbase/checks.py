@@ -22,10 +22,34 @@ from expbase.visualizer import Visualizer
 DONE_BY_MAIN = "done_by_main"
 
 
-def check_state_and_data(found: objects.StatefulObjects, adapter: LoaderAdapter) -> None:
-    """Raises a ValueError where training would fail, or would lose something."""
+def check_data(
+    adapter: LoaderAdapter, loader: Any, attributes: Mapping[str, Any], training: Mapping[str, Any]
+) -> None:
+    """Raises a ValueError if there are no batches, or no loader where one was meant.
+
+    `loader` is self.train_loader now; `attributes` are the user's.
+    """
     if adapter.batches_per_epoch == 0:
         raise adapter.no_batch()
+    if adapter.loader is not loader:
+        raise ValueError("self.train_loader: set too late; expected it in setup_dataloader.")
+    if loader is not None:
+        return
+    import difflib  # here: most have a loader
+
+    data = [n for n, v in attributes.items() if isinstance(v, Iterable) and not isinstance(v, str)]
+    if likely := difflib.get_close_matches("train_loader", data, 1, 0.75):
+        raise ValueError(f"{adapter.not_set()} Did you mean self.{likely[0]}?")
+    keys = ("max_epoch", "valid_every_epoch", "save_every_epoch", "overfit_batches")
+    for key in [key for key in keys if training[key]]:
+        raise ConfigError(
+            f"training.{key}: {training[key]} given, and without a self.train_loader there are no "
+            "epochs and no batches; expected 0, and max_iteration, valid_interval, save_interval."
+        )
+
+
+def check_state(found: objects.StatefulObjects) -> None:
+    """Raises a ValueError where training would fail, or would lose something."""
     if not found.layers:
         raise ValueError(
             "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
@@ -234,20 +258,26 @@ def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
         )
 
 
-def likely_omissions(batches: int, subscribers: Subscribers, helpers: Set[str]) -> Iterator[str]:
+def likely_omissions(
+    attributes: Mapping[str, Any], batches: int, subscribers: Subscribers, helpers: Set[str]
+) -> Iterator[str]:
     """What the first update, with its `batches` and `helpers`, probably should have done."""
-    if not batches:
+    loaders = {name for name, v in attributes.items() if isinstance(v, paddle.io.DataLoader)}
+    has_loader = attributes["train_loader"] is not None
+    if not batches and (has_loader or loaders - {"valid_loader", "test_loader"}):
         yield (
             "train_batch did not call self.read_batch(): the data it takes is not in the order "
             "of the seed, and is not continued after a stop."
         )
-    for helper, events in HELPER_EVENTS.items():
-        for event in events:
-            if helper not in helpers and (waiting := subscribers.names(event)):
-                yield (
-                    f"{event} does not come ({', '.join(waiting)}): train_batch did not call "
-                    f"self.{helper}()."
-                )
+    silent = {helper: events for helper, events in HELPER_EVENTS.items() if helper not in helpers}
+    if not has_loader:
+        silent["read_batch"] = ("on_train_epoch_begin", "on_train_epoch_end")
+    for helper, event in [(name, event) for name in silent for event in silent[name]]:
+        if waiting := subscribers.names(event):
+            yield (
+                f"{event} does not come ({', '.join(waiting)}): train_batch did not call "
+                f"self.{helper}()."
+            )
 
 
 def likely_mistakes(

@@ -106,46 +106,84 @@ def default_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def in_cell() -> bool:
+    """Whether a notebook's cell runs this, and no script."""
+    ipython, script = sys.modules.get("IPython"), sys.modules["__main__"]
+    return ipython is not None and not hasattr(script, "__file__") and bool(ipython.get_ipython())
+
+
+@contextlib.contextmanager
+def ending_cell() -> Iterator[None]:
+    """Where a script would end its process, a notebook ends the cell, with one line."""
+    try:
+        yield
+    except SystemExit as end:
+        if not in_cell():
+            raise
+        is_code = not isinstance(end.code, str)
+        text = f"exit code {end.code}: see the lines above" if is_code else end.code
+        error = (KeyboardInterrupt if end.code == 130 else RuntimeError)(text)
+        vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {text}"]
+        raise error from None
+
+
+@ending_cell()
 def main(
     experiment: type[ExperimentBase],
     *,
     parser: argparse.ArgumentParser | None = None,
     argv: Sequence[str] | None = None,
-) -> None:
+) -> ExperimentBase | None:
     """Runs an experiment class from the command line.
 
     Args:
         experiment: The class; its `default_config()` returns the defaults.
         parser: `default_argument_parser()`, or it with options added.
-        argv: The words after the program's name; those of this process by default.
+        argv: The words after the program's name; those of this process by default. A notebook has
+            none, and must give them.
+
+    Returns:
+        The experiment, closed; None if it was in other processes (--nprocs, --restarts) or there
+        was none (--print_config).
 
     Raises:
-        SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
+        SystemExit: With the exit code of the run, as --help lists them, unless that is 0. In a
+            notebook instead a RuntimeError, and of a Ctrl-C a KeyboardInterrupt.
     """
     parser = parser or default_argument_parser()
     _check_guard(parser.prog)
-    args = parser.parse_intermixed_args(argv)
-    setattr(args, DONE_BY_MAIN, True)
-    try:
+    with report_user_errors(parser.prog):
+        if argv is None and in_cell():
+            raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
+        args = parser.parse_intermixed_args(argv)
+        setattr(args, DONE_BY_MAIN, True)
         config = load_config(experiment, args)
         if args.print_config:
             print(dump_yaml(config), end="")
-            return
-        if not args.output and not args.smoke:
-            raise ConfigError("--output: not given; expected the directory of the run.")
-        if args.restarts and distributed.world_size() > 1:
-            raise ConfigError(
-                "--restarts: given to a process of paddle's launcher; expected the launcher's own "
-                "--max_restart, which needs etcd: docs/clusters.md."
-            )
+            return None
+        check_options(experiment, args)
         args.output = fill_in(args.output or "", config)
         if inspected(args) is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
-    except ConfigError as error:
-        sys.exit(f"{parser.prog}: error: {error}")
     with put_in_front(Smoke) if args.smoke else contextlib.nullcontext():
-        if code := _start(parser.prog, experiment, config, args):
-            sys.exit(code)
+        return _start(parser.prog, experiment, config, args)
+
+
+def check_options(experiment: type[ExperimentBase], args: argparse.Namespace) -> None:
+    """Raises a ConfigError if an option is missing, or cannot be done here."""
+    if not args.output and not args.smoke:
+        raise ConfigError("--output: not given; expected the directory of the run.")
+    if args.restarts and distributed.world_size() > 1:
+        raise ConfigError(
+            "--restarts: given to a process of paddle's launcher; expected the launcher's own "
+            "--max_restart, which needs etcd: docs/clusters.md."
+        )
+    if (args.nprocs > 1 or args.restarts) and in_cell() and experiment.__module__ == "__main__":
+        raise ConfigError(
+            f"{'--nprocs' if args.nprocs > 1 else '--restarts'}: new processes cannot import "
+            f"{experiment.__name__} from a notebook; expected it in a file (%%writefile train.py) "
+            "and an import of it from there."
+        )
 
 
 def _check_guard(prog: str) -> None:
@@ -179,26 +217,28 @@ def load_config(
     return config
 
 
-def _start(*words: Any) -> int:
-    """Calls `_run` here, in new processes, or in some that are supervised; the exit code."""
+def _start(*words: Any) -> ExperimentBase | None:
+    """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
     if args.restarts and not _in_front:  # a tool wants to see the failure
         from expbase import restarts  # here: few runs need it
 
-        return restarts.run(_run, words)
-    if args.nprocs > 1 and distributed.world_size() == 1:
-        return spawn(_run, words, args.nprocs, args.device)
-    _run(*words)
-    return 0
+        code = restarts.run(_run, words)
+    elif args.nprocs > 1 and distributed.world_size() == 1:
+        code = spawn(_run, words, args.nprocs, args.device)
+    else:
+        return _run(*words)
+    return sys.exit(code) if code else None
 
 
 def _run(
     prog: str, experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
-) -> None:
+) -> ExperimentBase:
     with report_user_errors(prog):
         exp = with_tools(experiment)(config, args)
         exp.setup()
         exp.run()
+        return exp
 
 
 @contextlib.contextmanager

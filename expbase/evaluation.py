@@ -138,9 +138,9 @@ class Evaluation(Reporting):
         if self.phase == "train" and self.life is Life.TRAINING and not state.warned:
             state.warned = True
             self.logger.warning(
-                "[%d] valid_batches() is read in the phase 'train': in train mode, with gradients "
-                "and with training's random numbers. Call self.evaluate(), not self.valid().",
-                self.iteration,
+                f"[{self.iteration}] valid_batches() is read in the phase 'train': in train mode, "
+                "with gradients and with training's random numbers. Call self.evaluate(), not "
+                "self.valid()."
             )
         run = self._run_over(loader, rng.VALID)  # it is opened now, not later
         return self._limited(run, "on_valid_batch_end")
@@ -305,10 +305,9 @@ class Evaluation(Reporting):
         if difference and not state.told_difference:
             state.told_difference = True
             self.logger.warning(
-                "[%d] valid: %s; rank 0's is used for all. For the mean over all samples `return "
-                "self.average(metrics, weight)`, the weight being this rank's samples.",
-                self.iteration,
-                difference,
+                f"[{self.iteration}] valid: {difference}; rank 0's is used for all. For the mean "
+                "over all samples `return self.average(metrics, weight)`, the weight being this "
+                "rank's samples."
             )
         return first
 
@@ -323,21 +322,19 @@ class Evaluation(Reporting):
 
     def _attach_data(self) -> None:
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
-        adapter = self._adapter(self.train_loader, "self.train_loader")
-        few = self.config.training.overfit_batches
-        self._iterator.attach(FirstBatches(adapter, few) if few else adapter)
+        if self.train_loader is not None:
+            adapter = self._adapter(self.train_loader, "self.train_loader")
+            few = self.config.training.overfit_batches
+            self._iterator.attach(FirstBatches(adapter, few) if few else adapter)
         self._on_close.callback(self._iterator.close)
         self._on_close.callback(self._evaluation.let_go)
         if self.parallel and isinstance(self.valid_loader, Iterable):
             self._kept_adapter(self.valid_loader)
 
     def _adapter(self, loader: Any, name: str) -> LoaderAdapter:
-        if loader is None:
-            raise ValueError(
-                f"{name}: not set by setup_dataloader; expected a paddle.io.DataLoader or an "
-                "iterable of batches."
-            )
         shard = Shard(self.config.training.seed, self.rank, self.world_size)
+        if loader is None:
+            raise LoaderAdapter(None, name, shard).not_set()
         adapter = adapt_loader(loader, name, shard)
         if adapter.warning:
             self.logger.warning("%s", adapter.warning)

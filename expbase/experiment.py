@@ -69,7 +69,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
     # --- yours ---------------------------------------------------------------------------
 
     def setup_dataloader(self) -> None:
-        """Sets self.train_loader, and self.valid_loader if valid() uses valid_batches()."""
+        """Sets self.train_loader, unless training makes its own data and has no epochs, and
+        self.valid_loader if valid() uses valid_batches().
+        """
         raise NotImplementedError
 
     def setup_model(self) -> None:
@@ -370,10 +372,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
             )
         if loop.step is Step.OUTSIDE:
             self.logger.warning(
-                "[%d] train() returned without self.going_on(): no signal was heard, no line "
-                "written, nothing validated or saved but by hand. Expected `while "
-                "self.going_on(): self.train_batch(); self.end_iteration()`.",
-                self.iteration,
+                f"[{self.iteration}] train() returned without self.going_on(): no signal was "
+                "heard, no line written, nothing validated or saved but by hand. Expected `while "
+                "self.going_on(): self.train_batch(); self.end_iteration()`."
             )
         elif loop.step is not Step.OVER:
             self.stop("train() returned")

@@ -34,7 +34,7 @@ class MetricLog:
 
         It is routine if the progress line of a terminal shows it anyway.
         """
-        text = line(iteration, {"epoch": epoch, **metrics})
+        text = line(iteration, {"epoch": epoch, **metrics} if epoch else metrics)
         if is_routine:
             log_routine(self._logger, text)
         else:

@@ -35,7 +35,8 @@ class ModelFiles(Evaluation):
         Args:
             path: A checkpoint, a run, a `.safetensors` or a `.pdparams`. Nothing in it is run.
             into: The name of the layer among the attributes; needed if the file holds one model
-                and there are several layers, none of them called `model`.
+                and there are several layers, none of them called `model`. Of a checkpoint without
+                that name its `model` is taken.
             partial: Whether missing, additional and differently shaped weights are allowed.
 
         Raises:

@@ -136,11 +136,10 @@ class Reporting(Attributes):
             self.logger.warning("%s", text)
 
     def _say_it_is_over(self) -> None:
+        place = f"iteration {self.iteration}" + f", epoch {self.epoch}" * (self.epoch > 0)
         self.logger.info(
-            "FINISHED already: iteration %d, epoch %d. To train on, raise training.max_iteration "
-            "or max_epoch; --fresh starts over.",
-            self.iteration,
-            self.epoch,
+            f"FINISHED already: {place}. To train on, raise training.max_iteration or max_epoch; "
+            "--fresh starts over."
         )
 
     def _say_the_goal(self) -> None:
@@ -165,7 +164,7 @@ class Reporting(Attributes):
         training, per_epoch = self.config.training, self.batches_per_epoch
         left = schedule.iterations_left(training, self.iteration, per_epoch)
         seconds = self._seconds_left()
-        words = [f"epoch {self.epoch}"]
+        words = [f"epoch {self.epoch}"] if self.epoch else []
         words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
         words += [f"{card.clock(seconds)} left"] if seconds is not None else []
         words += [f"{short(1 / step)} it/s"] if step else []
@@ -180,7 +179,8 @@ class Reporting(Attributes):
         if self._run_dir.note is not None:
             self._run_dir.note.update(self._checkpointer.newest_saved)
         say, watch, output = self.logger.info, self._stopwatch, str(self.args.output)
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in watch.time_breakdown().items())
+        times = watch.time_breakdown().items()
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in times if share)
         say("time        %s: %s", card.clock(watch.seconds()), shares)
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self.config.training.monitor
@@ -196,7 +196,8 @@ class Reporting(Attributes):
         newest = self._checkpointer.newest_saved
         where = f"{newest.name} in {output}" if newest else "no checkpoint was asked for"
         where = where if self.rank == 0 else "rank 0 has the checkpoints"
-        say("[%d] FINISHED: epoch %d, %s", self.iteration, self.epoch, where)
+        where = f"epoch {self.epoch}, {where}" if self.epoch else where
+        say("[%d] FINISHED: %s", self.iteration, where)
 
     def _say_failure(self, error: BaseException) -> None:
         raised = {"is_shown": True}  # whoever catches it shows it on the terminal
@@ -301,9 +302,8 @@ class Reporting(Attributes):
             batch = self._iterator.last  # None: it could not be made
         folder = crash.write_crash_report(self.output_dir, self.rank, error, facts, batch)
         self.logger.info(
-            "what was under way is in %s; to see it fail again: python -m expbase replay %s",
-            folder.relative_to(self.output_dir),
-            shlex.quote(str(self.args.output)),
+            f"what was under way is in {folder.relative_to(self.output_dir)}; to see it fail "
+            f"again: python -m expbase replay {shlex.quote(str(self.args.output))}"
         )
 
     def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:

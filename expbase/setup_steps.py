@@ -139,16 +139,17 @@ class SetupSteps(Reporting):
         checks.check_template({**self._names.template, **counters}, vars(self))
         self._subscribers.check_known()
         found = self._saved_objects()
-        checks.check_state_and_data(found, self._iterator.adapter)
+        adapter, own = self._iterator.adapter, self._user_attributes()
+        checks.check_data(adapter, self.train_loader, own, self.config.training)
+        checks.check_state(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(self.config).items()}
         facts["self.train_loader"] = f"{self.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(self.valid_loader)} samples"
         checks.check_alike({**facts, **found.shapes()})
         for name in hidden_layers(self.__dict__, found):
             self.logger.warning(
-                "self.%s: a layer within a plain object is not saved; expected an attribute of "
-                "the experiment, or a list, a dict or a layer with it.",
-                name,
+                f"self.{name}: a layer within a plain object is not saved; expected an attribute "
+                "of the experiment, or a list, a dict or a layer with it."
             )
         self._checkpointer.expect(found, read_only=self.read_only)
         self._say_what_there_is()

@@ -193,7 +193,8 @@ class TrainingSteps(Attributes):
         self._update.check_complete()
         helpers, subscribers = self._update.helpers, self._subscribers
         checks.check_accumulation(self.config.training.accumulation_steps, helpers)
-        for text in checks.likely_omissions(self._stopwatch.batches, subscribers, helpers):
+        batches = self._stopwatch.batches
+        for text in checks.likely_omissions(vars(self), batches, subscribers, helpers):
             self.logger.warning("%s", text)
 
     def _update_scaler(self) -> None:

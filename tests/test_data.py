@@ -836,9 +836,9 @@ def test_a_loader_that_ends_too_early_is_an_error() -> None:
 
 
 def test_reading_before_a_loader_is_attached_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"self\.train_loader: has no more batches"):
+    with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
         TrainIterator().read()
-    with pytest.raises(NotImplementedError, match=r"self\.train_loader: no loader is attached"):
+    with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
         TrainIterator().open(1)
 
 

@@ -109,14 +109,6 @@ def test_setup_goes_in_the_order_of_the_design(tmp_path: Path) -> None:
     assert calls == names
 
 
-def test_the_loader_must_be_set(tmp_path: Path) -> None:
-    class NoLoader(Tiny):
-        def setup_dataloader(self) -> None: ...
-
-    with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
-        make(NoLoader, tmp_path / "run").setup()
-
-
 @pytest.mark.parametrize(
     ("attribute", "text"), [("model", "no paddle.nn.Layer"), ("optimizer", "no optimizer")]
 )

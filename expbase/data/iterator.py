@@ -18,12 +18,15 @@ from expbase.data.workers import TAKEN, Items
 
 
 class TrainIterator:
-    """The training batches of one rank, epoch after epoch; empty until `attach` is called."""
+    """The training batches of one rank, epoch after epoch.
+
+    Until `attach` is called there are none to be read, and no epoch that could end.
+    """
 
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
         self.epoch = 0  # the one that was opened last; 0: none was
-        self.batches = Batches(_nothing(), ended=True)  # of this epoch
+        self.batches = Batches(_refused(self.adapter))  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.last: Any = None  # the batch that was read last
         self._is_resumed = False
@@ -31,6 +34,7 @@ class TrainIterator:
     def attach(self, adapter: LoaderAdapter) -> None:
         """Sets the training data."""
         self.adapter = adapter
+        self.batches = Batches(_nothing(), ended=True)
 
     @property
     def ended(self) -> bool:
@@ -83,11 +87,16 @@ class TrainIterator:
             "epoch": self.epoch,
             "batch_in_epoch": self.batch_in_epoch,
             "taken": [*map(list, place.earlier), [adapter.key, self.batches.taken[2]]],
-            "ended": self.batches.ended,
+            "ended": self.batches.ended or not self.epoch,
             "loader": adapter.state_dict(),
             "sizes": self._sizes,
             "order": None if self.batches.ended else adapter.checksum(),
         }
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """That there is no loader any more."""
+        lost = self.adapter.loader is None and state["epoch"]
+        return [f"{self.adapter.name}: not set; the checkpoint is of epoch {lost}."] if lost else []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
@@ -96,6 +105,8 @@ class TrainIterator:
         of now that the samples taken amount to, rounded down: never more than batches_per_epoch.
         """
         adapter = self.adapter
+        if adapter.loader is None:
+            return []
         reasons = adapter.load_state_dict(state["loader"])
         place, is_known = self._place_in(state)
         if state["ended"]:  # nothing is opened: the next thing to come is a new epoch
@@ -149,6 +160,11 @@ class TrainIterator:
 
 def _nothing() -> Items:
     yield from ()
+
+
+def _refused(adapter: LoaderAdapter) -> Items:
+    raise adapter.not_set()
+    yield
 
 
 def _size(sizes: list[Any]) -> str:

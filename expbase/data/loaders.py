@@ -92,7 +92,7 @@ class LoaderAdapter:
         Raises:
             ValueError: The loader has no batch.
         """
-        raise NotImplementedError(f"{self.name}: no loader is attached yet")
+        raise self.not_set()
 
     def once(self, purpose: int, number: int) -> Batches:
         """This rank's share of one run over the data that does not train, nor move its place.
@@ -115,6 +115,14 @@ class LoaderAdapter:
 
     def close(self) -> None:
         """Ends what outlives an epoch: persistent workers. May be called twice."""
+
+    def not_set(self) -> ValueError:
+        """The error to raise when there is no loader."""
+        return ValueError(
+            f"{self.name}: not set by setup_dataloader; expected a paddle.io.DataLoader or an "
+            "iterable of batches, or no call of read_batch, micro_batches, new_epoch and "
+            "valid_batches: an experiment may make its own data."
+        )
 
     def no_batch(self) -> ValueError:
         """The error to raise when there is none."""

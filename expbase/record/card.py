@@ -38,6 +38,8 @@ def card(
         ("versions", f"{versions}, python {platform.python_version()}"),
         ("output", output),
     ]
+    if adapter.loader is None:
+        rows = [row for row in rows if row[0] not in ("data", "update")]
     width = max(11, *(len(name) for name, _ in rows))
     for row, text in rows:
         yield f"{row:<{width}} {text}"

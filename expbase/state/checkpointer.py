@@ -179,10 +179,8 @@ class Checkpointer:
         self._drifted = own & same
         for file, key in sorted(self._drifted)[:1]:
             self._logger.warning(
-                "%s.%s differs between the ranks: each trains a model of its own. Put what you "
-                "train into self.data_parallel and call that in train_batch.",
-                file,
-                key,
+                f"{file}.{key} differs between the ranks: each trains a model of its own. Put what "
+                "you train into self.data_parallel and call that in train_batch."
             )
         return ranks
 

@@ -66,7 +66,6 @@ class Snapshot:
                 files[f"{RANK}{rank}{SUFFIX}"] = [*serialize(flat)]
         text = {
             "format": FORMATS[any(name.startswith(SHARE) for name in files)],
-            "world_size": len(self.ranks),
             "values": self.values,
             "ranks": [of_rank for _, of_rank in self.ranks],
         }

@@ -167,7 +167,8 @@ def load(
     fitting, has_misfits = [], False
     for name in _target_layers(found, layers, into):
         _need_whole(layers[name], name)
-        weights, tensors = found.get(name) or found.get("", {}), layers[name].state_dict()
+        other = "model" if into and "" not in found else ""
+        weights, tensors = found.get(name) or found.get(other, {}), layers[name].state_dict()
         wrong = misfits(weights, tensors, "file")
         if wrong and not weights:
             wrong = [f"not in the file, which has {', '.join(found)}"]

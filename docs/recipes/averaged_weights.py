@@ -1,0 +1,47 @@
+"""Averaged weights (EMA): validated, predicted and exported with; trained without."""
+
+import paddle
+import paddle.nn.functional as F
+from paddle.io import DataLoader, TensorDataset
+from sklearn.datasets import load_digits
+
+from expbase import ExperimentBase, main
+from expbase.extras.mixins import ExponentialMovingAverage
+
+
+class Averaged(ExponentialMovingAverage, ExperimentBase):
+    @classmethod
+    def default_config(cls):
+        config = super().default_config()
+        config.training.max_iteration = 300
+        # It averages over about 1 / (1 - decay) updates: less than a tenth of the run.
+        config.ema.decay = 0.95
+        return config
+
+    def setup_dataloader(self):
+        images, labels = load_digits(return_X_y=True)
+        images, labels = paddle.to_tensor(images / 16, "float32"), paddle.to_tensor(labels)
+        train, valid = [images[300:], labels[300:]], [images[:300], labels[:300]]
+        self.train_loader = DataLoader(TensorDataset(train), batch_size=50, shuffle=True)
+        self.valid_loader = DataLoader(TensorDataset(valid), batch_size=100)
+
+    def setup_model(self):
+        layers = paddle.nn.Linear(64, 64), paddle.nn.ReLU(), paddle.nn.Linear(64, 10)
+        self.model = self.data_parallel(paddle.nn.Sequential(*layers))  # this one is averaged
+        self.optimizer = paddle.optimizer.Adam(1e-2, parameters=self.model.parameters())
+
+    def train_batch(self):
+        images, labels = self.read_batch()
+        loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.log(loss=loss)
+
+    def valid(self):  # here self.model has the averaged weights
+        losses = [F.cross_entropy(self.model(x), y).item() for x, y in self.valid_batches()]
+        return self.average({"loss": sum(losses) / max(len(losses), 1)}, weight=len(losses))
+
+
+if __name__ == "__main__":
+    main(Averaged)

@@ -1,0 +1,49 @@
+"""Another batch size, or more data, in the middle of a run: stop it, and continue with --force."""
+
+import paddle
+import paddle.nn.functional as F
+from paddle.io import DataLoader, TensorDataset
+from sklearn.datasets import load_digits
+
+from expbase import Config, ExperimentBase, main
+
+
+class MidRun(ExperimentBase):
+    @classmethod
+    def default_config(cls):
+        config = super().default_config()
+        config.training.max_iteration = 300
+        config.data = Config({"batch_size": 20, "num_samples": 1000})
+        config.optim = Config({"lr": 1e-2})
+        return config
+
+    def setup_dataloader(self):
+        images, labels = load_digits(return_X_y=True)
+        images, labels = paddle.to_tensor(images / 16, "float32"), paddle.to_tensor(labels)
+        data = self.config.data
+        # More data stands behind the old: a sample is known by its index.
+        train = TensorDataset([x[300 : 300 + data.num_samples] for x in (images, labels)])
+        self.train_loader = DataLoader(train, batch_size=data.batch_size, shuffle=True)
+        self.valid_loader = DataLoader(TensorDataset([images[:300], labels[:300]]), batch_size=100)
+
+    def setup_model(self):
+        layers = paddle.nn.Linear(64, 64), paddle.nn.ReLU(), paddle.nn.Linear(64, 10)
+        self.model = self.data_parallel(paddle.nn.Sequential(*layers))
+        self.optimizer = paddle.optimizer.Adam(0.0, parameters=self.model.parameters())
+
+    def train_batch(self):
+        # The rate of the config holds from here on; else that of the checkpoint would go on.
+        self.optimizer.set_lr(self.config.optim.lr)
+        images, labels = self.read_batch()
+        loss = F.cross_entropy(self.model(images), labels)
+        self.backward(loss)
+        self.step_optimizers()
+        self.log(loss=loss)
+
+    def valid(self):
+        losses = [F.cross_entropy(self.model(x), y).item() for x, y in self.valid_batches()]
+        return self.average({"loss": sum(losses) / max(len(losses), 1)}, weight=len(losses))
+
+
+if __name__ == "__main__":
+    main(MidRun)
