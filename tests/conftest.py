@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
+import forks
 import pytest
 
-# What starts the most processes begins first, so that no core waits for it at the end.
-_FIRST = ("proofs", "verify", "stopping", "distributed", "readme", "replay", "evaluation", "extras")
+# What takes longest begins first, so that no core waits for it at the end.
+_FIRST = """
+    proofs readme peers stopping evaluation experiment safe_first runner mixins verify distributed
+    provenance replay first_updates training shares restarts launch console board experiments
+""".split()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets xdist keep our order; else the files of the most tests would be first."""
+    config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the long files first."""
-    names = [f"test_{name}.py" for name in _FIRST]
-    items.sort(key=lambda item: item.path.name not in names)  # otherwise in their order
+    places = {f"test_{name}.py": place for place, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python programs that a tool starts are forked."""
+    monkeypatch.setattr(subprocess, "Popen", forks.Popen)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import numpy as np
 import psutil
 import pytest
@@ -69,7 +70,7 @@ class Board:
     def __init__(self, runs: Path, temporary: Path) -> None:
         temporary.mkdir()
         command = [sys.executable, "-W", "ignore", "-m", "expbase", "board", str(runs)]
-        self.process = subprocess.Popen(
+        self.process = forks.Popen(
             [*command, "--port", "0"],
             stdout=subprocess.PIPE,
             text=True,

@@ -30,7 +30,7 @@ from paddle.io import (
     RandomSampler,
     SequenceSampler,
 )
-from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
+from tiny import Points, Tiny, curve, make, metrics, run_ranks, same_bits, trained
 
 from expbase import main, on
 from expbase.state.background import Background
@@ -1109,8 +1109,8 @@ def test_two_ranks_look_together_and_see_what_one_process_sees(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(TWO)
-    result = run_script(script, str(tmp_path), str(graded), launch=2)
-    assert result.returncode == 0, result.stderr + result.stdout
+    for rank in run_ranks([[str(script), str(tmp_path), str(graded)]] * 2):
+        assert rank.returncode == 0, rank.stderr
     one, two = (json.loads((tmp_path / f"facts_{rank}.json").read_text()) for rank in range(2))
 
     # --evaluate: rank 0 alone prints, and what one process has logged but for the order of a sum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,36 @@ from tiny import curve
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture
+def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some files of the standard library, of which the experiments take a few."""
+    (tmp_path / "library").mkdir()
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-h]*.py")):
+        (tmp_path / "library" / path.name).symlink_to(path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "library"))
+
+
+@pytest.mark.usefixtures("_small_library")
 @pytest.mark.parametrize(
     ("name", "words", "metric"),
     [
-        ("charlm", ["data.num_files=20", "optim.warmup_iterations=2"], "valid/bits_per_character"),
+        (
+            "charlm",
+            [
+                "data.num_files=20",
+                "data.length=16",
+                "model.hidden_size=16",
+                "optim.warmup_iterations=2",
+            ],
+            "valid/bits_per_character",
+        ),
         ("gan", ["data.num_points=1000"], "valid/quality"),
         ("flow", ["data.num_held_out=1000", "drawing.interval=4"], "valid/nll"),
-        ("multitask", ["data.num_files=20", "training.log_interval=2"], "valid/accuracy"),
+        (
+            "multitask",
+            ["data.num_files=20", "model.hidden_size=8", "training.log_interval=2"],
+            "valid/accuracy",
+        ),
         (
             "ctr",
             [

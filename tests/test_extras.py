@@ -1,4 +1,4 @@
-"""Mixins, components and runs from YAML on two ranks: one launch for all."""
+"""Mixins, components and runs from YAML on two ranks: one start for all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from test_runner import YAML, make_workspace, stage_lines
-from tiny import run_script, same_bits
+from tiny import run_ranks, same_bits
 
 SCRIPT = """
 import json
@@ -55,13 +55,13 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a launch on two ranks."""
+    """The folder of a script on two ranks."""
     folder = make_workspace(tmp_path_factory.mktemp("launched"))
     infer = "- {name: look, class: infer, init_model_path: runs/first}\n"
     (folder / "c.yaml").write_text(YAML + stage_lines("startup", "instance") + infer)
     (folder / "go.py").write_text(SCRIPT)
-    result = run_script(folder / "go.py", launch=2)
-    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in run_ranks([[str(folder / "go.py")]] * 2):
+        assert rank.returncode == 0, rank.stderr
     return folder
 
 
@@ -90,7 +90,7 @@ def test_the_results_of_predict_head_are_those_of_all_ranks(launched: Path) -> N
     assert len((launched / "whole/one.predict.jsonl").read_text().splitlines()) == 24
 
 
-def test_runs_from_yaml_run_under_the_launcher(launched: Path) -> None:
+def test_runs_from_yaml_run_on_ranks_that_others_have_started(launched: Path) -> None:
     log = (launched / "runs/first/worker_1.log").read_text()
     assert log.count("stage startup: ") == log.count("[4] FINISHED") == 1
     (line,) = (launched / "runs/look/results.jsonl").read_text().splitlines()

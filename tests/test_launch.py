@@ -9,10 +9,14 @@ import atexit
 import os
 import signal
 import subprocess
+import sys
+import threading
 from multiprocessing import connection
 from typing import Any
 
+import forks
 import pytest
+from tiny import TESTS
 
 from expbase import distributed, launch
 
@@ -75,33 +79,41 @@ def test_after_a_failure_a_stopped_process_is_killed_at_once_and_named(
     assert stopped.exitcode == -9
 
 
-def forked(pid: int) -> None:
-    """Asserts what a rank must not have of its parent."""
+INHERITED: list[str] = []
+
+
+def begun(pid: int, way: str) -> None:
+    """Asserts what a rank must not have of its parent; one has something to do at its exit."""
+    assert ["fork"] * (way == "fork") == INHERITED
     assert (os.getppid(), distributed.world_size()) == (pid, 2)
     assert sorted(map(signal.getsignal, (signal.SIGTERM, signal.SIGUSR1))) == [signal.SIG_DFL] * 2
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    os.kill(os.getpid(), signal.SIGTERM)
+    atexit.register(print, "left rank", distributed.rank())
+    if distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
-def registering() -> None:
-    atexit.register(os._exit, 7)
-
-
-def test_what_a_rank_has_to_do_at_its_exit_is_done_and_nothing_of_its_parent() -> None:
-    atexit.register(os._exit, 8)
-    try:
-        assert launch.spawn(registering, (), 1, "cpu").code == 7
-    finally:
-        atexit.unregister(os._exit)
-
-
-def test_a_rank_is_forked_and_has_no_handlers_and_no_rank_of_its_parent(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def begin(way: str) -> int:
+    """Starts two ranks; called in a process of its own."""
     assert distributed.world_size() == 1  # paddle remembers it
-    assert launch.spawn(forked, (os.getpid(),), 2, "cpu").code == 143
-    assert "rank 1 was killed by SIGTERM" in capfd.readouterr().err
+    INHERITED.append(way)
+    atexit.register(os._exit, 8)
+    if way == "spawn":  # of several threads a fork would have one
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    outcome = launch.spawn(begun, (os.getpid(), way), 2, "cpu")
+    atexit.unregister(os._exit)
+    return outcome.code
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way: str) -> None:
+    code = "import sys, test_launch; sys.exit(test_launch.begin(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
+    result = forks.run([sys.executable, "-c", code, way], env=environment)
+    assert result.returncode == 143, result.stderr
+    assert result.stdout == "left rank 0\n"
+    assert result.stderr.splitlines()[-1] == "rank 1 was killed by SIGTERM"
 
 
 @pytest.mark.parametrize("exitcode", [1, -11, -15])

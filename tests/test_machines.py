@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import forks
 import pytest
-from tiny import TESTS, Tiny, make
+from tiny import TESTS, Tiny, make, run_ranks
 
 from expbase import machines
 from expbase.machines import Place, check_places, different_code
@@ -112,7 +110,7 @@ print(RunDirectory(sys.argv[1]).is_of_rank_zero())
 def test_rank_zeros_directory_is_known_by_its_lock_also_by_rank_zero(tmp_path: Path) -> None:
     def looked(path: Path) -> str:
         command = [sys.executable, "-W", "ignore", "-c", LOOKS, str(path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return forks.run(command).stdout.strip()
 
     directory = RunDirectory(tmp_path)
     assert not directory.is_of_rank_zero()
@@ -131,7 +129,8 @@ def test_one_process_writes_no_note_and_loads_no_module_for_it(tmp_path: Path) -
         "assert not {'expbase.machines', 'expbase.peers'} & {*sys.modules}"
     )
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "run")]
-    subprocess.run(command, check=True, cwd=TESTS, capture_output=True)
+    result = forks.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)})
+    assert result.returncode == 0, result.stderr
     assert not (tmp_path / "run" / ".run.json").exists()
 
 
@@ -156,29 +155,8 @@ trained(Tiny, Path(sys.argv[1]), max_iteration=4)
 
 def run_on(outputs: Sequence[Path]) -> list[tuple[int, str]]:
     """Starts a rank in each directory; their codes and what they print."""
-    with contextlib.ExitStack() as stack:
-        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in outputs]
-        endpoints = [f"127.0.0.1:{door.getsockname()[1]}" for door in doors]
-    shared = {
-        "PADDLE_TRAINERS_NUM": str(len(outputs)),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-        "PYTHONPATH": str(TESTS),
-        "PYTHONWARNINGS": "ignore",
-    }
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank, (output, endpoint) in enumerate(zip(outputs, endpoints, strict=True)):
-            own = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoint}
-            process = subprocess.Popen(
-                [sys.executable, "-c", TRAINS, str(output)],
-                env={**os.environ, **shared, **own},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            ranks.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        texts = [process.communicate(timeout=120)[1] for process in ranks]
-        return [(p.returncode, text) for p, text in zip(ranks, texts, strict=True)]
+    ends = run_ranks([["-c", TRAINS, str(output)] for output in outputs])
+    return [(end.returncode, end.stderr) for end in ends]
 
 
 def test_machines_that_have_changed_places_are_told_where_the_checkpoints_are(

@@ -14,14 +14,15 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 from paddle.base import core
-from tiny import Tiny, make, run_script
+from tiny import Tiny, make, run_ranks, run_script
 
 from expbase import distributed, peers, processes
 
-KILLED = """
-import os, signal, sys
+KILLED = '''
+import os, signal, subprocess, sys
 from tiny import Tiny
 from expbase import main
 
@@ -30,12 +31,26 @@ class Killed(Tiny):
     def train_batch(self):
         super().train_batch()
         if self.iteration == 5 and self.rank == int(os.environ["KILLED_RANK"]):
+            if "PADDLE_LOCAL_RANK" in os.environ:  # how it ended is known until its parent asks
+                subprocess.Popen(["sh", "-c", LAUNCHER, "sh", *map(str, self.said())])
+                signal.pause()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def said(self):
+        log = self.output_dir / f"worker_{1 - self.rank}.log"
+        return os.getppid(), os.getpid(), log
+
+
+# Kills a rank while the launcher stands still, which looks each second, until the other one speaks.
+LAUNCHER = """
+kill -STOP $1; kill -KILL $2
+n=0; while [ $n -lt 400 ] && ! grep -q 'another rank failed' $3; do sleep 0.05; n=$((n+1)); done
+kill -CONT $1
+"""
 
 if __name__ == "__main__":
     main(Killed)
-"""
+'''
 
 
 def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +117,7 @@ class Stopped(Tiny):
 
     def valid(self):
         if self.iteration == 3 and self.rank == 1:
-            time.sleep(6)  # twice the limit, but its thread answers
+            time.sleep(4)  # twice the limit, but its thread answers
         return super().valid()
 
 
@@ -116,7 +131,7 @@ def test_a_rank_that_is_stopped_is_named_with_its_place_and_one_that_is_busy_is_
 ) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(STOPPED)
-    words = ["training.valid_interval=3", "training.hang_seconds=3"]
+    words = ["training.valid_interval=3", "training.hang_seconds=2"]
     result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2", *words)
     assert result.returncode == 1
     last_line = (run / "worker_0.log").read_text().splitlines()[-1]
@@ -177,7 +192,7 @@ def test_after_an_error_of_gloos_a_line_says_where_the_others_were_last(tmp_path
 def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as the system of a stopped one does
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        result = subprocess.run(
+        result = forks.run(
             [sys.executable, "-c", EAGER, str(tmp_path / "run")],
             env={
                 **os.environ,
@@ -188,9 +203,6 @@ def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path
                 "PYTHONPATH": str(Path(__file__).parent),
                 "PYTHONWARNINGS": "ignore",
             },
-            capture_output=True,
-            text=True,
-            timeout=60,
         )
     assert result.returncode == 1
     assert "in _make_store" in result.stderr
@@ -209,33 +221,13 @@ make(Tiny, Path(sys.argv[1])).setup()
 
 
 def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path) -> None:
-    ports = [29611, 29612, 29613]
-    shared = {
-        "PADDLE_TRAINERS_NUM": "3",
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in ports),
-        peers.LIMIT: "5",
-        "PYTHONPATH": str(Path(__file__).parent),
-        "PYTHONWARNINGS": "ignore",
-    }
-    command = [sys.executable, "-c", EAGER, str(tmp_path / "run")]
-    with contextlib.ExitStack() as stack:
-        ranks = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, **shared, "PADDLE_TRAINER_ID": number},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number in ("0", "2")
-        ]
-        for process in ranks:
-            stack.enter_context(process)
-            stack.callback(process.kill)
-        for process in ranks:
-            stderr = process.communicate(timeout=60)[1]
-            assert process.returncode == 1
-            assert re.search("WARNING: waiting for rank.*; the limit is 5 s", stderr)
-            assert "rank 1 of 3: did not come within 5 s." in stderr.splitlines()[-1]
+    words = ["-c", EAGER, str(tmp_path / "run")]
+    ends = run_ranks([words, [], words], **{peers.LIMIT: "3"})
+    assert len(ends) == 2
+    for end in ends:
+        assert end.returncode == 1
+        assert re.search("WARNING: waiting for rank.*; the limit is 3 s", end.stderr)
+        assert "rank 1 of 3: did not come within 3 s." in end.stderr.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+import forks
 import pytest
 from tiny import Tiny, make, trained
 
@@ -97,7 +98,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def killed_with_a_worker(*, which: str) -> int:
     """Kills a process while its worker has files in shared memory; returns the worker's id."""
     command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS, which]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    killed = forks.run(command)
     assert killed.returncode == -9, killed.stderr
     return int(killed.stdout)
 

@@ -65,7 +65,9 @@ def test_the_first_process_of_a_container_is_stopped_in_setup_and_in_training_an
     terminated(proof, 1, 0, python(), 143)
 
 
-def test_two_machines_with_disks_of_their_own_train_to_the_bits_of_one(tmp_path: Path) -> None:
+def test_two_machines_with_disks_of_their_own_train_to_the_bits_of_one(
+    tmp_path: Path, forked: None
+) -> None:
     from nodes import exact, may_make_nodes, two_nodes
 
     if not may_make_nodes():

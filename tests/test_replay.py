@@ -68,7 +68,7 @@ TRAINING = ["max_iteration=20", "save_interval=3", "log_interval=2", "valid_inte
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory, which is the current one; scripts in it find the helpers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import psutil
 import pytest
 from test_stopping import wait_until
@@ -211,7 +212,7 @@ def script(tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def started(script: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", **variables}
-    process = subprocess.Popen(
+    process = forks.Popen(
         [sys.executable, str(script), *WORDS, *words],
         stderr=subprocess.PIPE,
         text=True,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forks
 import pytest
 
 from expbase import Config, ConfigError
@@ -47,7 +48,7 @@ def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
     def start(path: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "ignore", "-c", HOLDER, str(path)]
-        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        holder = forks.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         holders.append(holder)
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -61,8 +62,8 @@ def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
 def is_free(path: Path) -> bool:
     """Whether another process could take the lock."""
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    return subprocess.run(command, input="", capture_output=True, text=True).returncode == 0
+    command = [sys.executable, "-W", "ignore", "-c", HOLDER, str(path)]
+    return forks.run(command).returncode == 0
 
 
 def changed(**values: object) -> Config:

@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import re
-import subprocess
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import numpy as np
 import pytest
 from tiny import Tiny, metrics, same_bits, trained
@@ -470,11 +471,9 @@ def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: i
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    result = subprocess.run(
-        command, shell=True, cwd=workspace, env=environment, capture_output=True, text=True,
-        timeout=200,
-    )  # fmt: skip
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    words = [sys.executable, *shlex.split(command)[1:]]
+    result = forks.run(words, timeout=200, cwd=workspace, env=environment)
     assert result.returncode == 0, result.stderr
     log = workspace / "runs/first/worker_0.log"
     assert "ranks: 2" in log.read_text()

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from repository import GIT, commit, git, new_repository
 from tiny import TESTS, Tiny, make, same_bits, trained
@@ -77,10 +78,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def call(folder: Path, *command: str, **environment: str) -> None:
     variables = {**os.environ, **GIT, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
-    result = subprocess.run(
-        command, cwd=folder, env=variables | environment, capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip
+    result = forks.run(command, cwd=folder, env=variables | environment)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import forks
 import psutil
 import pytest
 from tiny import TESTS, Tiny, curve, make, metrics, same_bits, trained
@@ -32,14 +34,13 @@ def started(script: Path, *words: str, launch: bool = False) -> Iterator[subproc
     if launch:
         log = str(script.parent / "launch_log")
         command += ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", log]
-    process = subprocess.Popen(
+    process = forks.Popen(
         [*command, str(script), "--output", str(script.parent / "run"), *words],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
         cwd=script.parent,
         env={**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"},
-        start_new_session=True,
     )
     try:
         yield process
@@ -132,7 +133,7 @@ def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Pat
         "            Late(), batch_size=4, num_workers=1, prefetch_factor=4)\n"
         "    def train_batch(self):\n"
         "        super().train_batch()\n"
-        "        time.sleep(0.5)\n"
+        "        time.sleep(0.5 * (self.iteration > 6))\n"
         "if __name__ == '__main__': main(Busy)\n"
     )
     with started(script, *LONG, "training.valid_interval=0") as process:
@@ -163,9 +164,14 @@ def test_a_file_named_stop_stops_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "STOP").exists()
 
 
-def test_the_time_limit_stops_with_its_code(tmp_path: Path) -> None:
+def test_the_time_limit_stops_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()  # one at every look
+    hasty = partial(StopRequests, clock=seconds.__next__)
+    monkeypatch.setattr(setup_steps, "StopRequests", hasty)
     with pytest.raises(SystemExit) as ended:
-        trained(Tiny, tmp_path / "run", max_iteration=10**6, time_limit_seconds=1, keep_last=1)
+        trained(Tiny, tmp_path / "run", max_iteration=10**6, time_limit_seconds=9)
     assert ended.value.code == 124
     assert last_record(tmp_path / "run")["reason"] == "training.time_limit_seconds"
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 from tiny import Tiny, make, trained
 
@@ -248,5 +248,5 @@ def test_a_tool_starts_without_visualdl_matplotlib_and_pandas() -> None:
         "assert not {'visualdl', 'matplotlib', 'pandas'} & sys.modules.keys()\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    result = forks.run(command)  # from a process that has expbase, and tells what came with it
     assert result.returncode == 0, result.stderr

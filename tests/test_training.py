@@ -17,7 +17,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle.amp import grad_scaler
 from paddle.io import DataLoader, TensorDataset
-from tiny import Points, Tiny, curve, make, run_script, same_bits, trained
+from tiny import Points, Tiny, curve, make, run_ranks, same_bits, trained
 
 from expbase import on
 from expbase.events import HELPER_EVENTS
@@ -121,8 +121,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launched")
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    result = run_script(script, str(folder), launch=2)
-    assert result.returncode == 0, result.stderr + result.stdout
+    for rank in run_ranks([[str(script), str(folder)]] * 2):
+        assert rank.returncode == 0, rank.stderr
     return folder
 
 

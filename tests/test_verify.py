@@ -176,7 +176,7 @@ def verify(folder: Path, body: str, *words: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _helpers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def _helpers_on_the_path(forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forks
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -125,6 +129,35 @@ def same_bits(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+def run_ranks(
+    commands: Sequence[Sequence[str]], **variables: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs ranks, found by each other as those of paddle's launcher; without a command none comes.
+
+    Each has what a command of python is given: a script and its words, say.
+    """
+    with contextlib.ExitStack() as stack:
+        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in commands]
+        endpoints = [f"127.0.0.1:{door.getsockname()[1]}" for door in doors]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(TESTS), **variables}
+    environment["PADDLE_TRAINERS_NUM"] = str(len(commands))
+    environment["PADDLE_TRAINER_ENDPOINTS"] = ",".join(endpoints)
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank, words in enumerate(commands):
+            own = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoints[rank]}
+            if words:
+                command = [sys.executable, *words]
+                process = forks.Popen(command, env={**environment, **own}, text=True, **pipes)
+                ranks.append(stack.enter_context(process))
+                stack.callback(process.kill)
+        texts = [process.communicate(timeout=120) for process in ranks]
+        codes = [process.returncode for process in ranks]
+    ends = zip(commands, codes, texts, strict=False)
+    return [subprocess.CompletedProcess(words, code, *said) for words, code, said in ends]
+
+
 def run_script(
     script: Path, *words: str, launch: int = 0, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
@@ -135,12 +168,5 @@ def run_script(
         command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(launch)]
         command += ["--log_dir", str(log)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(TESTS)}
-    return subprocess.run(
-        [*command, str(script), *words],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=script.parent,
-        env=environment,
-        check=False,
-    )
+    words = (*command, str(script), *words)
+    return forks.run(words, timeout=timeout, cwd=script.parent, env=environment)

@@ -46,12 +46,13 @@ def fit_trigram(text):
     """
     pairs, following = pairs_and_next(text)
     chances = np.full([1, SIZE], 1 / SIZE)
-    for grams in text, pairs, pairs * SIZE + following:
-        counts = np.bincount(grams, minlength=len(chances) * SIZE).reshape(-1, SIZE)
+    for length, grams in enumerate((text, pairs, pairs * SIZE + following)):
+        # The same whatever stands before.
+        chances = np.tile(chances, [SIZE**length // len(chances), 1])
+        counts = np.bincount(grams, minlength=SIZE ** (length + 1)).reshape(-1, SIZE)
         weights = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1)
         chances = (counts + weights * chances) / (counts.sum(axis=1, keepdims=True) + weights)
-        chances = np.tile(chances, [SIZE, 1])  # the same whatever stands before
-    return -np.log2(chances[: SIZE * SIZE])
+    return -np.log2(chances)
 
 
 def windows(text, length):
