@@ -403,23 +403,6 @@ def test_a_page_says_in_its_order_what_was_and_what_is(page: str) -> None:
     assert f"[{page}.md]({page}.md)" in (FOLDER / "index.md").read_text()
 
 
-def slugs(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    found = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
-
-
-@pytest.mark.parametrize("page", sorted(path.name for path in FOLDER.glob("*.md")))
-def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
-    text = re.sub(r"^```.*?^```", "", (FOLDER / page).read_text("utf-8"), flags=re.DOTALL | re.M)
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        path, _, heading = target.partition("#")
-        # Beyond this folder the English page: each has a Chinese one, says test_languages.py.
-        file = FOLDER / (path.replace(".zh.md", ".md") if path.startswith("../") else path or page)
-        assert file.exists(), target
-        assert not heading or heading in slugs(file), target
-
-
 # --- a script without main ---------------------------------------------------------------------
 
 

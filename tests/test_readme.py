@@ -36,6 +36,7 @@ OWN_TESTS = {
     "runner": "test_runner.py",
     "moving": "test_moving.py",
     "recipes": "test_recipes.py",  # the commands, too
+    "notebooks": "test_notebooks.py",  # the same
 }
 TRAINED = [
     page
@@ -179,7 +180,7 @@ def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def parser_of_tools() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     tools = parser.add_subparsers()
-    for name in ("board", "ls", "plot", "replay", "runner", "show", "verify"):
+    for name in ("board", "ls", "new", "plot", "replay", "runner", "show", "verify"):
         getattr(__main__, name).add_parser(tools)
     return parser
 
