@@ -6,7 +6,9 @@ try:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No ccache found")  # of use to who compiles paddle's ops
         import paddle  # noqa: F401  # asked for first, so that its absence has a plain answer
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
+    if error.name != "paddle":  # paddle before 3.3 needs setuptools, and does not say so
+        raise
     raise ModuleNotFoundError(
         "expbase needs PaddlePaddle: pip install paddlepaddle-gpu, or paddlepaddle for the CPU."
     ) from None

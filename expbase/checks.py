@@ -87,6 +87,15 @@ def _check_sharding(found: objects.StatefulObjects) -> None:
         )
 
 
+def check_paddle() -> str:
+    """What to tell about this version of paddle, if anything; a ConfigError if it is too old."""
+    found = tuple(map(int, paddle.__version__.split(".")[:2]))  # (0, 0) for a build between two
+    text = f"paddle {paddle.__version__}: expected 3.0 to 3.3, with which expbase was tried."
+    if (0, 0) < found < (3, 0):
+        raise ConfigError(f"{text} The tensors of this one cannot be saved: no __dlpack__.")
+    return "" if (3, 0) <= found <= (3, 3) else text
+
+
 def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None:
     """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
     missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
@@ -291,6 +300,8 @@ def likely_mistakes(
 
     `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
     """
+    if text := check_paddle():
+        yield text
     for key, ours in lookalikes(training).items():
         yield f"training.{key}: is a key of your own to expbase; did you mean {ours!r}?"
     valid, save = training["valid_interval"], training["save_interval"]

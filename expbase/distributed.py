@@ -104,8 +104,6 @@ def gather_objects(value: T) -> list[T]:
 
 def broadcast_object(value: T) -> T:
     """The value of rank 0, on every rank; one collective."""
-    if not dist.is_initialized():
-        return value
     # Not paddle's own broadcast: it makes more tensors on rank 0 than on the others, and then the
     # automatic names of all later tensors would differ.
     return gather_objects(cast(T, value if rank() == 0 else None))[0]

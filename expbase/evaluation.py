@@ -169,14 +169,12 @@ class Evaluation(Reporting):
         self._wait_in_phase("self.gather()")
         return distributed.gather_objects(value)
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode, no gradients and random states of its own for what you do in the block.
 
         It has no effect on training: for samples that a listener draws, say.
         """
-        with self._in_phase("predict"):
-            yield
+        return self._in_phase("predict")
 
     def predict(self, loader: Any) -> list[Any]:
         """Runs predict_batch over the data, as valid is run: on every rank its share.

@@ -57,10 +57,11 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
     Raises:
         TypeError: One of the four methods is missing, or an attribute was set too early.
-        ConfigError: The config or the args cannot be used.
+        ConfigError: The config, the args or this version of paddle cannot be used.
     """
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
+        checks.check_paddle()
         checks.check_class(type(self), ExperimentBase, _YOURS)
         super().__init__(config, args)
         self._names.template = dict.fromkeys(vars(self).keys() - {"model", "optimizer"})

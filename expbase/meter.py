@@ -128,13 +128,10 @@ class _Sum:
             return
         iterations, tensors = zip(*self.unread, strict=True)
         self.unread = []
-        if len({tensor.dtype for tensor in tensors}) == 1:
-            stacked = paddle.stack([tensor.reshape([]) for tensor in tensors])  # one wait for all
-            if stacked.dtype == paddle.bfloat16:  # numpy has no such type: tolist returns raw bits
-                stacked = stacked.astype("float32")
-            tensors = stacked.tolist()
-        for iteration, number in zip(iterations, tensors, strict=True):
-            self.add(iteration, number if isinstance(number, (int, float)) else number.item())
+        # One wait for all, and one type. Of bfloat16, which numpy lacks, tolist has the raw bits.
+        stacked = paddle.stack([tensor.astype("float64").reshape([]) for tensor in tensors])
+        for iteration, number in zip(iterations, stacked.tolist(), strict=True):
+            self.add(iteration, number)
 
 
 def _is_on_cpu(tensor: Any) -> bool:

@@ -79,15 +79,13 @@ def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
             signal.signal(signum, signal.SIG_DFL if old is None else old)
 
 
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     """In the block SIGTERM ends this process, with code 143, also if it is a container's first one.
 
     For that one, whose id is 1, the system ignores what it has no handler for.
     """
     end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: sys.exit(128 + signum)}
-    with handling(end if os.getpid() == 1 else {}):
-        yield
+    return handling(end if os.getpid() == 1 else {})
 
 
 def survive_signals() -> None:

@@ -752,7 +752,7 @@ def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int)
     next(batches)
     with pytest.raises(KeyError, match="sample 4 is broken") as caught:
         next(batches)
-    assert "self.train_loader: raised by sample 4 of the data set\n" in told(caught.value)
+    assert "self.train_loader: raised by sample 4 of the data set" in told(caught.value)
     if workers:
         assert "__getitem__" in str(caught.value.__cause__)
     else:
@@ -813,7 +813,7 @@ def test_an_exception_of_collate_fn_in_a_worker_comes_out_even_if_it_cannot_be_s
     with pytest.raises(RuntimeError, match="TwoArguments: batch 0: cannot collate") as caught:
         next(batches)
     assert "in collate" in str(caught.value.__cause__)
-    what = "self.train_loader: raised by collate_fn for the samples [0, 1, 2]\n"
+    what = "self.train_loader: raised by collate_fn for the samples [0, 1, 2]"
     assert told(caught.value).count(what) == 1
     batches.close()
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
-import paddle
 import pytest
+import safetensors.paddle
 from paddle.io import DataLoader
 from terminal import terminal
 from tiny import TESTS, Points, Tiny, trained
@@ -145,7 +145,7 @@ def test_a_failure_leaves_its_batch_traceback_and_checkpoint(
     assert "to see it fail again: python -m expbase replay runs/a" in capfd.readouterr().err
     left = folder / "runs/a/crash/iteration-7"
     facts = crash.last_failure(folder / "runs/a")[0]
-    arrays = paddle.load(str(left / "batch_0.safetensors"), safetensors=True)
+    arrays = safetensors.paddle.load_file(left / "batch_0.safetensors")
     assert facts["error"] == f"ValueError: a sum of {float(arrays['0'].sum())!r}"
     assert facts["checkpoint"] == "step-00000006"
     assert (facts["phase"], facts["epoch"], facts["batch_in_epoch"]) == ("train", 1, 7)

@@ -325,6 +325,9 @@ def test_files_of_weights_are_not_made_of_pieces(
         )
 
 
+@pytest.mark.skipif(
+    paddle.__version__ < "3.1", reason="asks one process for the addresses of several"
+)
 def test_a_tensor_with_a_placement_goes_on_exactly() -> None:
     mesh = paddle.distributed.ProcessMesh([0], dim_names=["x"])
 

@@ -27,6 +27,9 @@ def card(
     output: str,
 ) -> Iterator[str]:
     """What there is, at the end of setup; `changes` are config values that are not by default."""
+    device: str = paddle.device.get_device()
+    if device.startswith("gpu"):
+        device = f"{device} ({paddle.device.cuda.get_device_name(device)})"
     versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
     rows = [
         ("experiment", name),
@@ -34,7 +37,7 @@ def card(
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
         ("update", _update(adapter.batch_size, world_size * accumulation_steps)),
-        ("device", f"{_device()}, ranks: {world_size}"),
+        ("device", f"{device}, ranks: {world_size}"),
         ("versions", f"{versions}, python {platform.python_version()}"),
         ("output", output),
     ]
@@ -86,13 +89,6 @@ def _update(batch_size: int | None, batches: int) -> str:
     size = f"of {batch_size:,} samples" if batch_size else "of unknown size"
     text = f"{batches} batches {size}" if batches > 1 else f"a batch {size}"
     return f"{text}, {batch_size * batches:,} together" if batch_size and batches > 1 else text
-
-
-def _device() -> str:
-    name: str = paddle.device.get_device()
-    if name.startswith("gpu"):
-        name = f"{name} ({paddle.device.cuda.get_device_name(name)})"
-    return name
 
 
 def clock(seconds: float) -> str:

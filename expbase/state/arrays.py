@@ -1,8 +1,8 @@
 """Tensors as bytes, and files of them in the safetensors format.
 
-The library of that name comes with paddle and is not used here: it copies the data once more
-before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes through
-numpy, and cannot do empty tensors of paddle.
+The library of that name is not used here: it copies the data once more before it writes, does not
+flush the file to disk, labels bfloat16 wrongly when it comes through numpy, and cannot do empty
+tensors of paddle.
 
     arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
     for buffer in serialize(arrays): file.write(buffer)
@@ -39,6 +39,9 @@ _TYPES = {  # paddle's name and the bytes of an element, by the name in a file
     "BOOL": ("bool", 1),
     "C64": ("complex64", 8),
 }
+# What a type that numpy lacks is viewed as: of the same size. As a smaller one, a slice shows bytes
+# of another tensor (paddle 3.3); as a greater one, any tensor kills the process (3.0.0, 3.1.0).
+_IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 LABELS = {dtype: label for label, (dtype, _) in _TYPES.items()}
 _INFINITY = {  # its bytes, and what it is as a whole number
     "float64": (8, 0x7FF << 52),
@@ -71,26 +74,24 @@ class Array:
         if not tensor.place.is_cpu_place():
             tensor = tensor.cpu()
         tensor = tensor.contiguous()
-        # A type that numpy lacks is viewed as one of the same size, not as bytes. A tensor may
-        # begin in the middle of its memory (a slice, the weights of an LSTM); if such a tensor is
-        # viewed as a smaller type, paddle 3.3 multiplies the offset, and one gets the bytes of
-        # another tensor.
-        flat = tensor if shape else tensor.reshape([1])
-        if dtype.startswith(("bfloat16", "float8")):
-            flat = flat.view("int16" if dtype == "bfloat16" else "uint8")
-        return cls(dtype, shape, np.from_dlpack(flat).reshape(-1).view(np.uint8))
+        if dtype in _IN_NUMPY:
+            tensor = tensor.view(_IN_NUMPY[dtype])
+        return cls(dtype, shape, np.from_dlpack(tensor).reshape(-1).view(np.uint8))
 
     def tensor(self) -> Any:
         """A new tensor on the CPU with a copy of the content."""
-        tensor = paddle.empty(self.shape, dtype=self.dtype, device="cpu")
+        # paddle.empty takes a device since 3.2; what it calls always did.
+        dtype, place = getattr(paddle, self.dtype), paddle.CPUPlace()
+        tensor = paddle._C_ops.empty(list(self.shape), dtype, place)
         self.copy_to(tensor)
         return tensor
 
     def copy_to(self, tensor: Any) -> None:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
+            data = self.data.view(_IN_NUMPY.get(self.dtype, self.dtype))
             # It shares the array's memory (the fourth argument); paddle.to_tensor would copy it.
-            flat = core.eager.Tensor(self.data, paddle.CPUPlace(), False, True, "", True)
+            flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
             tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
 
     def is_finite(self) -> bool:

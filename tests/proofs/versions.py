@@ -1,11 +1,11 @@
-"""Which versions of Python and of Paddle work: an environment for each, and a table.
+"""Which versions of Python, of Paddle and of what else is needed work: an environment for each.
 
-Each environment gets this checkout with its dependencies, or with the oldest of them that setup.cfg
-allows. In it digits is trained, killed and continued (`verify`), and the tests of the core run. The
-table says for each what failed first. It needs the package index, and interpreters named python3.10
-and so on, on the path or in pyenv.
+In each environment digits is trained, killed twice and continued (`verify`), and the tests of the
+core and of two processes run. A row of the table is printed when its environment is done: the table
+of docs/versions.md. It needs the package index, and interpreters named python3.10 and so on, on the
+path or in pyenv; three to ten minutes for each row.
 
-    python tests/proofs/versions.py [--only 3.12] [--keep DIR]
+    python tests/proofs/versions.py [--only "3.12 3.3.1"] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
-_CORE = (
-    "arrays background checkpoint checkpointer config data encoding evaluation events experiment "
-    "loop meter metrics objects optimizers pdparams rng run_dir safe_first schedule stopping "
-    "training validations visualizer weights"
+_TESTS = (
+    "arrays background checkpoint checkpointer config data distributed encoding evaluation events "
+    "experiment loop meter metrics mixins objects pdparams rng run_dir safe_first schedule shares "
+    "stopping training visualizer weights"
 ).split()
 _SECONDS = 1800.0  # for one command
+NEEDED = ("numpy", "protobuf", "PyYAML", "rich", "visualdl", "yacs")
+_VERSIONS = f"""
+from importlib.metadata import version
+print(", ".join(f"{{name}} {{version(name)}}" for name in {NEEDED}))
+"""
+HEADER = """\
+| Python | Paddle | with | digits, killed twice and continued | tests |
+|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -37,16 +45,22 @@ class Cell:
     python: str
     paddle: str
     oldest: bool = False  # the oldest dependencies that setup.cfg allows, not the newest
+    refused: bool = False  # by an error that names this version of paddle
 
     def __str__(self) -> str:
-        oldest = ", oldest dependencies" if self.oldest else ""
-        return f"python {self.python}, paddle {self.paddle}{oldest}"
+        return f"{self.python} {self.paddle} {'oldest' if self.oldest else 'newest'}"
 
 
 CELLS = (
+    Cell("3.11", "2.6.2", refused=True),
     *(Cell("3.11", paddle) for paddle in ("3.0.0", "3.1.1", "3.2.2", "3.3.0", "3.3.1")),
     *(Cell(python, "3.3.1") for python in ("3.10", "3.12", "3.13")),
-    Cell("3.10", "3.3.0", oldest=True),
+    # Pairs that something may fall between: the oldest with the newest, and all that is oldest.
+    Cell("3.13", "3.0.0"),
+    Cell("3.13", "3.1.0"),
+    Cell("3.12", "3.2.0"),
+    Cell("3.10", "3.0.0", oldest=True),
+    Cell("3.10", "3.3.1", oldest=True),
 )
 
 
@@ -63,45 +77,77 @@ def interpreter(version: str) -> str:
     raise SystemExit(f"python{version}: not found on the path nor in pyenv")
 
 
-def oldest_requirements() -> list[str]:
-    """The lowest versions that setup.cfg allows, as pip takes them."""
+def ranges() -> dict[str, str]:
+    """What setup.cfg allows of each package that a row has: `>=1.26,<3` by name."""
     parser = configparser.ConfigParser()
     parser.read(TOP / "setup.cfg")
-    lines = parser["options"]["install_requires"].splitlines()
-    pairs = [re.match(r"([\w-]+)>=([\d.]+)", line) for line in lines]
-    return [f"{pair[1]}=={pair[2]}" for pair in pairs if pair]
+    extras = parser["options.extras_require"]
+    texts = (parser["options"]["install_requires"], extras["cpu"], extras["test"])
+    pairs = [re.match(r"([\w-]+)(>=[\d.]+.*)", line) for text in texts for line in text.split("\n")]
+    return {pair[1]: pair[2] for pair in pairs if pair}
 
 
-def run(log: Path, *command: str) -> bool:
-    """Whether a command succeeds; what it prints is in the log."""
+def oldest() -> dict[str, str]:
+    """The lowest version of each that setup.cfg allows."""
+    return {name: allowed[2:].partition(",")[0] for name, allowed in ranges().items()}
+
+
+def run(log: Path, *command: str) -> str | None:
+    """What a command printed; None if it failed. The log has it, too."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["PYTHONWARNINGS"] = "ignore"
-    with log.open("ab") as file:
-        file.write(f"$ {' '.join(command)}\n".encode())
+    with log.open("a+") as file:
+        file.write(f"$ {' '.join(command)}\n")
         file.flush()
+        begin = file.tell()
         ended = subprocess.run(
             command, cwd=TOP, env=environment, stdout=file, stderr=file, timeout=_SECONDS
         )
-    return ended.returncode == 0
+        file.seek(begin)
+        return None if ended.returncode else file.read()
 
 
-def tried(cell: Cell, folder: Path) -> str:
-    """What failed first in an environment; "" if nothing did."""
+def install(cell: Cell, folder: Path) -> str | None:
+    """Makes the environment, or completes one that was kept; what it has; None: it failed."""
     log, python = folder / "log.txt", str(folder / "venv/bin/python")
-    install = [python, "-m", "pip", "install", "-q"]
-    wanted = [f"paddlepaddle=={cell.paddle}", *(oldest_requirements() if cell.oldest else [])]
-    tests = [f"tests/test_{name}.py" for name in _CORE if (TOP / f"tests/test_{name}.py").exists()]
-    digits = ["experiments/digits/train.py", "--output", str(folder / "digits"), "--kills", "2"]
-    steps = {
-        "venv": [interpreter(cell.python), "-m", "venv", str(folder / "venv")],
-        "install": [*install, *wanted, "-e", ".[test,experiments]"],
-        "digits": [python, "-m", "expbase", "verify", *digits, "--", "training.max_iteration=60"],
-        "tests": [python, "-m", "pytest", "-p", "no:cacheprovider", *tests],
-    }
-    for name, command in steps.items():
-        if not run(log, *command):
-            return f"{name} ({log})"
-    return ""
+    wanted = [f"paddlepaddle=={cell.paddle}"]
+    if cell.oldest:
+        wanted += [f"{name}=={v}" for name, v in oldest().items() if name != "paddlepaddle"]
+    extras = ".[test]" if cell.refused else ".[cpu,test]"  # which asks for one that works
+    pip = [python, "-m", "pip", "install", "-q", *wanted, "-e", extras]
+    if not Path(python).exists():
+        run(log, interpreter(cell.python), "-m", "venv", str(folder / "venv"))
+    return run(log, *pip) is not None and run(log, python, "-c", _VERSIONS) or None
+
+
+def trained(cell: Cell, folder: Path) -> str:
+    """What became of digits: "identical", "refused", or "FAILED"."""
+    log, python = folder / "log.txt", str(folder / "venv/bin/python")
+    digits, output = "experiments/digits/train.py", str(folder / "digits")
+    shutil.rmtree(output, ignore_errors=True)
+    if cell.refused:
+        is_ended = run(log, python, digits, "--output", output) is None
+        is_named = f"error: paddle {cell.paddle}: " in log.read_text()
+        return "refused" if is_ended and is_named else "FAILED"
+    command = [python, "-m", "expbase", "verify", digits, "--output", output, "--kills", "2"]
+    return "identical" if run(log, *command) is not None else "FAILED"
+
+
+def tested(folder: Path) -> str:
+    """How many tests passed; "FAILED" if not all of them."""
+    tests = [f"tests/test_{name}.py" for name in _TESTS]
+    python = str(folder / "venv/bin/python")
+    printed = run(folder / "log.txt", python, "-m", "pytest", "-p", "no:cacheprovider", *tests)
+    return printed.strip().splitlines()[-1].partition(" in ")[0] if printed else "FAILED"
+
+
+def row(cell: Cell, folder: Path) -> tuple[str, bool]:
+    """A row of the table, and whether all is well."""
+    (folder / "log.txt").write_text("")
+    versions = install(cell, folder)
+    results = [trained(cell, folder), "" if cell.refused else tested(folder)] if versions else []
+    texts = [cell.python, cell.paddle, (versions or "FAILED to install").strip(), *results]
+    return f"| {' | '.join(texts)} |", bool(versions) and "FAILED" not in results
 
 
 def main() -> int:
@@ -111,16 +157,16 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the environments stay")
     args = parser.parse_args()
     top = args.keep or Path(tempfile.mkdtemp(prefix="expbase-versions-"))
-    failed = 0
     cells = [cell for cell in CELLS if args.only in str(cell)]
-    for number, cell in enumerate(cells):
-        folder = top / str(number)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        wrong = tried(cell, folder)
-        failed += bool(wrong)
-        print(f"{cell}: {'FAILED: ' + wrong if wrong else 'all is well'}", flush=True)
-        if not wrong and not args.keep:
+    failed = 0
+    print(HEADER, flush=True)
+    for cell in cells:
+        folder = top / str(cell).replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        text, is_well = row(cell, folder)
+        failed += not is_well
+        print(text if is_well else f"{text} see {folder / 'log.txt'}", flush=True)
+        if is_well and not args.keep:
             shutil.rmtree(folder)
     print(f"{len(cells) - failed} of {len(cells)}")
     return 1 if failed else 0

@@ -4,7 +4,7 @@ Both are built from the files that git knows, and hold what belongs there and no
 wheel is installed into an empty environment, in which experiments are begun and tried. It needs the
 package index, and the extra `package`.
 
-    python tests/proofs/packaging.py [--built]      # --built: without the environment, for CI
+    python tests/proofs/packages.py [--built]      # --built: without the environment, for CI
 """
 
 from __future__ import annotations
