@@ -202,10 +202,7 @@ def load_config(
 ) -> Config:
     """The defaults of the class, changed by the files and the options of the command line.
 
-    The config file of a run changes them first, if it is there.
-
-    Raises:
-        ConfigError: One of them does not fit.
+    The config file of a run changes them first, if it is there. A ConfigError if one does not fit.
     """
     config = fill(experiment.default_config())
     if of_run is not None and of_run.is_file():

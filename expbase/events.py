@@ -250,11 +250,7 @@ def on(
 
 
 class Subscribers:
-    """The methods that are called at the events of one experiment.
-
-    Attributes:
-        subscribed: The events that are overridden or have a listener.
-    """
+    """The methods that are called at the events of one experiment."""
 
     def __init__(self, experiment: Events) -> None:
         self._experiment = experiment
@@ -270,6 +266,7 @@ class Subscribers:
                     while name in self._counted:  # two filters on one method and event
                         name += "'"
                     self._counted[name] = filter_
+        # The events that are overridden or have a listener.
         self.subscribed = frozenset(event for event in EVENTS if self.names(event))
 
     def check_known(self) -> None:

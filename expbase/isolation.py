@@ -18,12 +18,9 @@ from expbase.state.arrays import gradient, local
 def isolated_eval(
     layers: Iterable[Any], seed: int, parameters: Iterable[Any] = ()
 ) -> Iterator[None]:
-    """Eval mode, no gradients, random states of its own; all as before afterwards.
+    """Eval mode, no gradients, random states from the seed; all as before afterwards.
 
-    Args:
-        layers: Their mode is set; each sublayer gets back the one that it had.
-        seed: Of the random states inside.
-        parameters: Those that belong to no layer; they keep their gradients, too.
+    `parameters` are those that belong to no layer; they keep their gradients, too.
     """
     layers = list(layers)
     sublayers = [s for layer in layers for s in layer.sublayers(include_self=True)]

@@ -89,11 +89,7 @@ class RunNote:
         self._content: dict[str, str | int] = {}
 
     def compare(self, newest: Path | None, experiment: type) -> list[str]:
-        """Compares directories and code of all ranks, in one collective; what is to be told.
-
-        Raises:
-            CheckpointError: As check_places, on all ranks.
-        """
+        """What check_places and the code of all ranks have to tell, in one collective."""
         facts = self._place(newest), self._is_shared, uuid.uuid4().hex, code(experiment)
         of_ranks = distributed.gather_objects(facts)
         places = [place for place, is_shared, *_ in of_ranks if not is_shared]

@@ -51,11 +51,7 @@ class Meter:
         self.is_used = False  # whether anything was added, since it was made
 
     def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
-        """Adds one value for each name.
-
-        Raises:
-            TypeError: A value is not one number.
-        """
+        """Adds one value for each name; a TypeError if it is not one number."""
         for name, value in scalars.items():
             # `size` of a tensor takes ten times as long as its shape.
             is_number = hasattr(value, "item") or isinstance(value, (int, float))

@@ -8,7 +8,7 @@ Formats are in meter.py and visualizer.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from expbase.logs import log_routine
@@ -45,13 +45,6 @@ class MetricLog:
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self._visualizer.add_scalar(tag, value, iteration)
         self._visualizer.flush()
-
-    def compare(
-        self, changes: Mapping[str, Any], keys: Sequence[str], names: Sequence[str]
-    ) -> None:
-        """Adds the run to VisualDL's table of runs, once; see `Visualizer.add_hparams`."""
-        self.is_compared = True
-        self._visualizer.add_hparams(changes, names, keys=keys)
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""

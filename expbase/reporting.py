@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +83,15 @@ class Reporting(Attributes):
     def _compare(self, names: Sequence[str]) -> None:
         """Adds the run to the board's table of runs, with what is not by default in its config."""
         if names and not self._metric_log.is_compared:
-            self._metric_log.compare(self._config_changes(), [*flatten(self.config)], names)
+            self._metric_log.is_compared = True
+            self.visualizer.add_hparams(self._config_changes(), names, keys=flatten(self.config))
 
     def _config_changes(self) -> dict[str, Any]:
         changes = differences(type(self).default_config(), self.config)
         return {key: now for key, (_, now) in changes.items()}
 
     def _check_finite(self) -> None:
-        """Acts on a logged training scalar that is not finite, before a line or a checkpoint.
-
-        Raises:
-            NonFiniteError: There is one, and training.nonfinite is "error".
-        """
+        """Before a line or a checkpoint: warns, or raises, if a logged scalar is not finite."""
         bad = self._metric_log.meter.nonfinite()
         policy = self.config.training.nonfinite if bad else "ignore"
         if policy == "warn":
@@ -148,14 +145,13 @@ class Reporting(Attributes):
         goals += [f"the end of epoch {training.max_epoch}"] if training.max_epoch else []
         self.logger.info("training until %s in %s", " or ".join(goals), self.args.output)
 
-    @contextlib.contextmanager
-    def _live_line(self) -> Iterator[None]:
+    def _live_line(self) -> contextlib.ExitStack:
         """Shows how far it is, while the block runs, to somebody at a terminal."""
-        with contextlib.ExitStack() as stack:
-            if self.rank == 0 and console.is_terminal(sys.stderr):
-                is_shown = stack.enter_context(console.live_line(self._progress_line))
-                stack.enter_context(logs.routine_elsewhere(self.logger, is_shown))
-            yield
+        stack = contextlib.ExitStack()
+        if self.rank == 0 and console.is_terminal(sys.stderr):
+            is_shown = stack.enter_context(console.live_line(self._progress_line))
+            stack.enter_context(logs.routine_elsewhere(self.logger, is_shown))
+        return stack
 
     def _progress_line(self) -> console.Line:
         """Called in another thread: it looks, and changes nothing."""

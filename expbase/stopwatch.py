@@ -18,22 +18,16 @@ _REMEMBERED = 31  # windows of training, and times of each other kind, of which 
 
 
 class Stopwatch:
-    """The time of one start.
-
-    Attributes:
-        clock: Returns seconds; only differences count.
-        data_seconds: Time spent waiting for batches; whoever reads them adds to it.
-        batches: Batches read so far; whoever reads them adds to it.
-    """
+    """The time of one start. Whoever reads batches adds to `data_seconds` and `batches`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
+        self.clock = clock  # in seconds; only differences count
         self.start(0)
 
     def start(self, iteration: int) -> None:
         """Begins training at an iteration; everything measured before is forgotten."""
-        self.data_seconds = 0.0
-        self.batches = 0
+        self.data_seconds = 0.0  # spent waiting for batches
+        self.batches = 0  # read so far
         self._began = (iteration, self.clock())
         self._excluded_seconds = 0.0
         self._totals: dict[str, float] = {}

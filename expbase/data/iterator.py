@@ -26,7 +26,7 @@ class TrainIterator:
     def __init__(self) -> None:
         self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
         self.epoch = 0  # the one that was opened last; 0: none was
-        self.batches = Batches(_refused(self.adapter))  # of this epoch
+        self.batches = Batches(_nothing())  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.last: Any = None  # the batch that was read last
         self._is_resumed = False
@@ -58,16 +58,14 @@ class TrainIterator:
         self._is_resumed = False
 
     def read(self) -> Any:
-        """The next batch of the epoch.
-
-        Raises:
-            RuntimeError: There is none.
-        """
+        """The next batch of the epoch; a RuntimeError if there is none, a ValueError if no data."""
         batches = self.batches
         try:
             # As next(batches) does it, without the call: nothing else is read so often.
             batch, batches.taken, batches.ended = next(batches.items)
         except StopIteration:
+            if self.adapter.loader is None:
+                raise self.adapter.not_set() from None
             raise RuntimeError(
                 f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
                 "was opened, and the batches that its length, or the run that is continued, "
@@ -160,11 +158,6 @@ class TrainIterator:
 
 def _nothing() -> Items:
     yield from ()
-
-
-def _refused(adapter: LoaderAdapter) -> Items:
-    raise adapter.not_set()
-    yield
 
 
 def _size(sizes: list[Any]) -> str:

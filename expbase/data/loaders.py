@@ -135,10 +135,7 @@ class LoaderAdapter:
 def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
     """The adapter that fits a paddle.io.DataLoader, or any iterable that can be iterated again.
 
-    Ranks must call it together: they may compare their samplers.
-
-    Raises:
-        TypeError: It cannot be iterated.
+    Ranks must call it together: they may compare their samplers. A TypeError for anything else.
     """
     if _is_paddles(loader) and _has_indices(loader):
         return MapStyleLoader(loader, name, shard)

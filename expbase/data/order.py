@@ -277,10 +277,9 @@ class Isolated:
                 raise
 
 
-@contextlib.contextmanager
-def unmoved(stateful: Any) -> Iterator[None]:
+def unmoved(stateful: Any) -> contextlib.ExitStack:
     """Puts the state of an object, unless it is None, back when the block ends."""
-    with contextlib.ExitStack() as stack:
-        if stateful is not None:
-            stack.callback(state_setter(stateful), copy.deepcopy(stateful.state_dict()))
-        yield
+    stack = contextlib.ExitStack()
+    if stateful is not None:
+        stack.callback(state_setter(stateful), copy.deepcopy(stateful.state_dict()))
+    return stack

@@ -28,17 +28,10 @@ CRASH = "crash"
 def write_crash_report(
     run: Path, rank: int, error: BaseException, facts: Mapping[str, Any], batch: Any = None
 ) -> Path:
-    """Writes what is listed above; returns the folder.
+    """Writes what is listed above into the output directory `run`; returns the folder.
 
-    Args:
-        run: The output directory.
-        rank: The rank of this process.
-        error: What training raised.
-        facts: JSON values: iteration, ranks, checkpoint (its name, or None), and others.
-        batch: The batch that was under way; None: none was.
-
-    Raises:
-        OSError: The system refused.
+    `facts` are JSON values: iteration, ranks, checkpoint (its name, or None), and others; `batch`
+    is the one that was under way, None if none was. An OSError if the system refuses.
     """
     folder = run / CRASH / f"iteration-{facts['iteration']}"
     report = {"error": f"{type(error).__name__}: {error}", **facts}
@@ -81,11 +74,7 @@ def _described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
 
 
 def last_failure(run: Path) -> dict[int, dict[str, Any]]:
-    """What each rank that failed noted of the last failure of a run; empty if there was none.
-
-    Raises:
-        ValueError: A file is damaged, or cannot be read.
-    """
+    """What ranks noted of the last failure of a run, if any; a ValueError if that is damaged."""
     folders = sorted((run / CRASH).glob("iteration-*"), key=lambda path: path.stat().st_mtime_ns)
     paths = sorted(folders[-1].glob("crash_[0-9]*.json")) if folders else []
     return {int(path.stem.removeprefix("crash_")): _read_one(path) for path in paths}

@@ -50,10 +50,6 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
     The changes are one patch for `git apply`, in a file that is named by its content, so that each
     distinct state is saved once. It also has the source files that git neither knows nor ignores.
 
-    Args:
-        top: The top of the work tree; None: there is none.
-        output_dir: The run's, which takes the changes.
-
     Returns:
         `commit`, `branch`, `dirty`, the name under which the changes are saved (`state`), and a
         `note` of what is not known or not saved.

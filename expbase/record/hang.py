@@ -35,19 +35,21 @@ def watching(
 ) -> Iterator[None]:
     """In the block all stacks go to a file when nothing moved for so long, once for each time.
 
-    Args:
-        seconds: How long nothing may move.
-        progress: Returns what should move, by name.
-        logger: Takes the line that comes before the stacks.
-        path: The file of that logger, to which the stacks are appended.
-        end: Ends the process; called with what hangs. None: the run goes on.
-        others: Where the other ranks are, in words; "" if there are none.
+    `progress` returns what should move, by name; `path` is the logger's file. With `end`, which is
+    called with what hangs, the process ends. `others` says where the other ranks are, if any.
     """
 
     def report(now: dict[str, Any]) -> None:
         where = [" ".join(f"{name}={value}" for name, value in now.items()), others()]
         text = f"no progress for {seconds:g} s: {'; '.join(filter(None, where))}"
-        _report(text, logger, path, end)
+        try:
+            logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
+            # It writes below Python: to a file with a descriptor, not to a logger.
+            with path.open("a", encoding="utf-8") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+        finally:
+            if end is not None:
+                end(text)
 
     ended = threading.Event()
     work = (ended, seconds, progress, report, end is not None)
@@ -81,17 +83,6 @@ def _watch(
         elif not is_reported and time.monotonic() - since >= seconds + patience:
             is_reported = True
             report(now)
-
-
-def _report(text: str, logger: Any, path: Path, end: Any) -> None:
-    try:
-        logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
-        # It writes below Python: to a file with a descriptor, not to a logger.
-        with path.open("a", encoding="utf-8") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-    finally:
-        if end is not None:
-            end(text)
 
 
 def _waits_for_others() -> bool:

@@ -29,9 +29,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
     """The facts of a start, as JSON values; saves the changes that are not committed.
 
-    Args:
-        output_dir: The run's.
-        experiment: Its class, which tells where the code lies if no script does.
+    The experiment's class tells where the code lies, if no script does.
     """
     top = _work_tree(experiment)
     words, directory = _portable(_command(), top) if top else (_command(), None)

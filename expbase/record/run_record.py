@@ -28,26 +28,14 @@ LEDGER = "ledger.jsonl"
 
 
 class RunRecord:
-    """Appends to the ledger of a run.
-
-    Args:
-        path: The file, made at the first record; None writes nothing (on ranks other than 0).
-    """
+    """Appends to the ledger of a run; without a path (on ranks other than 0) it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.gathered: Future[dict[str, Any]] | None = None  # of a start; None: it writes nothing
 
     def write(self, event: str, **facts: Any) -> None:
-        """Appends one record, which is on disk when this returns.
-
-        Args:
-            event: "start" or "end".
-            **facts: JSON values.
-
-        Raises:
-            OSError: The system refused.
-        """
+        """Appends a "start" or "end" with JSON values, on disk when this returns; or an OSError."""
         if self._path is None:
             return
         line = json.dumps({"event": event, "time": round(time.time(), 3), **facts}) + "\n"
@@ -94,14 +82,9 @@ def sessions(records: Iterable[Mapping[str, Any]]) -> list[Session]:
 
 
 def config_changes(directory: Path, config: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What a start changes in the config, compared with the start before it.
+    """What a start, not yet in the ledger of the output directory, changes in the last config.
 
-    Args:
-        directory: The output directory, with the config.yaml of the first start.
-        config: The config of this start, which is not yet in the ledger.
-
-    Returns:
-        `[before, now]` by full key, as JSON values; None also where there is no such key.
+    `[before, now]` by full key, as JSON values; None also where there is no such key.
     """
     file = directory / CONFIG
     first = load_yaml(file) if file.exists() else {}  # a user may override dump_config
@@ -112,9 +95,7 @@ def config_changes(directory: Path, config: Mapping[str, Any]) -> dict[str, list
 def last_config(first: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The config of the last start, by full keys and as JSON values.
 
-    Args:
-        first: The config of the first start, from its config.yaml.
-        records: The ledger's; each start says what it changed.
+    `first` is that of the first one, from its config.yaml; each start's record has its changes.
     """
     config = _flat(first)
     for record in records:

@@ -108,11 +108,7 @@ def explained(temporary: Path) -> Iterator[None]:
 
 
 def begin(directory: Path, iteration: int) -> Path:
-    """Makes the empty hidden directory in which a checkpoint is written.
-
-    Raises:
-        CheckpointError: The system refused.
-    """
+    """Makes the empty hidden directory to write a checkpoint in; a CheckpointError if refused."""
     temporary = directory / f".writing-{name_of(iteration)}"
     with explained(temporary):
         shutil.rmtree(temporary, ignore_errors=True)

@@ -134,11 +134,10 @@ class Checkpointer:
 
     def _begin(self, snapshot: Snapshot) -> Path | None:
         """Where all ranks write their shares; None, and a line says so, if there is no room."""
-        needs_room = not snapshot.is_needed
-        lack = snapshot.lack_of_room(self._directory, snapshot.files()) if needs_room else ""
-        if lack:
+        if lack := snapshot.lack_of_room(self._directory, snapshot.files()):
             self._say_there_is_none(snapshot.iteration, lack)
-        return None if lack else checkpoint.begin(self._directory, snapshot.iteration)
+            return None
+        return checkpoint.begin(self._directory, snapshot.iteration)
 
     @property
     def newest_name(self) -> str:
@@ -192,7 +191,7 @@ class Checkpointer:
             written, bad = shares.write_together(snapshot, bad)
         elif not bad:
             files = snapshot.files()
-            lack = "" if snapshot.is_needed else snapshot.lack_of_room(self._directory, files)
+            lack = snapshot.lack_of_room(self._directory, files)
         if bad and self._training.nonfinite == "error":
             raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad or lack:

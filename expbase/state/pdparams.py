@@ -45,11 +45,7 @@ class PdparamsError(ValueError):
 
 
 def parse(content: bytes) -> dict[str, Array]:
-    """The arrays at the top level of a file, by name.
-
-    Raises:
-        PdparamsError: It is no such file, or holds what arrays do not need.
-    """
+    """The arrays at the top level of a file, by name; a PdparamsError as of `unpack`."""
     items, _ = unpack(content)
     found = {str(name): item for name, item in items.items() if isinstance(item, np.ndarray)}
     distinct = {id(item): item for item in found.values()}

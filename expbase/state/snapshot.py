@@ -44,12 +44,11 @@ class Snapshot:
         return ", ".join(sorted(bad)[:3])
 
     def lack_of_room(self, directory: Path, files: Mapping[str, Sequence[Any]]) -> str:
-        """How much is needed, all shares included, and how much there is; "" if that is enough."""
+        """What is needed, all shares included, and what there is; "" if enough, or `is_needed`."""
         size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
         # Up to a block more for each file, and for the directory.
         needed = size + self.others + 4096 * (len(files) + 2)
-        free = shutil.disk_usage(directory.parent).free
-        if needed <= free:
+        if self.is_needed or needed <= (free := shutil.disk_usage(directory.parent).free):
             return ""
         return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
 
