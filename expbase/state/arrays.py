@@ -81,8 +81,7 @@ class Array:
     def tensor(self) -> Any:
         """A new tensor on the CPU with a copy of the content."""
         # paddle.empty takes a device since 3.2; what it calls always did.
-        dtype, place = getattr(paddle, self.dtype), paddle.CPUPlace()
-        tensor = paddle._C_ops.empty(list(self.shape), dtype, place)
+        tensor = paddle._C_ops.empty([*self.shape], getattr(paddle, self.dtype), paddle.CPUPlace())
         self.copy_to(tensor)
         return tensor
 
