@@ -276,7 +276,7 @@ def likely_omissions(
     if not batches and (has_loader or loaders - {"valid_loader", "test_loader"}):
         yield (
             "train_batch did not call self.read_batch(): the data it takes is not in the order "
-            "of the seed, and is not continued after a stop."
+            "of the seed, is not continued after a stop, and ends no epoch."
         )
     silent = {helper: events for helper, events in HELPER_EVENTS.items() if helper not in helpers}
     if not has_loader:
@@ -311,6 +311,11 @@ def likely_mistakes(
             f"training.monitor: validations come every {valid} iterations and checkpoints every "
             f"{save}, so the best one may have no checkpoint. With training.save_interval at "
             f"{valid} each has one."
+        )
+    if training["monitor_mode"] == "max" and {"loss", "error"} & {*training["monitor"].split("/")}:
+        yield (
+            f"training.monitor: the best {training['monitor']!r} is the largest one; expected "
+            "training.monitor_mode='min' for it."
         )
     updated = {id(p) for o in found.optimizers.values() for p in objects.parameters_of(o)}
     for name, layer in found.layers.items():

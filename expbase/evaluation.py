@@ -113,6 +113,12 @@ class Evaluation(Reporting):
             self._fire("on_evaluate_begin")
             results = self._results_of_valid()
             self._fire("on_evaluate_end", results)
+            is_other = loader is not None and loader is not self.valid_loader
+            if is_other and not self._evaluation.runs_begun:
+                self.logger.warning(
+                    "valid: did not call self.valid_batches(); these are numbers of the loader "
+                    "that evaluate() was given only if valid() read self.evaluated_loader."
+                )
             # Within an iteration its update is not done, so its weights are not there yet.
             if loader is None and loop.step is Step.ENDING and loop.validated_at < self.iteration:
                 loop.validated_at, loop.results = self.iteration, results

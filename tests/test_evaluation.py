@@ -1160,3 +1160,33 @@ def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_p
     one, other = (curve(tmp_path / folder, "train/drawn") for folder in ("0", "1"))
     assert one == other
     same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("0", "1")))
+
+
+def test_a_valid_that_does_not_read_what_evaluate_was_given_is_told(tmp_path: Path) -> None:
+    class Bare(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"batches": float(len(list(self.valid_loader)))}
+
+        def on_train_end(self) -> None:
+            self.evaluate()
+            self.evaluate(self.valid_loader)
+            assert "did not call" not in (self.output_dir / "worker_0.log").read_text()
+            self.evaluate(self.train_loader)
+
+    trained(Bare, tmp_path / "bare")
+    log = (tmp_path / "bare/worker_0.log").read_text()
+    assert log.count("valid: did not call self.valid_batches(); these are numbers of the") == 1
+
+
+@pytest.mark.parametrize(("monitor", "mode", "is_told"), [
+    ("loss", "max", True), ("valid/error", "max", True), ("loss", "min", False),
+    ("accuracy", "max", False),
+])  # fmt: skip
+def test_a_loss_of_which_more_is_better_is_told(
+    tmp_path: Path, monitor: str, mode: str, is_told: bool
+) -> None:
+    exp = make(Tiny, tmp_path / "run", monitor=monitor, monitor_mode=mode)
+    exp.setup()
+    exp.close()
+    told = "expected training.monitor_mode='min'" in (tmp_path / "run/worker_0.log").read_text()
+    assert told == is_told
