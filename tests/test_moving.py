@@ -212,6 +212,7 @@ def test_before_and_after_end_with_the_same_bits(
     with importing_from(folder):
         exp = run_after(compared(page, after(page)), "runs/new", {"data": str(folder / "data")})
     assert exp.iteration == 50
+    assert exp.config.training.save_interval == 0  # its page asks for it by epochs
     assert bits(exp.model) == expected
     assert "WARNING" not in Path("runs/new/worker_0.log").read_text()
 
@@ -240,6 +241,18 @@ def test_without_the_old_weights_and_order_the_bits_differ(
     order = type("Order", (check,), {"setup_model": names["Experiment"].setup_model})
     ends = [bits(run_after(experiment, experiment.__name__).model) for experiment in (first, order)]
     assert expected not in ends
+
+
+def test_a_metric_of_paddle_s_counts_in_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exp = run_after(after("model_fit", "There and here")["Judged"], "run")
+    with exp.evaluating():
+        found = [((exp.model(x) > 0) == (y > 0)).numpy() for x, y in exp.valid_loader]
+    last = [line["valid/accuracy"] for line in metrics(Path("run")) if "valid/accuracy" in line]
+    assert len(last) == 5
+    assert last[-1] == pytest.approx(np.concatenate(found).mean())
 
 
 def changed_imports(code: str) -> str:
