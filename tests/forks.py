@@ -92,7 +92,10 @@ def run(
 
 def _program(args: Any, environment: dict[str, str]) -> list[str]:
     """What the interpreter is to run; empty: the command is another one, or it may warn."""
-    if isinstance(args, str) or args[0] != sys.executable:
+    import paddle
+
+    # Before 3.1.1 it has a thread with a lock; a fork may find it taken, and wait for it at exit.
+    if isinstance(args, str) or args[0] != sys.executable or paddle.__version__ < "3.1.1":
         return []
     words = [os.fspath(word) for word in args[1:]]
     is_silent = environment.get("PYTHONWARNINGS") == "ignore"
