@@ -46,6 +46,12 @@ class Popen(_Fresh):  # type: ignore[misc]
         if not words:
             super()._execute_child(args, *options)
             return
+        import paddle
+
+        # It had a thread with a lock; a fork might find it taken, and wait for it at its exit.
+        if paddle.__version__ < "3.1.1":
+            super()._execute_child(args, *options[:20], True, *options[21:])  # the session
+            return
         self._report, told = os.pipe()
         given = {"args": args, "words": words, "cwd": str(cwd or os.getcwd()), "env": environment}
         fds = [n if fd == -1 else fd for n, fd in enumerate((streams[0], streams[3], streams[5]))]
@@ -92,10 +98,7 @@ def run(
 
 def _program(args: Any, environment: dict[str, str]) -> list[str]:
     """What the interpreter is to run; empty: the command is another one, or it may warn."""
-    import paddle
-
-    # Before 3.1.1 it has a thread with a lock; a fork may find it taken, and wait for it at exit.
-    if isinstance(args, str) or args[0] != sys.executable or paddle.__version__ < "3.1.1":
+    if isinstance(args, str) or args[0] != sys.executable:
         return []
     words = [os.fspath(word) for word in args[1:]]
     is_silent = environment.get("PYTHONWARNINGS") == "ignore"

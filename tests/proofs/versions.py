@@ -57,6 +57,7 @@ CELLS = (
     *(Cell(python, "3.3.1") for python in ("3.10", "3.12", "3.13")),
     # Pairs that something may fall between: the oldest with the newest, and all that is oldest.
     Cell("3.13", "3.0.0"),
+    Cell("3.13", "3.1.0"),
     Cell("3.12", "3.2.0"),
     Cell("3.10", "3.0.0", oldest=True),
     Cell("3.10", "3.3.1", oldest=True),
