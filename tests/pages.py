@@ -44,9 +44,14 @@ def fences(text: str) -> list[tuple[str, str]]:
     return _FENCE.findall(text)
 
 
-def blocks(page: str, language: str) -> list[str]:
+def code_of(text: str, language: str) -> list[str]:
     """The content of the blocks of one language."""
-    return [content for kind, content in fences(TEXT[page]) if kind == language]
+    return [content for kind, content in fences(text) if kind == language]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """`code_of` an English page, by its name."""
+    return code_of(TEXT[page], language)
 
 
 SCRIPT = blocks("README", "python")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import runpy
 import shlex
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pages import SCRIPT
 from tiny import curve, run_script
 
 from expbase.__main__ import main
@@ -59,8 +59,7 @@ def test_a_new_folder_passes_the_smoke_test_and_trains_by_the_commands_that_are_
 
 
 def test_the_script_to_begin_from_is_that_of_the_readme() -> None:
-    shown = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    assert (ROOT / "experiments/line/train.py").read_text() == shown[0]
+    assert (ROOT / "experiments/line/train.py").read_text() == SCRIPT
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from pages import code_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTEBOOK = DOCS / "notebook.ipynb"
@@ -78,7 +79,7 @@ def test_the_notebook_of_the_docs_has_no_outputs_and_says_what_it_should(kernel:
 def test_the_code_of_the_page_runs_after_the_notebook(kernel: Kernel) -> None:
     page = (DOCS / "notebooks.md").read_text(encoding="utf-8")
     kernel.run("import shutil; shutil.rmtree('runs/line')")
-    first, second = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    first, second = code_of(page, "python")
     assert re.search(r"\n\(40, \d\.\d+\)$", kernel.run(first))
     assert "loaded step-00000040 (last)" in kernel.run(second)
 

@@ -9,7 +9,6 @@ import ast
 import configparser
 import inspect
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pages import code_of, headings, links, slug
 
 import expbase
 from expbase import __main__
@@ -154,7 +154,7 @@ def test_the_citation_names_this_version() -> None:
 def test_the_commands_of_contributing_are_those_that_there_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    blocks = re.findall(r"^```bash\n(.*?)^```", CONTRIBUTING.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = code_of(CONTRIBUTING.read_text(), "bash")
     ci = (ROOT / ".ci/run").read_text().splitlines()
     for command in "".join(blocks).splitlines():
         match shlex.split(command):
@@ -176,8 +176,8 @@ def test_the_commands_of_contributing_are_those_that_there_are(
 
 
 def test_the_links_of_contributing_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", CONTRIBUTING.read_text()):
+    for target in links(CONTRIBUTING):
         path, _, heading = target.partition("#")
-        headings = re.findall(r"^#+ (.*)", (ROOT / path).read_text(), re.M) if heading else []
         assert (ROOT / path).exists(), target
-        assert not heading or heading in {h.lower().replace(" ", "-") for h in headings}, target
+        found = {slug(text) for _, text in headings((ROOT / path).read_text())} if heading else {""}
+        assert heading in found, target

@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.amp import grad_scaler
+from pages import code_of
 from tiny import curve, same_bits
 
 from expbase import ExperimentBase, main
@@ -70,7 +71,7 @@ def test_every_script_is_short_and_has_a_section_and_a_command_line() -> None:
 def test_the_lines_that_the_page_shows_stand_in_the_script(section: str) -> None:
     (name,) = re.findall(r"\]\(recipes/(\w+)\.py\)", section)
     script = [line.strip() for line in (DOCS / f"recipes/{name}.py").read_text().splitlines()]
-    shown = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    shown = code_of(section, "python")
     assert shown
     for block in shown:
         for part in block.split("\n\n"):  # between two of them lines may be left out
@@ -82,7 +83,7 @@ def test_the_lines_that_the_page_shows_stand_in_the_script(section: str) -> None
 def commands() -> list[list[str]]:
     """The words of the page's commands, those of a loop once for each of its values."""
     words = []
-    for line in "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.M)).splitlines():
+    for line in "".join(code_of(PAGE, "bash")).splitlines():
         loop = re.fullmatch(r"for (\w+) in (.*); do (.*); done", line)
         name, values, command = loop.groups() if loop else ("", "-", line)
         words += [shlex.split(command.replace(f"${name}", value)) for value in values.split()]
