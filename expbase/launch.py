@@ -25,11 +25,16 @@ from typing import Any, NamedTuple
 import paddle.distributed as dist
 
 from expbase.distributed import default_device
-from expbase.processes import die_with_parent, ending, forking, handling, signals_held
+from expbase.processes import (
+    STOPPED,
+    die_with_parent,
+    ending,
+    exit_code_of,
+    forking,
+    handling,
+    signals_held,
+)
 
-# After the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled is a negative code,
-# and a failure.
-_STOPPED = (124, 129, 130, 143)
 _USER_ERROR = 78  # of a rank that has said in one line what to do; outside it is a 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
@@ -116,8 +121,8 @@ def _join(processes: Sequence[Any]) -> Outcome:
             end: Any = os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
             ended[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
             if ended[rank] < 0:  # else it has said why itself
-                deaths.setdefault(rank, ending(processes[rank].pid))
-            if ended[rank] not in (0, *_STOPPED) and deadline is None:
+                deaths.setdefault(rank, ending(processes[rank].pid)[0])
+            if ended[rank] not in (0, *STOPPED) and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
         for rank in running.values() if deadline is not None else ():
             stopped = _is_stopped(processes[rank].pid)
@@ -131,9 +136,9 @@ def _join(processes: Sequence[Any]) -> Outcome:
     for process in processes:  # until then the other ranks look for how it ended, too
         process.join()
     codes = [*ended.values()]
-    first = [*(c for c in codes if c not in (0, *_STOPPED)), *filter(None, codes), 0][0]
+    first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
     code = 1 if first == _USER_ERROR else 128 - first if first < 0 else first
-    is_stop = not {*codes}.isdisjoint(_STOPPED)
+    is_stop = not {*codes}.isdisjoint(STOPPED)
     return Outcome(code, is_stop, _USER_ERROR in codes, texts)
 
 
@@ -158,16 +163,27 @@ def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...
     multiprocessing.set_start_method("fork", force=True)
     atexit._clear()  # those of its parent; multiprocessing calls none in a fork
     try:
+        code = _code_of_call(function, args)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = 130
+    atexit._run_exitfuncs()
+    sys.exit(code)
+
+
+def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int:
+    """Calls it; what this process is to answer then. Paddle takes a KeyboardInterrupt for no error,
+    and shows an exception only when all processes have ended.
+    """
+    try:
         function(*args)
-    except KeyboardInterrupt:  # to paddle that is a good end
-        sys.exit(130)
     except SystemExit as end:
-        if not isinstance(end.code, str):
-            raise
-        print(end.code, file=sys.stderr)
-        sys.exit(_USER_ERROR)
-    except Exception:  # paddle would show it only when all processes have ended
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return _USER_ERROR
+        return exit_code_of(end) if end.code else 0
+    except Exception:
         traceback.print_exc()
-        sys.exit(1)
-    finally:
-        atexit._run_exitfuncs()
+        return 1
+    return 0

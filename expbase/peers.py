@@ -6,7 +6,7 @@ network is gone, is known by its silence; one that is busy, for however long, is
 
     watch = FailureWatch(on_failure, say, place, silence_seconds=600)   # all ranks have come
     watch.others()                          # where they were last, for a message
-    watch.tell(error)                       # this rank has failed: the others end, too
+    watch.tell(error)                       # this rank ends by an error: the others end, too
     watch.stop()                            # this rank leaves in good order
 """
 
@@ -33,7 +33,7 @@ import paddle.distributed as dist
 from paddle.base import core
 
 from expbase.distributed import RankZeroError, add_to_store, rank, use_store, world_size
-from expbase.processes import die_with_parent, ending, machine
+from expbase.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
 
 LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for
 _LIMIT_SECONDS = 300.0
@@ -68,15 +68,15 @@ class FailureWatch:
 
     A rank whose peer is gone waits in a collective, where no Python code of its main thread runs.
     So a thread listens: it calls `on_failure` with what is known of the failure, and ends the
-    process with code 1.
+    process, with the code of a signal or Ctrl-C if the other rank has ended by one, else with 1.
 
     Over a connection goes a line of JSON when it is made, `[rank, id of the process, machine]`, and
-    one when it is left: the failure, "" if there was none. Between them a rank tells rank 0 where
+    one when it is left: the failure with the code, or "". Between them a rank tells rank 0 where
     it is, `{rank: [place, age]}`, and rank 0 answers likewise, with what it knows of the others.
     Only after an answer comes the next: so nothing piles up before a rank that is stopped.
 
     Args:
-        on_failure: Called in the thread.
+        on_failure: Called in the thread, with a text and that code.
         say: Called with a line of text while ranks are missing.
         place: Where this rank is, in words; called in the thread.
         silence_seconds: After so long a rank that says nothing counts as dead; 0: never.
@@ -86,7 +86,11 @@ class FailureWatch:
     """
 
     def __init__(
-        self, on_failure: Say, say: Say, place: Callable[[], str], silence_seconds: float
+        self,
+        on_failure: Callable[[str, int], object],
+        say: Say,
+        place: Callable[[], str],
+        silence_seconds: float,
     ) -> None:
         self._on_failure, self._say, self._place = on_failure, say, place
         self._silence = silence_seconds or float("inf")
@@ -215,7 +219,7 @@ class FailureWatch:
             received, silent = b"", not isinstance(error, ConnectionError)
         *lines, peer.rest = (peer.rest + received).split(b"\n")
         peer.heard = time.monotonic()
-        last_word: str | None = None
+        last_word: tuple[str, int] | None = None
         try:
             for line in lines:
                 last_word = self._read(connection, peer, json.loads(line))
@@ -226,16 +230,17 @@ class FailureWatch:
         del self._peers[connection]
         connection.close()
         if last_word is None and peer.rank >= 0:
-            how = ending(peer.pid)
-            last_word = how and self._about(peer, how, "")
-            last_word = self._about(peer, "fell silent") if silent else last_word
-        if last_word and not (self._error and last_word.endswith(self._error)):  # it says so itself
-            self._end(last_word)
+            how, code = ending(peer.pid)
+            last_word = self._about(peer, how, "") if how else "", code
+            last_word = (self._about(peer, "fell silent"), 1) if silent else last_word
+        failure, code = last_word or ("", 0)
+        if failure and not (self._error and failure.endswith(self._error)):  # it says so itself
+            self._end(failure, code)
 
-    def _read(self, connection: socket.socket, peer: _Peer, line: Any) -> str | None:
+    def _read(self, connection: socket.socket, peer: _Peer, line: Any) -> tuple[str, int] | None:
         """Notes what came; its last word, if it is that."""
-        if isinstance(line, str):
-            return line
+        if isinstance(line, list) and isinstance(line[0], str):
+            return line[0], int(line[1])
         if isinstance(line, list):
             peer.rank, peer.pid = int(line[0]), line[1] if line[2] == machine() else None
             return None
@@ -248,14 +253,15 @@ class FailureWatch:
             _send(connection, self._known() | {0: (self._place(), 0)})
         return None
 
-    def _end(self, failure: str) -> None:
+    def _end(self, failure: str, code: int = 1) -> None:
         """Passes a failure on, and ends this process."""
+        code = code if code in STOPPED else 1
         for other in [*self._peers]:
-            _send(other, failure)
+            _send(other, [failure, code])
         try:
-            self._on_failure(failure)
+            self._on_failure(failure, code)
         finally:
-            os._exit(1)  # nothing gentler ends a main thread that waits in a collective
+            os._exit(code)  # nothing gentler ends a main thread that waits in a collective
 
     @contextlib.contextmanager
     def last_words(self) -> Iterator[None]:
@@ -284,9 +290,9 @@ class FailureWatch:
         self._error = repr(error)
         self._thread.join(_TELL_SECONDS)
         told = isinstance(error, RankZeroError)  # by rank 0
-        self.stop("" if told else f"rank {rank()}: {self._error}")
+        self.stop("" if told else f"rank {rank()}: {self._error}", exit_code_of(error))
 
-    def stop(self, last_word: str = "") -> None:
+    def stop(self, failure: str = "", code: int = 0) -> None:
         """Stops watching. May be called twice."""
         if self._stopped:
             return
@@ -296,7 +302,7 @@ class FailureWatch:
             self._door.shutdown(socket.SHUT_RD)  # wakes the thread
         self._thread.join()
         for connection in self._peers:
-            _send(connection, last_word)
+            _send(connection, [failure, code])
         self._close()
 
     def _close(self) -> None:

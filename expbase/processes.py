@@ -2,9 +2,9 @@
 A leaf over the standard library.
 
     with forking(): start_children()
-    die_with_parent()      # in a child without files of its own
-    end_with_parent()      # in a child whose files in shared memory are removed, too
-    remove_left_files()    # at the next start, if both were killed at once
+    die_with_parent()
+    leave_note()           # in a child that makes files in shared memory
+    remove_left_files()    # when such children have ended; at the next start, if all were killed
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import ctypes
 import fcntl
 import gc
 import glob
-import multiprocessing
 import os
 import signal
 import sys
@@ -22,10 +21,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+# What a process answers after the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled
+# is a negative code, and a failure.
+STOPPED = (124, 129, 130, 143)
 LAUNCHER = "paddle.distributed.launch"
 SHARED_MEMORY = Path("/dev/shm")
 # A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
@@ -82,10 +83,18 @@ def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
 def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     """In the block SIGTERM ends this process, with code 143, also if it is a container's first one.
 
-    For that one, whose id is 1, the system ignores what it has no handler for.
+    For that one, whose id is 1, the system ignores what it has no handler for. Only the main thread
+    can set a handler; in another one nothing changes.
     """
     end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: sys.exit(128 + signum)}
-    return handling(end if os.getpid() == 1 else {})
+    return handling(end if threading.current_thread() is threading.main_thread() else {})
+
+
+def exit_code_of(error: BaseException) -> int:
+    """What a process answers that ends by this exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
 
 
 def survive_signals() -> None:
@@ -96,34 +105,6 @@ def survive_signals() -> None:
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def end_with_parent() -> None:
-    """Ends this process when its parent ends, and then removes what it left in shared memory."""
-    note = _noted()
-    # Multiprocessing knows who started this process. The system may not any more: when a process
-    # dies, its children get another parent, and that is also how they learn of it. The change is
-    # seen at once, even if nobody has asked for the dead parent's exit code.
-    started_by = multiprocessing.parent_process()
-    parent = started_by.pid if started_by and started_by.pid else os.getppid()
-    threading.Thread(target=_wait_and_end, args=(parent, note), daemon=True).start()
-
-
-def _wait_and_end(parent: int, note: str) -> None:
-    _wait_for_another_parent(parent)
-    # This process cannot remove its files by itself: until it is dead, its main thread may make
-    # another one. So it starts a child, which waits for that death.
-    worker = os.getpid()
-    if os.fork():
-        os._exit(1)  # ends all threads at once
-    _wait_for_another_parent(worker)
-    _remove([*_files_of(worker), note])
-    os._exit(0)
-
-
-def _wait_for_another_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.05)
 
 
 def _files_of(pid: int | str) -> list[str]:
@@ -137,19 +118,24 @@ def _remove(paths: list[str]) -> None:
             os.unlink(path)
 
 
-def _noted() -> str:
-    """The path of this process's note, which goes when it ends by itself; "": there is none."""
-    try:
-        file, note = tempfile.mkstemp(prefix=f"{_NOTE}{os.getpid()}_", dir=SHARED_MEMORY)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:  # there is no such directory, or it is full
-        return ""
-    Finalize(None, _remove, ([note],), exitpriority=0)  # multiprocessing's children skip atexit
-    return note
+def leave_note() -> None:
+    """Notes that this process makes files in shared memory, before it makes the first one.
+
+    The note stays when the process has ended: its parent may still hold files of it then, and be
+    killed with them. `remove_left_files` removes both.
+    """
+    with contextlib.suppress(OSError):  # there is no such directory
+        file, path = tempfile.mkstemp(dir=SHARED_MEMORY)
+        fcntl.flock(file, fcntl.LOCK_EX)  # until this process is dead
+        name = f"{_NOTE}{os.getpid()}_{os.path.basename(path)}"
+        os.rename(path, SHARED_MEMORY / name)  # only now: whoever finds it finds it locked
 
 
 def remove_left_files() -> None:
-    """Removes what children left in shared memory that were killed together with their parents."""
+    """Removes the files in shared memory of processes that are dead, whoever had started them.
+
+    A process that uses one goes on: it loses the name alone.
+    """
     dead, alive = {}, set[str]()
     with contextlib.ExitStack() as stack:
         for note in SHARED_MEMORY.glob(f"{_NOTE}*"):
@@ -175,23 +161,24 @@ def machine() -> str:
     return boot.strip() + os.readlink("/proc/self/ns/pid")
 
 
-def ending(pid: int | None) -> str:
-    """How another process ended: "was killed by SIGKILL", say; empty: it runs, or all was well.
+def ending(pid: int | None) -> tuple[str, int]:
+    """How another process ended, "was killed by SIGKILL", and its code as a shell shows it, 137.
 
-    That is known until its parent asks for it. A process on another machine has no id here: None.
+    "" and 0: it runs, or all was well. That is known until its parent asks for it. A process on
+    another machine has no id here: None.
     """
     for _ in range(100):  # it takes a moment to end
         try:
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return "died without a word"
+            return "died without a word", 1
         if state in "ZX":
             code = os.waitstatus_to_exitcode(int(fields[48]))
             if code < 0:
-                return f"was killed by {signal.Signals(-code).name}"
-            return f"ended with code {code}, without a word" if code else ""
+                return f"was killed by {signal.Signals(-code).name}", 128 - code
+            return (f"ended with code {code}, without a word", code) if code else ("", 0)
         time.sleep(0.02)
-    return ""
+    return "", 0
 
 
 def python(count: int, log_dir: Path) -> list[str]:

@@ -91,6 +91,7 @@ class SetupSteps(Reporting):
         if moved_aside is not None:
             self.logger.info("the run that was here is now in %s", moved_aside)
         remove_left_files()
+        self._on_close.callback(remove_left_files)
 
     @property
     def _writes(self) -> bool:

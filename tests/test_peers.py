@@ -232,19 +232,24 @@ def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("script", "text"),
-    [("kill -9 $$", "was killed by SIGKILL"), ("exit 3", "ended with code 3, without a word")],
+    ("script", "text", "code"),
+    [
+        ("kill -9 $$", "was killed by SIGKILL", 137),
+        ("exit 3", "ended with code 3, without a word", 3),
+    ],
 )
-def test_how_a_process_ended_is_known_until_its_parent_asks(script: str, text: str) -> None:
+def test_how_a_process_ended_is_known_until_its_parent_asks(
+    script: str, text: str, code: int
+) -> None:
     process = subprocess.Popen(["sh", "-c", script])
-    assert processes.ending(process.pid) == text
+    assert processes.ending(process.pid) == (text, code)
     process.wait()
-    assert processes.ending(process.pid) == "died without a word"
+    assert processes.ending(process.pid) == ("died without a word", 1)
 
 
 def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
     with subprocess.Popen(["true"]) as process:
-        assert processes.ending(process.pid) == ""
+        assert processes.ending(process.pid) == ("", 0)
 
 
 def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path: Path) -> None:

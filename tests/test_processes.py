@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,18 +28,16 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]])
 child.wait()
 """
 CHILD = """
-import os, runpy, signal, sys
-processes = runpy.run_path(sys.argv[1])
-processes[sys.argv[2]]()
+import runpy, signal, sys
+runpy.run_path(sys.argv[1])["die_with_parent"]()
 print("ready", flush=True)
 signal.alarm(100)  # if the test fails
 signal.pause()
 """
 
 
-@pytest.mark.parametrize("function", ["die_with_parent", "end_with_parent"])
-def test_a_child_ends_with_a_parent_that_is_killed(function: str) -> None:
-    command = [sys.executable, "-c", PARENT, CHILD, processes.__file__, function]
+def test_a_child_ends_with_a_parent_that_is_killed() -> None:
+    command = [sys.executable, "-c", PARENT, CHILD, processes.__file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
@@ -53,7 +52,7 @@ def work(parent):
     while os.getppid() == parent:  # until it is dead
         time.sleep(0.01)
     print("asks", flush=True)
-    runpy.run_path(sys.argv[1])["end_with_parent"]()
+    runpy.run_path(sys.argv[1])["die_with_parent"](multiprocessing.parent_process().pid)
     time.sleep(100)
 
 if __name__ == "__main__":
@@ -81,41 +80,54 @@ class Workers(Dataset):
     def __getitem__(self, index):
         return np.full([1000], os.getpid())
     def __len__(self):
-        return 100
+        return 3 if sys.argv[1] == "later" else 100
 
 loader = DataLoader(Workers(), batch_size=1, num_workers=1)
 batches = adapt_loader(loader, "loader", Shard(seed=0)).open(1)
-worker = int(next(batches)[0, 0])
+batch = next(batches)
+worker = int(batch[0, 0])
 while not glob.glob(f"/dev/shm/paddle_{worker}_*"):  # of the batches that it has read ahead
     time.sleep(0.01)
+if sys.argv[1] == "later":
+    kept = [batch, *batches]  # to the end, where the worker ends
 print(worker, flush=True)
-if sys.argv[1] == "all":
+if sys.argv[1] == "with it":
     os.kill(worker, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def killed_with_a_worker(*, which: str) -> int:
-    """Kills a process while its worker has files in shared memory; returns the worker's id."""
-    command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS, which]
-    killed = forks.run(command)
-    assert killed.returncode == -9, killed.stderr
-    return int(killed.stdout)
-
-
-def test_a_killed_run_leaves_no_workers_and_no_shared_memory() -> None:
-    worker = killed_with_a_worker(which="main")
-    assert not glob.glob(f"/dev/shm/paddle_{worker}_*")
-
-
-def test_what_is_left_by_a_run_that_was_killed_with_its_workers_goes_at_the_next_start(
-    tmp_path: Path,
+@pytest.mark.parametrize("killed", ["before it", "with it", "later"])
+def test_of_a_run_that_was_killed_nothing_is_left_after_the_next_start(
+    tmp_path: Path, killed: str
 ) -> None:
-    worker = killed_with_a_worker(which="all")
+    """Killed before its worker, with it, or when that has ended and its batches are held."""
+    command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS, killed]
+    result = forks.run(command)  # until nobody has its stdout any more, the worker neither
+    assert result.returncode == -9, result.stderr
+    files = f"/dev/shm/paddle_{result.stdout.strip()}_*"
+    if killed == "later":
+        assert not glob.glob(files)
     experiment = make(Tiny, tmp_path)
     experiment.setup()
     experiment.close()
-    assert not glob.glob(f"/dev/shm/paddle_{worker}_*")
+    assert not glob.glob(files)
+
+
+def test_what_was_in_use_at_the_start_of_a_run_is_looked_at_again_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path)
+    pid = 2**22 + 1  # no process here has it: the system gives smaller ones
+    made, note = tmp_path / f"paddle_{pid}_0_1", tmp_path / f"expbase_worker_{pid}_a"
+    made.touch()
+    with note.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as of a worker that is being killed
+        experiment = make(Tiny, tmp_path / "run")
+        experiment.setup()
+        assert made.exists()
+    experiment.close()
+    assert not made.exists()
 
 
 @pytest.fixture
@@ -187,17 +199,20 @@ def test_workers_hold_the_lock_of_a_note_and_leave_nothing_when_they_end(
     assert not [*processes.SHARED_MEMORY.iterdir()]
 
 
-def test_sigterm_ends_the_first_process_of_a_container_and_no_other_is_touched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sigterm_ends_a_process_with_its_code_until_the_block_ends() -> None:
+    """Also the first process of a container, for which the system ignores what has no handler."""
     with handling({signal.SIGTERM: signal.SIG_IGN}):
-        with ended_by_sigterm():
-            signal.raise_signal(signal.SIGTERM)
-        monkeypatch.setattr(os, "getpid", lambda: 1)
         with pytest.raises(SystemExit) as ended, ended_by_sigterm():
             signal.raise_signal(signal.SIGTERM)
         assert ended.value.code == 143
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_in_another_thread_no_handler_is_set() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(lambda: ended_by_sigterm().__enter__()).result()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_worker_survives_the_sigterm_of_anybody_from_its_first_moment() -> None:

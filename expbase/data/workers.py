@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import multiprocessing
 import operator
 import pickle
 import signal
@@ -28,7 +29,14 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.data.order import Numbered, end_by_kill
-from expbase.processes import end_with_parent, forking, signals_held, survive_signals
+from expbase.processes import (
+    die_with_parent,
+    forking,
+    leave_note,
+    remove_left_files,
+    signals_held,
+    survive_signals,
+)
 from expbase.state import rng
 
 # Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
@@ -53,7 +61,7 @@ class Fetcher:
     def close(self) -> None:
         """Ends persistent workers. May be called twice."""
         if self._idle is not None:
-            self._idle._iterator._try_shutdown_all(1)
+            _end(self._idle._iterator)
             self._idle = None  # a later run over the data starts new ones
 
     def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
@@ -107,7 +115,7 @@ class Fetcher:
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
             else:
-                iterator._try_shutdown_all(1)
+                _end(iterator)
 
     def _worker_loader(self) -> DataLoader:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.
@@ -118,6 +126,12 @@ class Fetcher:
         loader.auto_collate_batch = True
         loader.collate_fn = operator.itemgetter(0)
         return loader
+
+
+def _end(iterator: Any) -> None:
+    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
+    iterator._try_shutdown_all(1)
+    remove_left_files()
 
 
 class _BatchDataset:
@@ -201,9 +215,9 @@ def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id
     # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
     # worker that died of it would make the training process fail, which wants to save.
     survive_signals()
-    # These are paddle's shared memory. It removes them when a batch was received; if the main
-    # process was killed, they would stay in memory until the machine is started again.
-    end_with_parent()
+    started_by = multiprocessing.parent_process()
+    die_with_parent(started_by.pid if started_by else None)
+    leave_note()
     # get_worker_info().dataset is the user's data set, not the wrapper around it.
     paddle_worker._worker_info.__dict__["dataset"] = dataset
     if init_fn is not None:
