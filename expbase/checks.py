@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -13,9 +13,8 @@ import paddle
 from expbase import distributed
 from expbase.config import Config, ConfigError, differences, fill_in, lookalikes
 from expbase.data.loaders import LoaderAdapter
-from expbase.events import HELPER_EVENTS, Subscribers
 from expbase.state import objects
-from expbase.state.arrays import is_piece
+from expbase.state.arrays import Array, is_piece
 from expbase.visualizer import Visualizer
 
 # The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
@@ -258,48 +257,29 @@ def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
         )
 
 
-def check_accumulation(accumulation_steps: int, used: Set[str]) -> None:
+def check_accumulation(accumulation_steps: int, *, accumulates: bool) -> None:
     """Raises a ValueError if train_batch did not use the helper that accumulates batches."""
-    if accumulation_steps > 1 and "micro_batches" not in used:
+    if accumulation_steps > 1 and not accumulates:
         raise ValueError(
             f"training.accumulation_steps: {accumulation_steps} given, and train_batch did not "
             "call self.micro_batches(); expected `for batch in self.micro_batches():` in it."
         )
 
 
-def likely_omissions(
-    attributes: Mapping[str, Any], batches: int, subscribers: Subscribers, helpers: Set[str]
-) -> Iterator[str]:
-    """What the first update, with its `batches` and `helpers`, probably should have done."""
+def unread_data(attributes: Mapping[str, Any], batches: int) -> str:
+    """What to tell if the first update, which has read so many batches, left the data alone."""
     loaders = {name for name, v in attributes.items() if isinstance(v, paddle.io.DataLoader)}
     has_loader = attributes["train_loader"] is not None
-    if not batches and (has_loader or loaders - {"valid_loader", "test_loader"}):
-        yield (
-            "train_batch did not call self.read_batch(): the data it takes is not in the order "
-            "of the seed, is not continued after a stop, and ends no epoch."
-        )
-    silent = {helper: events for helper, events in HELPER_EVENTS.items() if helper not in helpers}
-    if not has_loader:
-        silent["read_batch"] = ("on_train_epoch_begin", "on_train_epoch_end")
-    for helper, event in [(name, event) for name in silent for event in silent[name]]:
-        if waiting := subscribers.names(event):
-            yield (
-                f"{event} does not come ({', '.join(waiting)}): train_batch did not call "
-                f"self.{helper}()."
-            )
+    if batches or not (has_loader or loaders - {"valid_loader", "test_loader"}):
+        return ""
+    return (
+        "train_batch did not call self.read_batch(): the data it takes is not in the order "
+        "of the seed, is not continued after a stop, and ends no epoch."
+    )
 
 
-def likely_mistakes(
-    found: objects.StatefulObjects,
-    saved: objects.StatefulObjects,
-    training: Mapping[str, Any],
-    *,
-    parallel: bool,
-) -> Iterator[str]:
-    """What a person would want to be told before training; each may be meant so.
-
-    `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
-    """
+def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
+    """What a person would want to be told before training; each may be meant so."""
     if text := check_paddle():
         yield text
     for key, ours in lookalikes(training).items():
@@ -317,34 +297,32 @@ def likely_mistakes(
             f"training.monitor: the best {training['monitor']!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
         )
-    updated = {id(p) for o in found.optimizers.values() for p in objects.parameters_of(o)}
+
+
+def likely_left_out(
+    found: objects.StatefulObjects, saved: objects.StatefulObjects, *, parallel: bool
+) -> Iterator[str]:
+    """Layers that are trained otherwise than one would expect.
+
+    `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
+    """
+    updated = [p for o in found.optimizers.values() for p in objects.parameters_of(o)]
+    ids = {*map(id, updated)}
+    wrapped = [objects.unwrap(wrapper) for wrapper in saved.parallel.values()]
+    synchronized = {id(part) for layer in wrapped for part in layer.sublayers(True)}
     for name, layer in found.layers.items():
-        trained = _trained(layer)
-        if trained and not any(id(parameter) in updated for parameter in trained):
+        trained = [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
+        is_updated = any(id(parameter) in ids for parameter in trained)
+        # A copy of what is trained, to be averaged or used as a target, is meant so.
+        if not is_updated and not {*map(_checksum, trained)} <= {*map(_checksum, updated)}:
             yield f"self.{name} has trainable parameters, and no optimizer updates them."
-    wrapped = {id(objects.unwrap(wrapper)) for wrapper in saved.parallel.values()}
-    for name, layer in saved.layers.items() if parallel else ():
-        if id(layer) not in wrapped and not all(map(is_piece, _trained(layer))):
+        if parallel and is_updated and name in saved.layers and id(layer) not in synchronized:
             yield (
                 f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
                 "rank trains its own."
             )
 
 
-def _trained(layer: Any) -> list[Any]:
-    return [parameter for parameter in layer.parameters() if not parameter.stop_gradient]
-
-
-def unused_results(experiment: Any) -> Iterator[str]:
-    """Says that nobody takes what train_batch returns in its last line, if that can be read."""
-    try:
-        source = inspect.getsource(experiment.train_batch)
-    except (OSError, TypeError):
-        return
-    # What a call returns is not known, and a loop of one's own takes what it likes.
-    is_returning = re.search(r"\n\s+return (?!None$)[^()]+$", source.rstrip())
-    if is_returning and experiment.train.__module__.startswith("expbase."):
-        yield (
-            f"{experiment.__name__}.train_batch: returns something, and nobody takes it; expected "
-            "the whole update in it, backward, step and clear_grad, and self.log(loss=loss)."
-        )
+def _checksum(parameter: Any) -> tuple[str, int]:
+    array = Array.of(parameter)
+    return str(array), zlib.crc32(array.data)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from expbase.data.loaders import (
     adapt_loader,
 )
 from expbase.isolation import isolated_eval
-from expbase.life import Life, Step
+from expbase.life import Step
 from expbase.meter import Meter, line
 from expbase.predictions import split
 from expbase.reporting import Reporting
@@ -48,7 +48,6 @@ class EvaluationState:
     adapters: dict[int, LoaderAdapter] = field(default_factory=dict)
     running: list[Batches] = field(default_factory=list)  # that may have been left early
     runs_begun: int = 0  # over a loader, in this call of valid()
-    warned: bool = False  # a bare valid() was told
     validations: int = 0  # that the loop has begun
     exit: ValidationExit | None = None  # how the one under way is left when the run stops
     told_difference: bool = False  # between the results of the ranks
@@ -120,12 +119,16 @@ class Evaluation(Reporting):
                     "that evaluate() was given only if valid() read self.evaluated_loader."
                 )
             # Within an iteration its update is not done, so its weights are not there yet.
-            if loader is None and loop.step is Step.ENDING and loop.validated_at < self.iteration:
-                loop.validated_at, loop.results = self.iteration, results
+            is_due = loader is None and loop.step is Step.ENDING
+            is_due = is_due and loop.validated_at < self.iteration
+            if is_due:
+                loop.validated_at = self.iteration
+                loop.results = results
+            if results and is_due:
                 metrics = {f"valid/{name}": number for name, number in results.items()}
                 self._metric_log.write(self.iteration, self.epoch, metrics)
                 self._compare([*metrics])
-            else:
+            elif results:
                 what = f" {self._checkpointer.inspected}" if self._checkpointer.inspected else ""
                 self.logger.info("evaluated%s: %s", what, line(self.iteration, results))
         return results
@@ -140,14 +143,6 @@ class Evaluation(Reporting):
         Returns:
             The batches; on some rank possibly none.
         """
-        state = self._evaluation
-        if self.phase == "train" and self.life is Life.TRAINING and not state.warned:
-            state.warned = True
-            self.logger.warning(
-                f"[{self.iteration}] valid_batches() is read in the phase 'train': in train mode, "
-                "with gradients and with training's random numbers. Call self.evaluate(), not "
-                "self.valid()."
-            )
         run = self._run_over(loader, rng.VALID)  # it is opened now, not later
         return self._limited(run, "on_valid_batch_end")
 

@@ -153,14 +153,6 @@ EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
 
 # The events of every batch; the loop asks once whether one of them is subscribed.
 BATCH_EVENTS = frozenset({"on_fetch_data_begin", "on_fetch_data_end", "on_train_batch_begin"})
-# The events inside a helper of the training step: a step that is written by hand has none.
-HELPER_EVENTS = {
-    "backward": ("on_before_backward", "on_after_backward"),
-    "step_optimizers": (
-        *("on_before_optimizers_step", "on_after_optimizers_step"),
-        *("on_before_zero_grad", "on_after_zero_grad"),
-    ),
-}
 # Once per start, before the counters are restored or after they were saved.
 _UNCOUNTED = ("on_setup_begin", "on_setup_end", "on_train_end", "on_exception")
 _SPECS = "_expbase_listener_specs"  # the attribute of a marked method

@@ -15,6 +15,9 @@ from expbase.logs import log_routine
 from expbase.meter import Meter, MetricsFile, line
 from expbase.visualizer import Visualizer
 
+# How the names of curves begin that are drawn for every experiment, in VisualDL's words.
+_OURS = ("train/lr", "valid/", "wall_clock/")
+
 
 class MetricLog:
     """Where the metrics of one rank go: the text log, metrics.jsonl and VisualDL."""
@@ -45,6 +48,12 @@ class MetricLog:
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self._visualizer.add_scalar(tag, value, iteration)
         self._visualizer.flush()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something was logged in training, or the experiment draws curves of its own."""
+        own = (tag for tag in self._visualizer.tags if not tag.startswith(_OURS))
+        return self.meter.is_used or any(own)
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""

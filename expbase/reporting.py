@@ -20,6 +20,7 @@ from expbase.attributes import Attributes
 from expbase.config import ConfigError, differences, flatten
 from expbase.life import Life
 from expbase.meter import Meter, NonFiniteError, short
+from expbase.processes import exit_code_of
 from expbase.record import card, crash, hang
 from expbase.record.run_record import config_changes
 from expbase.stopping import StopReason
@@ -128,8 +129,8 @@ class Reporting(Attributes):
         if self.read_only:
             return
         found = self.stateful_objects()
-        likely = checks.likely_mistakes(found, saved, training, parallel=self.parallel)
-        for text in (*checks.unused_results(type(self)), *likely):
+        left_out = checks.likely_left_out(found, saved, parallel=self.parallel)
+        for text in (*checks.likely_mistakes(training), *left_out):
             self.logger.warning("%s", text)
 
     def _say_it_is_over(self) -> None:
@@ -234,11 +235,7 @@ class Reporting(Attributes):
     def _note_end(self) -> None:
         failure, stopped_by = self._loop.failure, self._loop.stopped_by
         reason = repr(failure) if failure else str(stopped_by or "finished")
-        code = 1 if failure else stopped_by.exit_code
-        if isinstance(failure, KeyboardInterrupt):
-            code = 130
-        if isinstance(failure, SystemExit) and isinstance(failure.code, int):
-            code = failure.code
+        code = exit_code_of(failure) if failure else stopped_by.exit_code
         self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
     def _say_now(self, text: str, level: int = logging.WARNING) -> None:
@@ -246,12 +243,12 @@ class Reporting(Attributes):
         self.logger.log(level, "%s", text, extra={"is_shown": True})
         print(f"{logging.getLevelName(level)}: {text}", file=sys.stderr)
 
-    def _end_with_another_rank(self, text: str) -> None:
-        """The last thing that this rank does when another one failed; called in a thread."""
+    def _end_with_another_rank(self, text: str, code: int) -> None:
+        """The last thing that this rank does when another one ended; called in a thread."""
         self._tell_supervisor("other", text)
-        self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
-        place = f"[{self.iteration}]"
-        self._say_now(f"{place} ended, because another rank failed: {text}", logging.ERROR)
+        self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=code)
+        how, level = ("failed", logging.ERROR) if code == 1 else ("was stopped", logging.WARNING)
+        self._say_now(f"[{self.iteration}] ended, because another rank {how}: {text}", level)
 
     def _watch_for_hanging(self) -> None:
         if self._other_ranks is not None:

@@ -28,7 +28,7 @@ from expbase.first_updates import FirstUpdates
 class UpdateState:
     """The update under way."""
 
-    helpers: set[str] = field(default_factory=set)  # that were called in this start, or replaced
+    accumulates: bool = False  # whether train_batch has asked for micro-batches in this start
     optimizers: tuple[Any, ...] = ()  # that step now
     count: int = 1  # of the micro-batches of the loop under way
     yielded: int = 0  # of them; 0 outside of the loop
@@ -67,7 +67,7 @@ class TrainingSteps(Attributes):
             RuntimeError: The loop before was left early, in the update under way or the last one.
         """
         update, count = self._update, self.config.training.accumulation_steps
-        self.note_helper("micro_batches")
+        update.accumulates = True
         update.check_complete()
         wrappers = self.stateful_objects().parallel.values() if count > 1 else ()
         parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
@@ -89,7 +89,6 @@ class TrainingSteps(Attributes):
             loss: Of one batch, a mean over its samples. It goes through the GradScaler, if one is
                 an attribute of the experiment.
         """
-        self.note_helper("backward")
         self._update_scaler()
         self._fire("on_before_backward", loss)
         if self._update.count > 1:
@@ -109,7 +108,6 @@ class TrainingSteps(Attributes):
             TypeError: Something else is given.
         """
         update = self._update
-        self.note_helper("step_optimizers")
         update.check_complete()
         update.count, update.yielded = 1, 0
         for optimizer in optimizers:
@@ -162,16 +160,6 @@ class TrainingSteps(Attributes):
             )
         return next(iter(found.values()), None)
 
-    def note_helper(self, name: str) -> None:
-        """Notes that train_batch called a helper, or does by hand what it does.
-
-        Who waits for a helper's events is warned when they cannot come.
-
-        Args:
-            name: "micro_batches", "backward" or "step_optimizers".
-        """
-        self._update.helpers.add(name)
-
     def _note_before_first_update(self) -> None:
         self._update.first = FirstUpdates(self._optimizers().values(), self.iteration)
 
@@ -182,19 +170,18 @@ class TrainingSteps(Attributes):
         if not loop.first_update_checked:
             loop.first_update_checked = True
             self._check_first_update()
-        has_logged = self._metric_log.meter.is_used or not self.config.training.log_interval
-        for level, text in first.look(self.iteration, is_last=is_last, has_logged=has_logged):
-            self.logger.log(level, "[%d] %s", self.iteration, text)
+        has_logged = self._metric_log.is_used or not self.config.training.log_interval
+        for text in first.look(self.iteration, is_last=is_last, has_logged=has_logged):
+            self.logger.warning("[%d] %s", self.iteration, text)
 
     def _check_first_update(self) -> None:
         counters = {"iteration": self._update.first.began + 1, "epoch": self.epoch}
         checks.check_template({**self._names.template, **counters}, vars(self))
         self._checkpointer.refuse_newcomers(self._saved_objects())
         self._update.check_complete()
-        helpers, subscribers = self._update.helpers, self._subscribers
-        checks.check_accumulation(self.config.training.accumulation_steps, helpers)
-        batches = self._stopwatch.batches
-        for text in checks.likely_omissions(vars(self), batches, subscribers, helpers):
+        steps = self.config.training.accumulation_steps
+        checks.check_accumulation(steps, accumulates=self._update.accumulates)
+        if text := checks.unread_data(vars(self), self._stopwatch.batches):
             self.logger.warning("%s", text)
 
     def _update_scaler(self) -> None:

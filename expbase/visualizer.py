@@ -57,6 +57,11 @@ class Visualizer:
             self._writer = _log_writer(self._file)
         return self._writer
 
+    @property
+    def tags(self) -> Iterable[str]:
+        """The curves that have a point."""
+        return self._steps.keys()
+
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve; a second one at the same step is left out, and told once.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -16,8 +17,13 @@ _FIRST = """
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets xdist keep our order; else the files of the most tests would be first."""
+    """Lets xdist keep our order, else the files of the most tests would be first.
+
+    Undoes nohup, and the & of a script: who ignores a signal hands that down to all that it starts.
+    """
     config.option.loadscopereorder = False
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,6 @@ from expbase.config import (
     load_yaml,
     lookalikes,
 )
-from expbase.state.objects import StatefulObjects
 
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
@@ -273,7 +272,7 @@ def test_a_key_of_ones_own_that_looks_like_ours_is_legal_and_told() -> None:
         "eval_interval": "valid_interval", "grad_accumulation_steps": "accumulation_steps",
         "plot_interval": "log_interval",
     }  # fmt: skip
-    told = list(likely_mistakes(StatefulObjects(), StatefulObjects(), training, parallel=False))
+    told = list(likely_mistakes(training))
     assert told[2] == (
         "training.plot_interval: is a key of your own to expbase; did you mean 'log_interval'?"
     )

@@ -9,12 +9,12 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import TESTS, Tiny, trained
+from tiny import TESTS, Tiny, metrics, trained
 from visualdl import LogReader
 
 from expbase import ConfigError, default_argument_parser, on
 from expbase.cli import load_config
-from expbase.first_updates import FirstUpdates
+from expbase.first_updates import LOOK_AFTER, FirstUpdates
 from expbase.visualizer import FILE_NAME, Visualizer
 
 sys.path.insert(0, str(TESTS / "proofs"))
@@ -55,7 +55,7 @@ def test_a_mistake_is_told_and_what_is_only_odd_is_not(
     assert code or len(said(err)) <= 1, err
 
 
-def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_is_asked_again(
+def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_has_more_time(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Forgetful(Tiny):
@@ -69,7 +69,7 @@ def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_is_asked_again(
             self.optimizer.step = lambda: None  # type: ignore[method-assign]
 
     trained(Forgetful, tmp_path / "run", max_iteration=1001, save_interval=0, valid_interval=0)
-    assert capfd.readouterr().err.count("no parameter has changed in 1001 updates") == 1
+    assert capfd.readouterr().err.count("no parameter has changed in 1000 updates") == 1
     trained(Tiny, tmp_path / "other", max_iteration=2)
     trained(Forgetful, tmp_path / "other", max_iteration=4)
     # Two updates of a run that goes on are too few to say so.
@@ -77,81 +77,42 @@ def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_is_asked_again(
 
 
 def looks(step: Any, updates: int, *, has_logged: bool = True) -> list[str]:
-    """What is said in so many updates by `step(iteration, layer, optimizer)`."""
+    """What is said in so many updates by `step(layer, optimizer)`."""
     layer = paddle.nn.Linear(2, 2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
     first = FirstUpdates([optimizer], 0)
     texts = []
     for iteration in range(1, updates + 1):
-        step(iteration, layer, optimizer)
-        texts += [text for _, text in first.look(iteration, is_last=False, has_logged=has_logged)]
+        step(layer, optimizer)
+        texts += first.look(iteration, is_last=False, has_logged=has_logged)
     return texts
 
 
-def backward(iteration: int, layer: Any, optimizer: Any = None) -> None:
-    (iteration * layer(paddle.ones([1, 2]))).sum().backward()
+def nothing(layer: Any, optimizer: Any) -> None: ...
 
 
-def nothing(iteration: int, layer: Any, optimizer: Any) -> None: ...
+def update(layer: Any, optimizer: Any) -> None:
+    layer(paddle.ones([1, 2])).sum().backward()
+    optimizer.step()
 
 
-def test_it_is_asked_until_nobody_can_wait_that_long_and_told_once() -> None:
-    assert looks(backward, 127) == []
-    assert len(looks(backward, 300)) == 1
-    assert looks(nothing, 1023, has_logged=False) == []
-    assert len(looks(nothing, 3000, has_logged=False)) == 2
-    assert len(looks(nothing, 3000)) == 1
+def test_there_is_one_look_after_as_many_updates_as_anybody_waits_for() -> None:
+    assert looks(nothing, LOOK_AFTER - 1, has_logged=False) == []
+    assert len(looks(nothing, 3 * LOOK_AFTER, has_logged=False)) == 2
+    assert len(looks(nothing, LOOK_AFTER)) == 1
+    assert looks(update, LOOK_AFTER) == []
 
 
-# What happens in updates one after another: b backward, s step, c clear, n clear to none.
-@pytest.mark.parametrize(
-    ("plan", "is_told"),
-    [
-        ("bs bs bs bs", True),
-        ("cbs cbs", True),
-        ("b b bs cb", True),
-        ("bsc bsc bsc bs", True),  # they are asked for until they are there
-        ("bsc bbsc bsn bsn", False),
-        ("b b b b", False),  # they wait for the first step
-    ],
-)
-def test_gradients_that_are_left_after_a_step_are_told_of_once(plan: str, is_told: bool) -> None:
-    updates = plan.split()
+def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> None:
+    class Silent(Tiny):
+        def valid(self) -> None:  # type: ignore[override]
+            super().valid()
 
-    def step(iteration: int, layer: Any, optimizer: Any) -> None:
-        for letter in updates[iteration - 1]:
-            if letter == "b":
-                backward(iteration, layer)
-            elif letter == "s":
-                optimizer.step()
-            else:
-                optimizer.clear_grad(set_to_zero=letter == "c")
-
-    texts = looks(step, len(updates))
-    assert ["gradients are left after the update" in text for text in texts] == [True] * is_told
-
-
-def test_what_gradients_cost_in_a_checkpoint_is_told_once_and_is_no_warning(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    class ClearingFirst(Tiny):
-        def train_batch(self) -> None:
-            points, labels = self.read_batch()
-            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
-            self.optimizer.clear_grad()
-            loss.backward()
-            self.optimizer.step()
-            self.log(loss=loss)
-
-    trained(ClearingFirst, tmp_path / "run")
-    lines = (tmp_path / "run/worker_0.log").read_text().splitlines()
-    told = [line for line in lines if "MB of gradients are left" in line]
-    # Linear 4 x 8 + 8, batch norm 8 + 8, Linear 8 x 2 + 2: 74 float32.
-    assert len(told) == 1
-    assert "0.000296 MB" in told[0]
-    assert not any("WARNING" in line for line in lines)
-    assert run(Case("", "class Experiment(Tiny): ..."), tmp_path / "fine") == 0
-    assert "of gradients" not in (tmp_path / "fine/worker_0.log").read_text()
+    trained(Silent, tmp_path, valid_interval=2, log_interval=4)
+    assert [line["iteration"] for line in metrics(tmp_path)] == [4, 6]
+    assert not re.search(r"\[2\] (epoch=1)?$", (tmp_path / "worker_0.log").read_text(), re.M)
+    validations = (tmp_path / "validations.jsonl").read_text().splitlines()
+    assert ["finished" in line for line in validations] == [True]
 
 
 def test_the_first_of_two_points_at_a_step_is_kept(tmp_path: Path) -> None:

@@ -134,8 +134,6 @@ def test_a_loop_without_the_template_s_methods_is_told(tmp_path: Path) -> None:
     trained(Literal, tmp_path / "run", **OPTIONS)
     text = (tmp_path / "run/worker_0.log").read_text()
     assert "WARNING: [25] train() returned without self.going_on()" in text
-    assert text.count("WARNING: [10] valid_batches() is read in the phase 'train'") == 1
-    assert "Call self.evaluate(), not self.valid()" in text
 
 
 def test_an_iteration_that_is_not_ended_is_an_error_that_names_the_method(tmp_path: Path) -> None:

@@ -227,8 +227,6 @@ class GradientClipping(ExperimentBase):
         Raises:
             ValueError: A gradient is sparse.
         """
-        # Without this the template would warn that a step by hand never calls our listener.
-        self.note_helper("step_optimizers")
         stepping = optimizers or self.stepping
         parameters = [p for optimizer in stepping for p in objects.parameters_of(optimizer)]
         gradients = [p.grad_ for p in parameters if p.grad_ is not None]

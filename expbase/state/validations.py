@@ -42,7 +42,8 @@ class Validations(MetricsFile):
             sign = -1 if training.monitor_mode == "max" else 1
             scores = sorted([*self.best, (iteration, score)], key=lambda one: sign * one[1])
             self.best = scores[: max(training.keep_best, 1)]
-        self.write(iteration, epoch, {f"valid/{name}": n for name, n in results.items()})
+        if results:
+            self.write(iteration, epoch, {f"valid/{name}": n for name, n in results.items()})
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line, with the best until now."""
