@@ -1,4 +1,4 @@
-"""Begins experiments, looks at runs, repeats them and proves things of them; train.py trains."""
+"""Begins experiments, looks at runs and proves things of them; train.py trains."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import sys
 from collections.abc import Sequence
 
 from expbase.extras import runner
-from expbase.tools import board, ls, new, plot, replay, show, verify
+from expbase.tools import board, ls, new, plot, show, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
-    for tool in (new, runner, board, ls, plot, show, replay, verify):
+    for tool in (new, runner, board, ls, plot, show, verify):
         tool.add_parser(tools)
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         parser.print_help()
         return 2
+    if words[0] == "replay":
+        parser.error("replay: is gone: the run's own command comes to its failure again")
     place = words.index("--") if "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:place])
     args.words = words[place + 1 :]  # for the user's own script

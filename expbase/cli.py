@@ -1,10 +1,6 @@
 """The command line of an experiment: `main(Experiment)` is a whole script body.
 
-Options beat the config file, the file beats the defaults. Here is also the one way in which a tool
-changes what an experiment does: a mixin that `main` puts in front of the class.
-
-    with put_in_front(Fingerprints):
-        main(Experiment)
+Options beat the config file, the file beats the defaults.
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ from expbase.config import (
     fill_in,
 )
 from expbase.experiment import ExperimentBase
+from expbase.front import in_front, put_in_front, set_in_front
 from expbase.processes import ended_by_sigterm
 from expbase.run_dir import CONFIG
 from expbase.smoke import Smoke
@@ -55,8 +52,6 @@ _INSPECTIONS = {
     "--evaluate": "validate best, last or an iteration on self.test_loader, else self.valid_loader",
     "--export": "write self.model of best, last or an iteration for inference, into DIR/export",
 }
-# The mixins of the tools, the outermost one first. Empty but for a block of `put_in_front`.
-_in_front: list[type] = []
 
 
 class Paragraphs(argparse.HelpFormatter):
@@ -217,7 +212,7 @@ def load_config(
 def _start(*words: Any) -> ExperimentBase | None:
     """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
-    if args.restarts and not _in_front:  # a tool wants to see the failure
+    if args.restarts and not in_front():  # a tool wants to see the failure
         from expbase import restarts  # here: few runs need it
 
         code = restarts.run(_run, words)
@@ -232,7 +227,7 @@ def _run(
     prog: str, experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
 ) -> ExperimentBase:
     with report_user_errors(prog):
-        exp = with_tools(experiment)(config, args)
+        exp = experiment(config, args)
         exp.setup()
         exp.run()
         return exp
@@ -260,38 +255,15 @@ def count(text: str, least: int = 1) -> int:
     return int(text)
 
 
-@contextlib.contextmanager
-def put_in_front(mixin: type[ExperimentBase]) -> Iterator[None]:
-    """Within the block `main` and the runner put a mixin in front of the experiment's class.
-
-    The tools change an experiment in this way alone: what the mixin does is what a subclass could
-    do. A script that makes its experiment without `main` is not reached. The processes of
-    `--nprocs` import the mixin by its name.
-    """
-    _in_front.insert(0, mixin)
-    try:
-        yield
-    finally:
-        _in_front.remove(mixin)
-
-
-def with_tools(experiment: type[ExperimentBase]) -> type[ExperimentBase]:
-    """The class with the mixins of `put_in_front` before it, under its own name."""
-    if not _in_front:
-        return experiment
-    bases = (*_in_front, experiment)
-    return type(experiment.__name__, bases, {"__module__": experiment.__module__})
-
-
 def spawn(
     function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
     """`launch.spawn`; what is put in front here is put in front in the processes, too."""
     from expbase import launch  # here: few runs need it
 
-    return launch.spawn(_spawned, (tuple(_in_front), function, args), nprocs, device).code
+    return launch.spawn(_spawned, (in_front(), function, args), nprocs, device).code
 
 
 def _spawned(mixins: Sequence[type], function: Callable[..., object], args: Sequence[Any]) -> None:
-    _in_front[:] = mixins  # a spawned process has imported this module anew: the list is empty
+    set_in_front(mixins)  # a spawned process has imported everything anew
     function(*args)

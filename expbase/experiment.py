@@ -31,6 +31,7 @@ from expbase import checks, schedule
 from expbase.checkpoints import Checkpoints
 from expbase.config import check_training
 from expbase.events import BATCH_EVENTS
+from expbase.front import with_mixins
 from expbase.life import Life, Step
 from expbase.logs import close_log
 from expbase.setup_steps import SetupSteps
@@ -59,6 +60,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
         TypeError: One of the four methods is missing, or an attribute was set too early.
         ConfigError: The config, the args or this version of paddle cannot be used.
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        return super().__new__(with_mixins(cls))  # what a tool that is at work puts in front
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_paddle()
@@ -429,13 +433,12 @@ class ExperimentBase(SetupSteps, Checkpoints):
         the other ranks are told, everything is closed, and nothing hides it.
         """
         loop, was_training = self._loop, self.life is Life.TRAINING
-        loop.step = Step.OVER
         if error is not loop.failure:
             loop.failure = error
             self._say_failure(error)
+        loop.step = Step.OVER
         if was_training:
             self.life = Life.ENDED
-            self._quietly("crash", self._report_crash, error)
             for event, *args in (("on_exception", error), ("on_train_end",)):
                 for name, handler in self._subscribers.each(event, *args):
                     self._quietly(name, handler)

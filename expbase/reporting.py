@@ -11,17 +11,18 @@ import logging
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from expbase import checks, console, distributed, logs, schedule
 from expbase.attributes import Attributes
-from expbase.config import ConfigError, differences, flatten
-from expbase.life import Life
+from expbase.config import differences, flatten
+from expbase.life import Life, Step
 from expbase.meter import Meter, NonFiniteError, short
 from expbase.processes import exit_code_of
-from expbase.record import card, crash, hang
+from expbase.record import card, hang
 from expbase.record.run_record import config_changes
 from expbase.stopping import StopReason
 
@@ -200,11 +201,24 @@ class Reporting(Attributes):
         raised = {"is_shown": True}  # whoever catches it shows it on the terminal
         text = "[%d] ended by %r"
         self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
+        if self._loop.step is Step.WITHIN and isinstance(error, Exception):
+            self._quietly("the batch", self._say_batch)
         self._quietly("telling the supervisor", self._tell_supervisor, error)
         if self._other_ranks is not None and "gloo" in str(error):  # it does not say who is late
             self._say_now(f"[{self.iteration}] {self._other_ranks.others()}", logging.ERROR)
         if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
             self._quietly("ledger", self._note_end)
+
+    def _say_batch(self) -> None:
+        """Names the batch of an update that failed: the next start comes to it again."""
+        self._quietly("saving", self._checkpointer.close)  # the last one may be under way
+        words = [f"batch {self.batch_in_epoch} of epoch {self.epoch}"] if self.epoch else []
+        if indices := self._iterator.batches.indices:
+            words += [f"samples {textwrap.shorten(repr(indices), 400)} of the data set"]
+        self.logger.info(
+            f"[{self.iteration}] the update was made of {', '.join(words) or 'no batch'}; the same "
+            f"command comes to it again, from {self._checkpointer.newest_name}"
+        )
 
     # --- what stays of a start and an end ------------------------------------------------
 
@@ -279,25 +293,6 @@ class Reporting(Attributes):
         """Where this rank is, in words; called in another thread."""
         is_set_up = self.life not in (Life.NEW, Life.READY)
         return f"{self.phase if is_set_up else 'the start'} at iteration {self.iteration}"
-
-    def _report_crash(self, error: BaseException) -> None:
-        """Leaves what `replay` needs; not of a Ctrl-C or a mistake that its message explains."""
-        explained = isinstance(error, ConfigError) or not isinstance(error, Exception)
-        if explained or getattr(self.args, "smoke", False):  # whose directory is gone in a moment
-            return
-        self._quietly("saving", self._checkpointer.close)  # the last one may be under way
-        newest = self._checkpointer.newest_saved
-        facts = {**self._progress(), "epoch": self.epoch, "ranks": self.world_size}
-        facts["checkpoint"] = newest and newest.name
-        batch = None
-        if crash.is_in_method(error, self, "train_batch"):
-            facts["samples"] = self._iterator.batches.indices
-            batch = self._iterator.last  # None: it could not be made
-        folder = crash.write_crash_report(self.output_dir, self.rank, error, facts, batch)
-        self.logger.info(
-            f"what was under way is in {folder.relative_to(self.output_dir)}; to see it fail "
-            f"again: python -m expbase replay {shlex.quote(str(self.args.output))}"
-        )
 
     def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         """Calls it after a failure: what fails now is logged, and hides nothing."""

@@ -9,10 +9,12 @@ from pathlib import Path
 import forks
 import pytest
 
+from expbase.processes import remove_left_files
+
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """
     proofs readme peers stopping evaluation experiment safe_first runner mixins verify distributed
-    provenance replay first_updates training shares restarts launch console board experiments
+    provenance first_updates training shares restarts launch console board experiments
 """.split()
 
 
@@ -30,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the long files first."""
     places = {f"test_{name}.py": place for place, name in enumerate(_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_sessionfinish() -> None:
+    """Removes what killed workers have left in shared memory: no start comes that would do it."""
+    remove_left_files()
 
 
 @pytest.fixture

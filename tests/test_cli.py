@@ -13,14 +13,15 @@ from expbase import (
     Config,
     ConfigError,
     ExperimentBase,
-    cli,
     default_argument_parser,
     distributed,
+    front,
     launch,
     main,
 )
-from expbase.cli import fill_in, load_config, put_in_front, report_user_errors, with_tools
+from expbase.cli import fill_in, load_config, report_user_errors
 from expbase.config import load_yaml
+from expbase.front import put_in_front
 from expbase.state.checkpoint import CheckpointError
 
 
@@ -198,23 +199,22 @@ def test_main_runs_the_class_with_the_mixins_in_front_and_only_in_their_block(
     with put_in_front(Inner), put_in_front(Outer):
         main(Silent, argv=["--output", "run"])
     assert capsys.readouterr().out.split() == ["outer", "inner", "Silent", "True", "run"]
-    assert with_tools(Silent) is Silent
     with pytest.raises(KeyError), put_in_front(Outer):
         raise KeyError
-    assert with_tools(Silent) is Silent
+    assert type(Silent(Silent.default_config(), parsed("--output", "run"))) is Silent
 
 
 def test_the_processes_of_nprocs_have_the_mixins_in_front(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
+    monkeypatch.setattr(front, "_mixins", [])
 
     def spawn(function: Any, args: Any, nprocs: int, device: str | None) -> launch.Outcome:
         started.append(pickle.dumps((function, args)))  # a process is given no more than this
         return launch.Outcome(7)
 
     monkeypatch.setattr(launch, "spawn", spawn)
-    monkeypatch.setattr(cli, "_in_front", [])
     with pytest.raises(SystemExit, match="7"), put_in_front(Outer):
         main(Silent, argv=["--output", "run", "--nprocs", "2"])
     assert capsys.readouterr().out == ""

@@ -1059,7 +1059,7 @@ def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
         trained(Wordy, tmp_path)
 
 
-def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_crash_report(
+def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = threading.Event()
@@ -1080,4 +1080,5 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_crash_report
         trained(Failing, tmp_path / "run", save_interval=2)
     log = (tmp_path / "run/worker_0.log").read_text()
     assert "in saving, after the failure: CheckpointError" in log
-    assert (tmp_path / "run/crash/iteration-3/crash_0.json").exists()
+    assert "[3] the update was made of batch 3 of epoch 1, samples [" in log
+    assert "of the data set; the same command comes to it again, from none yet" in log

@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports from its own layer or from those before it, never in a circle.
 LAYERS = (
-    {"_version", "appended"},
+    {"_version", "appended", "front"},
     {"config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"distributed", "launch"},
@@ -52,7 +52,7 @@ LAYERS = (
     },
     {"data.iterator", "metrics", "record.git", "record.run_record", "record.provenance"},
     {"restarts"},
-    {"record.card", "record.crash", "record.hang", "checks", "first_updates"},
+    {"record.card", "record.hang", "checks", "first_updates"},
     {"attributes"},
     {"reporting", "setup_steps", "training", "evaluation", "model_files", "checkpoints"},
     {"experiment"},
@@ -69,7 +69,7 @@ TOPICS = {
 
 # Tokens, without comments, docstrings and layout: nothing is won by joining lines. Who makes the
 # house smaller writes the new numbers here; they never grow.
-CORE, ALL = 68_690, 86_575
+CORE, ALL = 67_850, 84_800
 
 
 def name_of(path: Path) -> str:
@@ -179,7 +179,7 @@ def test_the_life_of_a_run_is_no_flags(tmp_path: Path) -> None:
 
 
 def test_no_method_is_patched() -> None:
-    """A tool goes in front of a class by cli.put_in_front; nothing is assigned to a class."""
+    """A tool goes in front of a class by put_in_front; nothing is assigned to a class."""
     patched = [
         f"{name_of(path)}:{node.lineno}"
         for path in FILES

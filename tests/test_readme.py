@@ -45,7 +45,7 @@ TRAINED = [
 ]
 SHORT = ["--device=cpu", "training.max_iteration=40", "training.valid_interval=20"]
 # Tools that start processes, serve until they are stopped, or need a file: their tests run them.
-PARSED_ONLY = ("board", "replay", "run", "verify")
+PARSED_ONLY = ("board", "run", "verify")
 
 
 def test_the_script_of_the_readme_is_short() -> None:
@@ -180,7 +180,7 @@ def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def parser_of_tools() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     tools = parser.add_subparsers()
-    for name in ("board", "ls", "new", "plot", "replay", "runner", "show", "verify"):
+    for name in ("board", "ls", "new", "plot", "runner", "show", "verify"):
         getattr(__main__, name).add_parser(tools)
     return parser
 

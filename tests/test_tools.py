@@ -21,7 +21,7 @@ from tiny import Tiny, make, trained
 import expbase
 from expbase import default_argument_parser
 from expbase.__main__ import main
-from expbase.tools import board, plot, replay
+from expbase.tools import board, plot
 
 CHECKPOINT = "checkpoints/step-00000002"
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -33,19 +33,17 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 NO_RUNS = ["missing", "link", "empty", "others", "file"]
 COMMANDS = (
     "ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "show KIND",
-    "show KIND --reproduce", "replay KIND",
+    "show KIND --reproduce",
 )  # fmt: skip
 # Of the files of a run, those without which a command fails; all others do without any of them.
 NEEDED = {
     "plot KIND": ["metrics.jsonl"],
     "show KIND --reproduce": ["ledger.jsonl"],
-    "replay KIND": ["ledger.jsonl", "crash/iteration-3/crash_0.json"],
 }  # fmt: skip
 FILES = [
     "config.yaml",
     "ledger.jsonl",
     "metrics.jsonl",
-    "crash/iteration-3/crash_0.json",
     f"{CHECKPOINT}/manifest.json",
 ]
 
@@ -85,7 +83,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server, no picture; the process of a replay ends as the run ended."""
+    """No server, no picture."""
 
     def ended(*args: Any, **options: Any) -> None:
         raise SystemExit(0)
@@ -93,7 +91,6 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = SimpleNamespace(savefig=lambda *args, **options: None)
     monkeypatch.setattr(plot, "draw", lambda *args: picture)
     monkeypatch.setattr(board, "show", ended)
-    monkeypatch.setattr(replay, "subprocess", SimpleNamespace(Popen=ended))
 
 
 def called(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -159,7 +156,7 @@ def test_damage_is_told_or_does_no_harm(
         (run / file).write_bytes(data)
         if file in NEEDED.get(command, ()):
             assert failed[1:] == [True] * 4, file  # half of it may do
-        elif (command, file) != ("replay KIND", "config.yaml"):
+        else:
             assert not any(failed), file
 
 
@@ -219,7 +216,7 @@ def test_help_fits_80_columns_and_tells_the_exit_codes(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     texts = [default_argument_parser().format_help()]
-    for tool in ("new", "ls", "board", "plot", "show", "replay", "verify", "run"):
+    for tool in ("new", "ls", "board", "plot", "show", "verify", "run"):
         code, out, err = called([tool, "--help"], capsys)
         assert (code, err) == (0, "")
         texts.append(out)
@@ -233,7 +230,7 @@ def test_wrong_usage_is_answered_with_the_usage_and_code_2(
 ) -> None:
     for words in (
         "ls --foo", "ls a b", "show", "board a --port x", "no", "plot a --smooth x",
-        "replay a --iteration x", "verify a", "run a.yaml --nprocs 0", "run a.yaml --nprocs -1",
+        "verify a", "run a.yaml --nprocs 0", "run a.yaml --nprocs -1",
     ):  # fmt: skip
         code, out, err = called(words.split(), capsys)
         assert (code, out) == (2, ""), words

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import TESTS, Points, Tiny, make
+from tiny import TESTS, Points, Tiny, trained
 
 from expbase.__main__ import main
-from expbase.cli import put_in_front, with_tools
 from expbase.config import flatten
-from expbase.tools.fingerprints import Fingerprints
+from expbase.front import put_in_front
+from expbase.tools.fingerprints import PLAN, Verified
 from expbase.tools.verify import Side, first_difference
 
 
@@ -124,14 +126,14 @@ def run(experiment: type[Tiny], output: Path, end: int = 0) -> None:
                 raise Killed
 
     Ended.__name__ = experiment.__name__
-    with put_in_front(Fingerprints):
-        exp = make(with_tools(Ended), output, max_iteration=14, save_interval=3)
-    exp.setup()
-    exp.run()
+    with put_in_front(Verified):
+        trained(Ended, output, max_iteration=14)
 
 
-def difference(experiment: type[Tiny], folder: Path) -> str:
+def difference(experiment: type[Tiny], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What verify finds between a run and one that was killed in its second epoch."""
+    plan = {"training": {"save_interval": 3}, "kill": "", "at": 0, "delay": 0}
+    monkeypatch.setenv(PLAN, json.dumps(plan))
     run(experiment, folder / "straight")
     with pytest.raises(Killed):
         run(experiment, folder / "killed", end=13)
@@ -141,8 +143,10 @@ def difference(experiment: type[Tiny], folder: Path) -> str:
 
 
 @pytest.mark.parametrize("cause", BROKEN)
-def test_the_cause_of_a_difference_is_named_with_its_iteration(tmp_path: Path, cause: str) -> None:
-    found = difference(BROKEN[cause], tmp_path)
+def test_the_cause_of_a_difference_is_named_with_its_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    found = difference(BROKEN[cause], tmp_path, monkeypatch)
     assert found.startswith("first at iteration 13. Likely cause: ")
     assert cause in found
 
@@ -150,7 +154,7 @@ def test_the_cause_of_a_difference_is_named_with_its_iteration(tmp_path: Path, c
 def test_the_first_value_that_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert difference(Tiny, tmp_path) == ""
+    assert difference(Tiny, tmp_path, monkeypatch) == ""
     args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
     straight, killed = Side(args, "straight"), Side(args, "killed")
     for kind, name in (("values", "counters.epoch"), ("tensors", "model.safetensors: 0.weight")):
@@ -182,23 +186,30 @@ def _helpers_on_the_path(forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MAIN = "from expbase import main\nif __name__ == '__main__':\n    main(Tiny)"
+# As those who come from Parakeet have it: a parser and a config of their own, yacs, no `main`.
 BY_HAND = """
-from expbase import Config, default_argument_parser
-from expbase.cli import load_config
-import os, time
+import argparse, os
+from expbase import get_default_training_config
+from yacs.config import CfgNode
 
-class Forgetful(Tiny):
-    def setup_model(self):
-        super().setup_model()
-        self.weight = 1 + os.getpid()  # another number in each process
+class Experiment(Tiny):
     def train_batch(self):
         super().train_batch()
-        time.sleep(0.01)
-        self.log(weight=self.weight)
+        self.log(weight=os.getpid() if self.config.broken else 1)
 
-args = default_argument_parser().parse_intermixed_args()
-exp = Forgetful(load_config(Forgetful, args), args)
+_C = CfgNode({"training": dict(get_default_training_config()), "broken": False})
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+parser.add_argument("--output")
+parser.add_argument("--opts", nargs=argparse.REMAINDER, default=[])
+args = parser.parse_args()
+args.device = "gpu"
+config = _C.clone()
+config.merge_from_list(args.opts)
+config.freeze()
+exp = Experiment(config, args)
 exp.setup()
+exp.resume_or_load()
 exp.run()
 """
 
@@ -206,20 +217,37 @@ exp.run()
 def test_a_sound_experiment_is_identical(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(tmp_path, MAIN, "--kills", "2") == 0
+    assert verify(tmp_path, MAIN, "--kills", "3") == 0
     output = capsys.readouterr().out
-    assert "killed inside a save" in output
-    assert "killed inside a validation" in output
-    assert "identical: 24 iterations, 2 kills" in output
+    killed = re.findall("killed (.*)", output)
+    assert killed == ["inside a save", "inside a validation", "at a random moment"]
+    assert "with training.* max_iteration=24 max_epoch=0 save_interval=3 valid_interval=4" in output
+    assert "identical: 24 iterations, 3 kills" in output
     assert "note: " not in output
 
 
-def test_a_script_without_main_is_proven_too_but_for_the_cause(
+def test_a_script_with_yacs_and_last_lines_of_its_own_is_proven_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(tmp_path, BY_HAND, "--kills", "1") == 1
+    assert verify(tmp_path, BY_HAND, "--kills", "1") == 0
+    (tmp_path / "broken").mkdir()
+    words = ("--kills", "1", "--", "--opts", "broken", "True")
+    assert verify(tmp_path / "broken", BY_HAND, *words) == 1
     output = capsys.readouterr().out
     assert "NOT IDENTICAL: train/weight at iteration " in output
+
+
+def test_a_run_that_is_too_fast_for_its_kill_is_killed_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"training": {}, "kill": "at a random moment", "at": 3, "delay": 1000}
+    monkeypatch.setenv(PLAN, json.dumps(plan))
+    monkeypatch.setattr(os, "kill", lambda *args: died.append(args))
+    died: list[Any] = []
+    with put_in_front(Verified):
+        trained(Tiny, tmp_path / "run", max_iteration=6)
+    assert died == [(os.getpid(), signal.SIGKILL)]
+    assert (tmp_path / "run.killed").exists()
 
 
 def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
@@ -269,11 +297,11 @@ def test_a_script_that_trains_nothing_proves_nothing(
 def test_verify_that_is_broken_off_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken_off(self: Side, *args: Any) -> bool:
+    def broken_off(seconds: float) -> None:
         raise SystemExit(143)
 
     monkeypatch.setattr(Side, "command", lambda self: ["sleep", "100"])
-    monkeypatch.setattr(Side, "_wait_for", broken_off)
+    monkeypatch.setattr("expbase.tools.verify.time.sleep", broken_off)
     side = Side(argparse.Namespace(output=tmp_path, iterations=40, nprocs=1), "killed")
     with pytest.raises(SystemExit):
         side.finish_with_kills(random.Random(0), 1)

@@ -28,7 +28,6 @@ class TrainIterator:
         self.epoch = 0  # the one that was opened last; 0: none was
         self.batches = Batches(_nothing())  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
-        self.last: Any = None  # the batch that was read last
         self._is_resumed = False
 
     def attach(self, adapter: LoaderAdapter) -> None:
@@ -72,10 +71,9 @@ class TrainIterator:
                 "promised."
             ) from None
         except Exception as error:  # of the data set: there is no batch, but it has indices
-            self.last, batches.taken = None, vars(error).get(TAKEN, batches.taken)
+            batches.taken = vars(error).get(TAKEN, batches.taken)
             raise
         self.batch_in_epoch += 1
-        self.last = batch
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import distributed
-from expbase.cli import Paragraphs, count, report_user_errors, spawn, with_tools
+from expbase.cli import Paragraphs, count, report_user_errors, spawn
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
@@ -251,7 +251,7 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
 def execute(runs: Sequence[Run]) -> None:
     """Makes the runs, one after the other; ends early if one was told to stop."""
     for number, run in enumerate(runs, 1):
-        experiment = with_tools(run.experiment)(run.config, run.args)
+        experiment = run.experiment(run.config, run.args)
         experiment.logger.info("runner %s (%d of %d)", run.runner.name, number, len(runs))
         experiment.setup()
         if run.runner["class"] == "infer":

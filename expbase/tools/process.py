@@ -35,8 +35,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         # One by one: they may lead process groups of their own. Listed before the first one dies:
         # orphans get another parent.
-        parent = psutil.Process(process.pid)
-        family = [parent, *parent.children(recursive=True)]
+        family = [psutil.Process(process.pid)]
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            family += family[0].children(recursive=True)
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()

@@ -2,8 +2,7 @@
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every tensor, counter, random state and logged number. The
-likely cause of a difference is named only if the script calls `main(Experiment)`. The words after
--- are for the script: --config FILE, say.
+words after -- are for the script, which must have an option --output: -- --config FILE, say.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import random
 import subprocess
 import time
@@ -26,10 +26,10 @@ from expbase.state import checkpoint
 from expbase.state.arrays import parse
 from expbase.state.snapshot import STATE_FILE
 from expbase.tools import add_tool
-from expbase.tools.fingerprints import notes_path
+from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill
 
-_KINDS = ("inside a save", "inside a validation", "at a random moment")  # of kills
+_DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
 # Fields of a note, with the cause that a first difference there points at.
 _CAUSES = {
     "before": "state that is not restored: {names} differ before the update",
@@ -68,7 +68,8 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
     straight, killed = Side(args, "straight"), Side(args, "killed")
     with ended_by_signals():
-        print(f"straight through: {args.iterations} iterations", flush=True)
+        keys = " ".join(f"{key}={value}" for key, value in straight.training.items())
+        print(f"straight through, on the CPU, with training.* {keys}", flush=True)
         straight.finish()
         print(f"again, with {args.kills} times kill -9", flush=True)
         killed.finish_with_kills(random.Random(0), args.kills)
@@ -95,23 +96,30 @@ class Side:
         self._save_interval = max(args.iterations // 8, 1)
         self._valid_interval = max(args.iterations // 5, 1)
 
+    @property
+    def training(self) -> dict[str, int]:
+        """What it trains by, whatever its own config says."""
+        intervals = {"save_interval": self._save_interval, "valid_interval": self._valid_interval}
+        limits = {"max_iteration": self._args.iterations, "max_epoch": 0}
+        return {**limits, **intervals, "log_interval": 1, "keep_last": 0}
+
     def command(self) -> list[str]:
         """The words that start it."""
         args = self._args
-        intervals = f"save_interval={self._save_interval} valid_interval={self._valid_interval}"
-        training = f"max_iteration={args.iterations} max_epoch=0 log_interval=1 keep_last=0"
-        words = ["--output", str(self.directory), "--device", "cpu", *args.words]
-        words += [f"training.{word}" for word in f"{training} {intervals}".split()]
+        words = [str(args.script.absolute()), "--output", str(self.directory), *args.words]
         started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
-        tracer = str(Path(__file__).with_name("fingerprints.py"))
-        return [*started, tracer, str(args.script.absolute()), *words]
+        return [*started, str(Path(__file__).with_name("fingerprints.py")), *words]
 
-    def start(self) -> None:
+    def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
         """Starts it, in a session of its own: a Ctrl-C is for the tool alone."""
+        killed_path(self.directory).unlink(missing_ok=True)
+        plan = {"training": self.training, "kill": kill, "at": at, "delay": delay}
+        environment = {**os.environ, PLAN: json.dumps(plan)}
         with self._stderr.open("ab") as stderr:
             self.process = subprocess.Popen(
-                self.command(), stdout=stderr, stderr=stderr, start_new_session=True
-            )
+                self.command(), env=environment, stdout=stderr, stderr=stderr,
+                start_new_session=True,
+            )  # fmt: skip
 
     def finish(self) -> None:
         """Runs it to its end; a RuntimeError if that is none that can be compared."""
@@ -124,44 +132,27 @@ class Side:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
             raise RuntimeError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
-            made = f"{self._args.script}: made no checkpoint in {self.directory}"
-            raise RuntimeError(f"{made}; expected a script that ends in main(Experiment).")
+            raise RuntimeError(
+                f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
+                "that makes one experiment, in its own process, with --output as its directory."
+            )
 
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
         """Kills it at random moments, continues it each time, and at last runs it to its end."""
         # After the first checkpoint: a run that begins anew proves nothing.
         first, last = self._save_interval + 1, self._args.iterations - self._valid_interval
         moments = sorted(source.choices(range(first, last), k=kills))
-        for kind, moment in zip(itertools.cycle(_KINDS), moments, strict=False):
-            self.start()
+        for kind, moment in zip(itertools.cycle(KINDS), moments, strict=False):
+            self.start(kind, moment, source.uniform(0, _DELAY))
             try:
-                self._wait_for(kind, moment)
-                # Anywhere within an iteration, not only just after a line was written.
-                time.sleep(source.uniform(0, 0.02) if kind == _KINDS[-1] else 0.0)
-                if self.process.poll() is not None:
-                    raise RuntimeError(f"the run ended too early; see {self._stderr}.")
+                while self.process.poll() is None and not killed_path(self.directory).exists():
+                    time.sleep(0.005)
             finally:
                 kill(self.process)
+            if not killed_path(self.directory).exists():
+                raise RuntimeError(f"the run ended before it was killed; see {self._stderr}.")
             print(f"  killed {kind}", flush=True)
         self.finish()
-
-    def _wait_for(self, kind: str, iteration: int) -> None:
-        """Waits until the run has passed an iteration and is in such a place, or has ended."""
-        while self.process.poll() is None:
-            trained, validated = self._last_logged("speed/"), self._last_logged("valid/")
-            is_in = {
-                "inside a save": any(self.directory.glob("checkpoints/.writing-*")),
-                "inside a validation": validated < trained and not trained % self._valid_interval,
-            }
-            if trained >= iteration and is_in.get(kind, True):
-                return
-            time.sleep(0.0005)
-
-    def _last_logged(self, prefix: str) -> int:
-        """The last iteration at which metrics of such names were logged."""
-        lines = metric_lines(self.directory / METRICS)
-        logged = [one["iteration"] for one in lines if any(k.startswith(prefix) for k in one)]
-        return max(logged, default=0)
 
     def tensors(self) -> dict[str, Any]:
         """The type, shape and checksum of each tensor of the last checkpoint, by file and name."""
