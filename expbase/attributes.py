@@ -58,7 +58,7 @@ class Attributes(Events):
         test_loader: Yours, if there is one: `--evaluate` takes it.
         iteration: Updates done; within train_batch the number of the one under way.
         epoch: Epochs begun.
-        phase: "train", "valid", "sanity" or "predict".
+        phase: "train", "valid" or "predict".
         life: What the run has done last, a Life.
         logger: The text log of this rank; rank 0's also goes to stderr.
         visualizer: VisualDL; writes on rank 0 alone.

@@ -77,7 +77,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
         if loop.step in (Step.WITHIN, Step.ENDING):
             loop.save_requested = True
             return loop.wake()
-        if loop.saved_at == self.iteration or self.phase == "sanity" or self.read_only:
+        if loop.saved_at == self.iteration or self.read_only:
             return
         self._check_savable()
         before, loop.step = loop.step, Step.CAPTURING

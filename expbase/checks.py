@@ -39,7 +39,7 @@ def check_data(
     data = [n for n, v in attributes.items() if isinstance(v, Iterable) and not isinstance(v, str)]
     if likely := difflib.get_close_matches("train_loader", data, 1, 0.75):
         raise ValueError(f"{adapter.not_set()} Did you mean self.{likely[0]}?")
-    keys = ("max_epoch", "valid_every_epoch", "save_every_epoch", "overfit_batches")
+    keys = ("max_epoch", "valid_every_epoch", "save_every_epoch")
     for key in [key for key in keys if training[key]]:
         raise ConfigError(
             f"training.{key}: {training[key]} given, and without a self.train_loader there are no "

@@ -45,11 +45,14 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
     "hang_seconds": 600,  # seconds without progress until stacks are logged; 0: never
     "hang_action": "report",  # what a rank does then: "report", or "end", as by a failure
     # Checks.
-    "sanity_batches": 0,  # batches on which valid() is tried before training; 0: no try
-    "overfit_batches": 0,  # train on this many batches again and again; 0: on all
     "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
 }
 
+# Keys that are gone, and what to do instead.
+_GONE = {
+    "sanity_batches": "--smoke tries a whole run, valid() included.",
+    "overfit_batches": "Set self.train_loader to a list of the few batches.",
+}
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 _CHOICES = {
     "monitor_mode": ("max", "min"),
@@ -122,6 +125,8 @@ def fill(config: Mapping[str, Any]) -> Config:
             f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
             "super().default_config()` or get_default_training_config(), and return the config."
         )
+    for key in given.keys() & _GONE.keys():
+        raise ConfigError(f"training.{key}: this key is gone. {_GONE[key]}")
     for key, near in lookalikes(given).items():
         # A user may add keys; one that is all but the name of ours is a mistake.
         if sorted(key) == sorted(near) or key in lookalikes(given, 0.91):
@@ -304,6 +309,8 @@ def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
     if "." in name:
         section, _, rest = name.partition(".")
         return f"key {prefix + name!r} with a dot; expected {rest!r} in a section {section!r}."
+    if prefix == "training." and name in _GONE:
+        return f"key {prefix + name!r} is gone. {_GONE[name]}"
     # The whole key: if a section is misspelt, the names in it find the right one.
     key = next(iter(flatten({name: value}, prefix)))
     return f"unknown key {key!r}.{did_you_mean(key, known)}"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +16,6 @@ from typing import Any
 from expbase import checks, distributed
 from expbase.data.loaders import (
     Batches,
-    FirstBatches,
     LoaderAdapter,
     MapStyleLoader,
     Shard,
@@ -31,9 +28,8 @@ from expbase.predictions import split
 from expbase.reporting import Reporting
 from expbase.state import objects, rng
 from expbase.stopping import ValidationExit, ValidationLeft
-from expbase.visualizer import Visualizer
 
-_PURPOSES = {"valid": rng.VALID, "sanity": rng.VALID, "predict": rng.PREDICT}
+_PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
 
 
 @dataclass
@@ -42,7 +38,6 @@ class EvaluationState:
 
     meter: Meter = field(default_factory=Meter)  # of what is logged meanwhile
     loader: Any = None  # that valid_batches reads by default; None: self.valid_loader
-    limit: int | None = None  # of the batches that one run over a loader yields here; None: all
     batches_read: int = 0  # in all; who watches for a hang asks
     # By the id of their loader: persistent workers serve every run over it.
     adapters: dict[int, LoaderAdapter] = field(default_factory=dict)
@@ -144,7 +139,7 @@ class Evaluation(Reporting):
             The batches; on some rank possibly none.
         """
         run = self._run_over(loader, rng.VALID)  # it is opened now, not later
-        return self._limited(run, "on_valid_batch_end")
+        return self._watched(run, "on_valid_batch_end")
 
     @property
     def evaluated_loader(self) -> Any:
@@ -236,28 +231,6 @@ class Evaluation(Reporting):
             objects.set_generator_states(found, drawn_from)
             self._evaluation.let_go(kept=vars(self).values())
 
-    def _check_sanity(self) -> None:
-        """Makes a broken valid() fail before the first update; only lines of text remain of it."""
-        num_batches = self.config.training.sanity_batches
-        if not num_batches:
-            return
-        state, visualizer = self._evaluation, self.visualizer
-        roll_back = self._checkpointer.remember("objects", "registered", "listeners")
-        with tempfile.TemporaryDirectory() as elsewhere:
-            self.visualizer = Visualizer(elsewhere if self.rank == 0 else None)
-            state.limit = num_batches
-            try:
-                with self._in_phase("sanity"):
-                    self._fire("on_sanity_check_begin")
-                    results = self._results_of_valid()
-                    self._fire("on_sanity_check_end", results)
-            finally:
-                roll_back()
-                self.visualizer.close()
-                state.limit, self.visualizer = None, visualizer
-        checks.check_metric("training.monitor", self.config.training.monitor, results)
-        self.logger.info("sanity check passed: %s", line(self.iteration, results))
-
     def _validate(self) -> None:
         """The validation of this iteration, unless there was one.
 
@@ -323,8 +296,7 @@ class Evaluation(Reporting):
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
         if self.train_loader is not None:
             adapter = self._adapter(self.train_loader, "self.train_loader")
-            few = self.config.training.overfit_batches
-            self._iterator.attach(FirstBatches(adapter, few) if few else adapter)
+            self._iterator.attach(adapter)
         self._on_close.callback(self._iterator.close)
         self._on_close.callback(self._evaluation.let_go)
         if self.parallel and isinstance(self.valid_loader, Iterable):
@@ -353,8 +325,8 @@ class Evaluation(Reporting):
             adapters[id(loader)] = self._adapter(loader, name)
         return adapters[id(loader)]
 
-    def _limited(self, run: Batches, end_event: str = "") -> Iterator[Any]:
-        for batch in itertools.islice(run, self._evaluation.limit):
+    def _watched(self, run: Batches, end_event: str = "") -> Iterator[Any]:
+        for batch in run:
             self._evaluation.batches_read += 1
             if self._evaluation.exit is not None:
                 self._evaluation.exit.before_batch()
@@ -376,7 +348,7 @@ class Evaluation(Reporting):
         ready = isinstance(adapter, MapStyleLoader) and loader.batch_sampler is None
         placed: list[tuple[Any, Any]] = []  # where a sample is in the data set, and its result
         run = self._run_over(loader, rng.PREDICT)
-        for batch in self._limited(run):
+        for batch in self._watched(run):
             outputs = self.predict_batch(batch)
             placed += _placed(split(outputs), run.indices, len(placed), ready=ready)
             self._fire("on_predict_batch_end", outputs)

@@ -39,15 +39,6 @@ class Events:
     def on_setup_end(self) -> None:
         """After everything was built and checked; the state is not restored yet."""
 
-    # Sanity check: it calls only valid(). What that does to the state is rolled back, and nothing
-    # of it reaches VisualDL; other attributes of the experiment stay as it leaves them.
-
-    def on_sanity_check_begin(self) -> None:
-        """Before the sanity check, once per start, if training.sanity_batches asks for it."""
-
-    def on_sanity_check_end(self, results: Mapping[str, float]) -> None:
-        """After the sanity check; `results` is what valid() returned on rank 0."""
-
     # Training
 
     def on_train_begin(self) -> None:

@@ -7,8 +7,8 @@ not know your model, your loss or your batch: forward, backward, step and schedu
 
     setup:  device, processes, output directory, config dump, VisualDL, log, seed, your two
             setup methods, checks
-    run:    the state is restored if there is one; sanity check, on_train_begin, train,
-            on_train_end; terminal, then each step of setup is undone
+    run:    the state is restored if there is one; on_train_begin, train, on_train_end;
+            terminal, then each step of setup is undone
     train:  while self.going_on():
                 self.train_batch()
                 self.end_iteration()
@@ -228,9 +228,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
             on_all_ranks: That all ranks call it in this iteration, so that it is the last one.
                 Else they ask each other, about twice a second, and end at a later one together.
         """
-        if self.phase != "sanity":
-            self._stop_requests.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
-            self._loop.wake()
+        self._stop_requests.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
+        self._loop.wake()
 
     # --- data ----------------------------------------------------------------------------
 
@@ -347,7 +346,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
             else:
                 self._say_the_goal()
                 with self._live_line():
-                    self._check_sanity()
                     self._train_with_events()
                 self._say_the_end()
         if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it

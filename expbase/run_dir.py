@@ -31,7 +31,7 @@ LOCK = ".lock-{rank}"
 NOTE = ".run.json"  # of the directory's run, where several machines have one each (machines.py)
 
 # A run may continue although other keys of `training` differ: these change what is computed.
-_COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps", "overfit_batches")
+_COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps")
 MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() - _COMPUTED_FROM}
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it

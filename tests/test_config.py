@@ -30,7 +30,6 @@ DEFAULTS = {
     "keep_last": 3, "keep_every": 0, "keep_best": 1, "monitor": "", "monitor_mode": "max",
     "background_save": True,
     "time_limit_seconds": 0, "hang_seconds": 600, "hang_action": "report",
-    "sanity_batches": 0, "overfit_batches": 0,
     "nonfinite": "error",
 }  # fmt: skip
 TRIGGERS = {"max_iteration": 4, "valid_interval": 2, "save_interval": 2}
@@ -296,3 +295,12 @@ def test_a_config_read_back_does_not_differ_from_itself(tmp_path: Path) -> None:
     config = Config({"steps": ((1, 2), (3, 4)), "fill": math.nan, "x": 1e-7, "open": {}})
     (tmp_path / "c.yaml").write_text(dump_yaml(config))
     assert differences(load_yaml(tmp_path / "c.yaml"), config) == {}
+
+
+@pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])
+def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
+    text = rf"training\.{key}'? is gone|training\.{key}: this key is gone"
+    with pytest.raises(ConfigError, match=text):
+        complete({"training": {**TRIGGERS, key: 2}})
+    with pytest.raises(ConfigError, match=text):
+        complete({"training": TRIGGERS}).merge_from_list([f"training.{key}=2"])

@@ -27,7 +27,7 @@ from paddle.io import (
 
 from expbase.data import loaders, order
 from expbase.data.iterator import TrainIterator
-from expbase.data.loaders import FirstBatches, LoaderAdapter, Shard, adapt_loader
+from expbase.data.loaders import LoaderAdapter, Shard, adapt_loader
 from expbase.data.order import Place
 from expbase.state import rng
 
@@ -1063,16 +1063,3 @@ def test_of_an_unknown_order_it_is_said_that_nobody_knows_the_rest() -> None:
     assert continued(own(10), own(10))[1] == []
     pairs = DataLoader(Noisy(10), batch_sampler=[[i, i + 1, i + 2] for i in (0, 3, 6)])
     assert plain(continued(own(10), pairs)[0].read())[0] == [2]  # the rest of the first one
-
-
-def test_the_first_batches_are_repeated_whatever_is_done_to_them() -> None:
-    first = drawn(adapted(loader()))[:2]
-    few = FirstBatches(adapted(loader()), 2)
-    assert few.batches_per_epoch == 2
-    for epoch in (1, 2):
-        batches = few.open(epoch)
-        for number, (index, noise) in enumerate(batches):
-            assert plain([index, noise]) == first[number]
-            noise.zero_()
-        assert batches.ended
-    assert [plain(batch) for batch in few.open(3, Place(3, 1))] == first[1:]

@@ -1,4 +1,4 @@
-"""Evaluating, predicting, exporting, the sanity check: done at any time, and felt by nothing."""
+"""Evaluating, predicting, exporting: done at any time, and felt by nothing."""
 
 from __future__ import annotations
 
@@ -104,128 +104,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-# --- the sanity check --------------------------------------------------------------------------
-
-
-def test_a_valid_that_fails_does_so_before_the_first_update(tmp_path: Path) -> None:
-    class Broken(Graded):
-        def valid(self) -> dict[str, float]:
-            return {"ratio": 1 / (0 * len([*self.valid_batches()]))}
-
-        def on_train_begin(self) -> None:
-            raise AssertionError("training began")
-
-    exp = make(Broken, tmp_path / "run", sanity_batches=1)
-    exp.setup()
-    weights = exp.model[0].weight.numpy().copy()
-    with pytest.raises(ZeroDivisionError):
-        exp.run()
-    assert (exp.iteration, exp.epoch, exp.phase, exp.finished) == (0, 0, "train", False)
-    assert np.array_equal(exp.model[0].weight.numpy(), weights)
-    assert steps(tmp_path / "run") == []
-    assert not (tmp_path / "run/metrics.jsonl").exists()
-    assert "ended by ZeroDivisionError" in (tmp_path / "run/worker_0.log").read_text()
-
-
-class Stateful(Graded):
-    """State and registered values; training shows them."""
-
-    def setup_model(self) -> None:
-        super().setup_model()
-        self.total = paddle.zeros([1])
-        self.count, self.seen, self.marks = 0, [0], np.zeros(3)
-        self.draws = np.random.default_rng(3)
-        self.register_stateful("count", "seen", "marks", "total")
-
-    def train_batch(self) -> None:
-        super().train_batch()
-        self.seen.append(self.iteration)
-        self.marks[0] += self.draws.random()
-        values = [self.count, *self.seen, *self.marks, self.total.item()]
-        self.log(values=float(sum(values)), drawn=random.random() + np.random.rand())
-
-
-class Wrong(Stateful):
-    """Its valid() does in the sanity check what it should not."""
-
-    def valid(self) -> dict[str, float]:
-        if self.phase == "sanity":
-            self.do_wrong()
-        return super().valid()
-
-    def do_wrong(self) -> None:
-        random.random(), np.random.rand(), paddle.rand([2]), self.draws.random()
-        for parameter in self.model.parameters():
-            parameter.set_value(paddle.full_like(parameter, 0.5))
-        self.model.train()
-        with paddle.enable_grad():
-            self.model(paddle.ones([4, 4]))  # the running statistics, too
-        for tensors in self.optimizer._accumulators.values():
-            for tensor in tensors.values():
-                tensor.set_value(tensor + 1)
-        self.optimizer._learning_rate.step()
-        self.count += 1
-        self.seen.append(100)
-        self.seen = [*self.seen, 200]
-        self.marks += 1
-        self.total.add_(paddle.ones([1]))
-        self.log(wrong=1.0)
-        self.visualizer.add_scalar("valid/wrong", 1.0, self.iteration)
-        self.visualizer.writer.add_text("wrong", "wrong", self.iteration)
-        self.save()
-        self.stop()
-        self.predict(self.valid_loader)
-
-
-def test_what_valid_does_to_the_state_in_the_sanity_check_is_rolled_back(tmp_path: Path) -> None:
-    for iterations in (3, 8):  # the second start is resumed, and has accumulators
-        options = {**SETTINGS, "max_iteration": iterations}
-        trained(Stateful, tmp_path / "without", **options)
-        exp = trained(Wrong, tmp_path / "with", sanity_batches=2, **options)
-        assert all(layer.training for layer in exp.model.sublayers(include_self=True))
-        same_run(tmp_path / "without", tmp_path / "with")
-    assert b"wrong" not in (tmp_path / "with/vdlrecords.run.log").read_bytes()
-
-
-def test_the_sanity_check_comes_before_training_at_each_start_with_at_most_k_batches(
-    tmp_path: Path,
-) -> None:
-    happened: list[Any] = []
-
-    class Traced(Graded):
-        def setup_dataloader(self) -> None:
-            super().setup_dataloader()
-            options = {"num_workers": 1, "persistent_workers": True}  # left early, then used again
-            self.valid_loader = DataLoader(Points(10), batch_size=3, **options)
-
-        def valid(self) -> dict[str, float]:
-            sizes = [[len(labels) for _, labels in self.valid_batches()] for _ in range(2)]
-            happened.append((self.phase, *sizes))
-            return {"score": self.iteration}
-
-        def on_sanity_check_begin(self) -> None:
-            happened.append("begin")
-
-        def on_sanity_check_end(self, results: Any) -> None:
-            happened.append(results)
-
-        def on_train_begin(self) -> None:
-            happened.append("train")
-
-    whole = [3, 3, 3, 1]
-    for k, sanity, end in ((2, [3, 3], 2), (9, whole, 4)):
-        trained(Traced, tmp_path / "run", **{**SETTINGS, "max_iteration": end}, sanity_batches=k)
-        begin = {"score": end - 2}
-        # The second start begins with what follows the checkpoint of the first.
-        checked = ["begin", ("sanity", sanity, sanity), begin, "train"]
-        checked += [("valid", whole, whole)] * (end // 2)
-        assert happened == checked
-        happened.clear()
-    trained(Traced, tmp_path / "run", **{**SETTINGS, "max_iteration": 4}, sanity_batches=2)
-    assert happened == []  # finished already
-
-
-def test_predict_in_valid_keeps_to_the_batches_and_out_of_the_log_of_it(tmp_path: Path) -> None:
+def test_predict_in_valid_keeps_its_phase_and_out_of_the_log_of_it(tmp_path: Path) -> None:
     phases: list[str] = []
 
     class Asking(Graded):
@@ -239,8 +118,8 @@ def test_predict_in_valid_keeps_to_the_batches_and_out_of_the_log_of_it(tmp_path
             self.predict(self.valid_loader)
             return super().valid()
 
-    trained(Asking, tmp_path / "run", max_iteration=1, sanity_batches=1)
-    assert phases == ["sanity", *["valid"] * 4]
+    trained(Asking, tmp_path / "run", max_iteration=1)
+    assert phases == ["valid"] * 4
     assert curve(tmp_path / "run", "valid/outer") == {1: 1.0}
     assert curve(tmp_path / "run", "valid/inner") == {}
 
@@ -385,7 +264,7 @@ def test_gradients_that_a_validation_leaves_are_not_felt_by_training(
 ) -> None:
     for leaves in ("nothing", "some", "zeros", "none"):
         told = {"has": has, "leaves": leaves.replace("nothing", "")}
-        options = {**SETTINGS, "valid_interval": 1, "sanity_batches": int(bool(told["leaves"]))}
+        options = {**SETTINGS, "valid_interval": 1}
         trained(type("Leaving", (Leaving,), told), tmp_path / leaves, **options)
         same_run(tmp_path / "nothing", tmp_path / leaves)
 
@@ -1072,7 +951,7 @@ if __name__ == "__main__":
         facts["orders"] = [np.stack(oracle.predict(LOADERS[kind]())).tolist() for kind in kinds]
         facts["stream"] = np.stack(oracle.predict([LOADERS["list"]()[oracle.rank]])).tolist()
     trained(Graded, folder / "plain", **SETTINGS)
-    everything = trained(Everything, folder / "everything", sanity_batches=1, **SETTINGS)
+    everything = trained(Everything, folder / "everything", **SETTINGS)
     facts["found"], facts["best"] = everything.found, everything.best
     facts["of_two"] = printed("--output", str(folder / "plain"), "--evaluate", "4")
     (folder / f"facts_{everything.rank}.json").write_text(json.dumps(facts))
@@ -1080,16 +959,9 @@ if __name__ == "__main__":
 
 
 class Everything(Graded):
-    """All of it in one run; in the sanity check one rank does wrong."""
+    """All of it in one run."""
 
     found: dict[str, float] = {}  # noqa: RUF012
-
-    def valid(self) -> dict[str, float]:
-        if self.phase == "sanity" and self.rank == 1:
-            random.random(), np.random.rand(), paddle.rand([2])
-            for tensor in self.model.state_dict().values():
-                tensor.set_value(tensor + 1)
-        return super().valid()
 
     @on("on_evaluate_end")
     def look(self, results: Any) -> None:

@@ -28,7 +28,7 @@ class Stepped(Tiny):
 
 
 class Trace(list[str]):
-    """No plain list, whose content the sanity check would take back."""
+    """No plain list, whose content would be state."""
 
 
 def _recorded(name: str) -> Callable[..., Any]:
@@ -73,15 +73,14 @@ STEP = (
     "on_train_batch_end"
 )
 VALIDATE = f"on_evaluate_begin valid {4 * 'on_valid_batch_end '} on_evaluate_end"
-SANITY = "on_sanity_check_begin valid on_valid_batch_end on_sanity_check_end"
 END = "on_train_end terminal"
 
 
 def test_the_events_of_a_run_come_in_this_order(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path / "run", max_iteration=5, log_interval=3, sanity_batches=1)
+    trace = trace_of(tmp_path / "run", max_iteration=5, log_interval=3)
     update = f"{READ} {BACKWARD} {STEP}"
     expected = f"""
-        {SETUP} {SANITY} on_train_begin
+        {SETUP} on_train_begin
         on_train_epoch_begin
         {update}
         {update} on_save_checkpoint {VALIDATE}
@@ -441,7 +440,7 @@ def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
         text = (moving / f"{page}.md").read_text(encoding="utf-8")
         table = text.split(f"(the owner's document {of_document}):")[1].split("\n\n")[1]
         rows += re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| .*\|$", table, re.MULTILINE)
-    assert len(rows) == 15 + 27
+    assert len(rows) == 15 + 25
     assert all(hasattr(ExperimentBase, here) or here == "on" for _, here in rows)
     assert all(event in DOCS for event in EVENTS)
 

@@ -995,36 +995,6 @@ class Reading(Tiny):
         return points, labels
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_few_batches_are_trained_on_over_and_over(tmp_path: Path, workers: int) -> None:
-    options: dict[str, Any] = {"overfit_batches": 2, "valid_interval": 0}
-    experiment = type("R", (Reading,), {"noted": {}, "loader_options": {"num_workers": workers}})
-    exp: Any = trained(experiment, tmp_path / "whole", **options)
-    for n in (1, 2):
-        first, indices = exp.noted[n]
-        assert all((exp.noted[later][0] == first).all() for later in (n + 2, n + 4))
-        assert all(exp.noted[later][1] == indices for later in (n + 2, n + 4))
-    assert (exp.noted[1][0] != exp.noted[2][0]).any()
-    assert (exp.epoch, exp.batches_per_epoch) == (3, 2)
-    whole = dict(exp.noted)
-    for end in (3, 6):
-        trained(experiment, tmp_path / "parts", **{**options, "max_iteration": end})
-    assert all((exp.noted[n][0] == whole[n][0]).all() for n in whole)
-    same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("whole", "parts")))
-
-
-def test_a_few_batches_of_a_stream_are_trained_on(tmp_path: Path) -> None:
-    class Streaming(Reading):
-        def setup_dataloader(self) -> None:
-            super().setup_dataloader()
-            batches = ((paddle.randn([4, 4]), paddle.zeros([4], "int64")) for _ in range(9))
-            self.train_loader = batches
-
-    exp: Any = trained(Streaming, tmp_path, overfit_batches=3, valid_interval=0)
-    assert (exp.noted[1][0] == exp.noted[4][0]).all()
-    assert (exp.noted[1][0] != exp.noted[2][0]).any()
-
-
 @pytest.mark.parametrize("how", ["stop", "epoch", "save"])
 def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, how: str) -> None:
     class Rising(Tiny):

@@ -69,7 +69,7 @@ TOPICS = {
 
 # Tokens, without comments, docstrings and layout: nothing is won by joining lines. Who makes the
 # house smaller writes the new numbers here; they never grow.
-CORE, ALL = 67_850, 84_800
+CORE, ALL = 67_330, 84_260
 
 
 def name_of(path: Path) -> str:

@@ -91,9 +91,7 @@ def test_a_loader_that_comes_too_late_is_an_error(tmp_path: Path) -> None:
         make(Late, tmp_path).setup()
 
 
-@pytest.mark.parametrize(
-    "key", ["max_epoch", "valid_every_epoch", "save_every_epoch", "overfit_batches"]
-)
+@pytest.mark.parametrize("key", ["max_epoch", "valid_every_epoch", "save_every_epoch"])
 def test_a_key_that_counts_epochs_or_batches_is_an_error_without_them(
     tmp_path: Path, key: str
 ) -> None:

@@ -415,26 +415,3 @@ class IterableLoader(LoaderAdapter):
         return [
             f"{self.name}: replayed up to the position: exact only if it returns the same batches"
         ]
-
-
-class FirstBatches(LoaderAdapter):
-    """The first batches of another adapter again and again: what a model should overfit."""
-
-    def __init__(self, adapter: LoaderAdapter, count: int) -> None:
-        super().__init__(adapter.loader, adapter.name, adapter.shard)
-        self.batch_size, self.num_samples = adapter.batch_size, adapter.num_samples
-        self.batches_per_epoch = min(count, adapter.batches_per_epoch or count)
-        self.sharding, self.key = adapter.sharding, ["first batches", count, *adapter.key]
-        self._adapter, self._count = adapter, count
-        self._kept: list[tuple[Any, Numbered]] = []
-
-    def open(self, epoch: int, place: Place = START) -> Batches:
-        if not self._kept:
-            batches = self._adapter.open(1)
-            with contextlib.closing(self._adapter), contextlib.closing(batches):
-                few = itertools.islice(batches, self._count)
-                self._kept = [(batch, batches.taken) for batch in few]
-        left = with_last(iter(self._kept[place.batches :]))
-        # Copies: train_batch may change a batch in place.
-        items = ((copy.deepcopy(batch), taken, last) for (batch, taken), last in left)
-        return Batches(items, place, ended=place.batches >= len(self._kept))
