@@ -1,8 +1,8 @@
 """The attributes of an experiment: the template's, the user's, and which of the latter are state.
 
 Everything that a user sets on the experiment and that has state is saved with no further code;
-`register_stateful` adds plain values, `exclude_from_state` leaves something out. Of the template's
-own attributes the private ones are listed here and nowhere else.
+what changes among plain values is saved, too; `exclude_from_state` leaves something out. Of the
+template's own attributes the private ones are listed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from expbase.record.run_record import RunRecord
 from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint, objects
 from expbase.state.checkpointer import Checkpointer
+from expbase.state.values import Owners, Values, find_owner, own_attributes
 from expbase.stopping import StopReason, StopRequests
 from expbase.stopwatch import Stopwatch
 from expbase.visualizer import Visualizer
@@ -39,9 +40,10 @@ class StateNames:
     """Names of attributes."""
 
     template: dict[str, Any] = field(default_factory=dict)  # the template's own, as they were made
-    registered: list[str] = field(default_factory=list)  # plain values that are state
+    registered: list[str] = field(default_factory=list)  # values that are state in any case
     excluded: list[str] = field(default_factory=list)  # left out of the state
     optimizers: dict[str, Any] = field(default_factory=dict)  # as they were found last
+    values: Any = None  # a Values
 
 
 class Attributes(Events):
@@ -94,6 +96,7 @@ class Attributes(Events):
         self.visualizer = Visualizer(None)
 
         self._names = StateNames()
+        self._names.values = Values(self._owners, self._names.registered, self._warn)
         self._subscribers = Subscribers(self)
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self._run_dir = RunDirectory(self.output_dir, checks.as_written(args, "output"))
@@ -164,18 +167,22 @@ class Attributes(Events):
         return objects.unwrap(layer)
 
     def register_stateful(self, *names: str) -> None:
-        """Names attributes with plain values that are state: numbers, texts, lists, arrays."""
+        """Names attributes whose values are state, whether they change or not.
+
+        Plain values that change are state without it: this is for those of other objects,
+        `"sampler.position"`, and for what a resumed run must have.
+        """
         self._note(self._names.registered, names)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names attributes that are not state: a frozen judge that is built anew each time."""
+        """Names attributes that are not state: a frozen judge, a large cache, `"model.cache"`."""
         self._note(self._names.excluded, names)
 
     def _note(self, noted: list[str], names: tuple[str, ...]) -> None:
         if self.life is not Life.NEW:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
-            if not hasattr(self, name):
+            if not hasattr(*find_owner({"": (self, {})}, name)):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
@@ -197,6 +204,21 @@ class Attributes(Events):
         """What of it a checkpoint holds."""
         left_out = [*self._names.excluded, *self._names.registered]
         return objects.find(self._user_attributes(), left_out)
+
+    def _owners(self) -> Owners:
+        """The experiment and its layers, with those of their attributes that may be state."""
+        found, excluded = self._saved_objects(), self._names.excluded
+        left_out = {*excluded, *found.names()}
+        own = {n: value for n, value in self._user_attributes().items() if n not in left_out}
+        owners: dict[str, tuple[Any, Mapping[str, Any]]] = {"": (self, own)}
+        for path, layer in found.sublayers():
+            attributes = own_attributes(layer).items()
+            kept = {n: value for n, value in attributes if f"{path}.{n}" not in excluded}
+            owners[path] = layer, kept
+        return owners | objects.settings_of_parameters(found)
+
+    def _warn(self, text: str) -> None:
+        self.logger.warning("%s", text)
 
     def _fire(self, event: str, *args: Any) -> Any:
         """Calls the subscribers of an event, if there are any; what the event's method returned."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expbase import checks, distributed, schedule
+from expbase import checks, distributed, schedule, sources
 from expbase.life import Life, Step
 from expbase.meter import json_value
 from expbase.model_files import ModelFiles
@@ -26,6 +26,8 @@ class Checkpoints(TrainingSteps, ModelFiles):
         """Lists what a checkpoint holds, and looks for one of this run: it is continued."""
         checkpointer = self._checkpointer
         checkpointer.contents = self._contents
+        # Of the files now, which are loaded: one may be edited while they run.
+        checkpointer.sources = sources.checksums(type(self))
         self._on_close.callback(checkpointer.close)
         if self.read_only:  # told before the data is there
             which = checks.inspected(self.args) or ""
@@ -54,7 +56,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             "counters": Attributes(self, ("iteration", "epoch")),
             "loop": self._loop,
             "data": self._iterator,
-            "registered": Attributes(self, self._names.registered),
+            "values": self._names.values,
             "gradients": Gradients(named_parameters(found)),
             "log": self._metric_log,
             "listeners": self._subscribers,
@@ -118,6 +120,12 @@ class Checkpoints(TrainingSteps, ModelFiles):
         before, loop.step, loop.save_requested = loop.step, Step.SAVING, False
         self.save()
         loop.step = before
+        if loop.saved_at < 0 and type(self).save is not Checkpoints.save:
+            loop.saved_at = 0  # told once
+            self.logger.warning(
+                f"[{self.iteration}] {type(self).__name__}.save wrote no checkpoint, so the run "
+                "cannot be continued; expected super().save() in it."
+            )
 
     def _save_if_stopping(self) -> None:
         """At the end of an iteration: a checkpoint if the run stops, save() was called, or by time.
@@ -158,6 +166,12 @@ class Checkpoints(TrainingSteps, ModelFiles):
         path, other = own, getattr(self.args, "checkpoint_path", None)
         if path is None and other:
             path = distributed.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
+        elif own and other:
+            self.logger.warning(
+                f"--checkpoint_path: {other} is not used: the run in {self.args.output} goes on "
+                f"from its own {own.name}. To begin with the other one, give --fresh or another "
+                "--output."
+            )
         if path is None and checkpointer.inspected:
             raise RuntimeError(
                 f"resume_or_load: {checkpointer.inspected} was loaded to be looked at, and "
@@ -176,7 +190,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             self.logger.info("--init_model_path: not used, since the whole state is restored")
         self._continue_files(own)
         self.life = Life.RESTORED
-        self._begin_record(path)
+        self._run_record.resumed = path.name if path else None
 
     def _continue_files(self, own: Path | None) -> None:
         """Cuts the logs back to the checkpoint: what came after it is done and logged again.
@@ -194,6 +208,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if own else 0)
         if is_over:
             self._loop.step = Step.OVER
+            self._loop.is_pending = False  # it was when the checkpoint was written
 
     def _resume(self, path: Path) -> None:
         loop, own = self._loop, path == self._checkpointer.resumable

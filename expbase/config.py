@@ -10,6 +10,7 @@ not add keys. Numbers are read as a person means them (`1` for a float, `1e5` fo
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -87,16 +88,17 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         changed = self
         queue = list(words)
         while queue:
-            key, equals, text = queue.pop(0).partition("=")
+            word = queue.pop(0)
+            key, equals, text = word.partition("=") if isinstance(word, str) else (word, "", "")
             if not equals and not queue:
                 raise ConfigError(
                     f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE."
                 )
             text = text if equals else queue.pop(0)
-            # `1e5` is a text where a text is, else a number.
-            is_text = isinstance(values.get(key), str)
-            tree: Any = text if is_text else _parsed(text, f"options: {key}: {text!r}")
-            for name in reversed(key.split(".")):
+            # `1e5` is a text where a text is, else a number. A script may give values, too.
+            is_ready = isinstance(values.get(key), str) or not isinstance(text, str)
+            tree: Any = text if is_ready else _parsed(text, f"options: {key}: {text!r}")
+            for name in reversed(str(key).split(".")):
                 tree = {name: tree}
             changed = _merged(changed, tree, "options", known)
         self.update(changed)
@@ -158,6 +160,8 @@ def check_training(training: Mapping[str, Any]) -> None:
             least = 1 if key == "accumulation_steps" else 0
             if value < least:
                 raise ConfigError(f"{where}: {value!r} given; expected {least} or more.")
+        if isinstance(default, str) and not isinstance(value, str):
+            raise ConfigError(f"{where}: {value!r} given; expected a text.")
         if key in _CHOICES and value not in _CHOICES[key]:
             choices = ", ".join(map(repr, _CHOICES[key]))
             raise ConfigError(f"{where}: {value!r} given; expected one of {choices}.")
@@ -246,7 +250,7 @@ def _coerced(value: Any, default: Any, key: str, source: str) -> Any:
     """The value as the default's type, if a person would read it so."""
     try:
         return _converted(value, default)
-    except (LookupError, OverflowError, TypeError, ValueError):
+    except (LookupError, OverflowError, SyntaxError, TypeError, ValueError):
         name = _TYPE_NAMES.get(type(default), f"a {type(default).__name__}")
         raise ConfigError(
             f"{source}: {key}: {value!r} given; expected {name} like {default!r}."
@@ -255,6 +259,10 @@ def _coerced(value: Any, default: Any, key: str, source: str) -> Any:
 
 def _converted(value: Any, default: Any) -> Any:
     # Every error of a conversion means that the value has the wrong type.
+    if value in (None, "None") and (default is None or isinstance(default, str)):
+        return None  # as yacs reads it, in a file or an option
+    if isinstance(value, str) and isinstance(default, (list, tuple)):
+        value = ast.literal_eval(value)  # "(1, 2)", as yacs reads it
     if isinstance(default, bool):
         return {"true": True, "false": False}[str(value).lower()]
     if isinstance(value, bool) and default is not None:

@@ -27,8 +27,10 @@ from expbase.meter import Meter, line
 from expbase.predictions import split
 from expbase.reporting import Reporting
 from expbase.state import objects, rng
+from expbase.state.values import Snapshot, layers_with_buffers
 from expbase.stopping import ValidationExit, ValidationLeft
 
+_COPIED_BYTES = 1 << 24  # of a value that is put back when a validation was left
 _PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
 
 
@@ -224,11 +226,13 @@ class Evaluation(Reporting):
         found = self.stateful_objects()
         all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
         drawn_from = objects.generator_states(found)
+        before = Snapshot(lambda: layers_with_buffers(found))
         try:
             with self._stopwatch.exclude("validation"), isolated_eval(all_layers, seed, bare):
                 yield
         finally:
             objects.set_generator_states(found, drawn_from)
+            before.restore()
             self._evaluation.let_go(kept=vars(self).values())
 
     def _validate(self) -> None:
@@ -236,12 +240,13 @@ class Evaluation(Reporting):
 
         Raises:
             ValidationLeft: The run stops, on all ranks; the experiment is as it was before, but for
-                what valid() itself changed in tensors.
+                what valid() itself changed in parameters and optimizers.
         """
         loop, state = self._loop, self._evaluation
         if loop.validated_at == self.iteration:
             return
-        roll_back = self._checkpointer.remember("registered", "listeners")
+        roll_back = self._checkpointer.remember("listeners")
+        before = Snapshot(self._owners, _COPIED_BYTES)
         state.validations += 1
         state.exit = ValidationExit(self._stop_requests, state.validations)
         try:
@@ -249,6 +254,11 @@ class Evaluation(Reporting):
                 loop.results = dict(self.evaluate() or {})
         except ValidationLeft:
             roll_back()
+            for path in before.restore():
+                self.logger.warning(
+                    f"self.{path}: was changed by the validation that was left, and is too large "
+                    "to be put back: the run that goes on is not exact."
+                )
             distributed.renumber_waits()
             raise
         finally:

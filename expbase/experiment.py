@@ -139,6 +139,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         loop = self._loop
         if self.life is Life.READY:  # a loop by hand, without run()
             self.resume_or_load()
+        self._begin_record()
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
         self._note_before_first_update()
@@ -319,6 +320,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.check_setup()
         self.life = Life.READY
         self._fire("on_setup_end")
+        self._names.values.begin()
 
     # --- the run -------------------------------------------------------------------------
 
@@ -339,6 +341,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         with self._stop_requests.installed(loop.wake), self.closing():
             if self.life is Life.READY:
                 self.resume_or_load()
+            self._begin_record()
             self._watch_for_hanging()
             if loop.step is Step.OVER:
                 self.life = Life.ENDED

@@ -17,9 +17,7 @@ import contextlib
 import json
 import os
 import platform
-import sys
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from pathlib import Path
 import numpy
 import paddle
 
-from expbase import _version, distributed
+from expbase import _version, distributed, sources
 from expbase.run_dir import NOTE, RunDirectory
 from expbase.state import checkpoint
 
@@ -132,27 +130,12 @@ def _iteration(path: Path | None) -> int:
 
 
 def code(experiment: type) -> dict[str, str]:
-    """What a rank runs: versions, and checksums of expbase and of the experiment's loaded files."""
+    """What a rank runs: versions, and checksums of expbase and of the experiment's files."""
     ours = Path(__file__).parent
     files = {*ours.rglob("*.py")} - {*ours.glob("experiments/*/*.py")}  # a link in a checkout
-    facts = {"expbase": f"{_version.__version__} {_checksum(*sorted(files))}"}
+    facts = {"expbase": f"{_version.__version__} {sources.checksum(sorted(files))}"}
     facts |= {"python": platform.python_version(), "paddle": paddle.__version__}
-    facts |= {"numpy": numpy.__version__}
-    script = getattr(sys.modules.get(experiment.__module__), "__file__", None) or __file__
-    folder = Path(script).parent
-    for file in {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}:
-        name = file.removeprefix(f"{folder}/")
-        if name != file and "site-packages" not in name and ours not in Path(file).parents:
-            facts[name] = _checksum(Path(file))
-    return facts
-
-
-def _checksum(*files: Path) -> str:
-    checksum = 0
-    for file in files:
-        with contextlib.suppress(OSError):  # it was loaded and is gone
-            checksum = zlib.crc32(file.read_bytes(), checksum)
-    return f"{checksum:08x}"
+    return {**facts, "numpy": numpy.__version__, **sources.checksums(experiment)}
 
 
 def different_code(of_ranks: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

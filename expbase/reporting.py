@@ -235,14 +235,18 @@ class Reporting(Attributes):
         if self._supervisor is not None:
             self._supervisor.tell(self.iteration, what, reason)
 
-    def _begin_record(self, path: Path | None) -> None:
-        """Notes this start in the ledger, and that its end is to be noted."""
-        if self._run_record.gathered is not None:
-            facts = self._run_record.gathered.result()
-            facts |= {"ranks": self.world_size, "resumed": path and path.name}
+    def _begin_record(self) -> None:
+        """Notes that this start trains, once, and that its end is to be noted."""
+        record = self._run_record
+        if record.has_begun:
+            return
+        record.has_begun = True
+        if record.gathered is not None:
+            facts = record.gathered.result()
+            facts |= {"ranks": self.world_size, "resumed": record.resumed}
             facts["restart"] = self._supervisor and self._supervisor.reason
             facts["config_changes"] = config_changes(self.output_dir, self.config)
-            self._run_record.write("start", iteration=self.iteration, **facts)
+            record.write("start", iteration=self.iteration, **facts)
             self._on_close.callback(self._note_end)
         self._tell_supervisor("begun")
 

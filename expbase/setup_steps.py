@@ -19,7 +19,7 @@ from expbase.processes import remove_left_files
 from expbase.record import provenance
 from expbase.record.run_record import LEDGER, RunRecord
 from expbase.reporting import Reporting
-from expbase.state.objects import hidden_layers
+from expbase.state.objects import half_protocols, hidden_layers
 from expbase.stopping import StopRequests
 from expbase.visualizer import Visualizer
 
@@ -151,6 +151,11 @@ class SetupSteps(Reporting):
             self.logger.warning(
                 f"self.{name}: a layer within a plain object is not saved; expected an attribute "
                 "of the experiment, or a list, a dict or a layer with it."
+            )
+        for name in half_protocols(own):
+            self.logger.warning(
+                f"self.{name}: has one half of state_dict and load_state_dict (or set_state_dict), "
+                "so it is not saved; expected both, or exclude_from_state."
             )
         self._checkpointer.expect(found, read_only=self.read_only)
         self._say_what_there_is()

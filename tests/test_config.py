@@ -297,6 +297,25 @@ def test_a_config_read_back_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert differences(load_yaml(tmp_path / "c.yaml"), config) == {}
 
 
+def test_a_config_in_the_place_of_yacs_reads_what_yacs_reads(tmp_path: Path) -> None:
+    config = Config({"norm": "batch", "init": None, "sizes": (1, 2), "list": [1], "S": {"N": 4}})
+    (tmp_path / "old.yaml").write_text(
+        "norm: None\ninit: 'None'\nsizes: (1, 2, 3, 4)\nlist: '[5]'\n"
+    )
+    config.merge_from_file(tmp_path / "old.yaml")
+    assert (config.norm, config.init) == (None, None)
+    assert (config.sizes, config.list) == ((1, 2, 3, 4), [5])
+    config.merge_from_list(["S.N", 8, "norm", "layer", "sizes", (7, 8), "init", "None"])
+    assert (config.S.N, config.norm, config.sizes, config.init) == (8, "layer", (7, 8), None)
+    training = complete({"training": TRIGGERS})
+    training.merge_from_list(["training.monitor", "None"])
+    with pytest.raises(ConfigError, match=r"training\.monitor: None given; expected a text"):
+        check_training(training.training)
+    for words in (["S.N", "None"], ["sizes", "(1, 2"], ["sizes", "1"], [8, 8]):
+        with pytest.raises(ConfigError, match="options: "):
+            config.merge_from_list(words)
+
+
 @pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])
 def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
     text = rf"training\.{key}'? is gone|training\.{key}: this key is gone"

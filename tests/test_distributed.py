@@ -21,7 +21,7 @@ PROBE = """
 import json, os, time, zlib
 import numpy as np
 import paddle
-from tiny import Tiny
+from tiny import Notes, Tiny
 from expbase import distributed, main, rank_zero_only
 from expbase.checks import check_alike
 from expbase.state import sharing
@@ -45,7 +45,7 @@ class Probe(Tiny):
         self.own.clear_grad()
 
     def on_train_batch_begin(self, batch, indices):
-        self.seen = [*getattr(self, "seen", []), indices]
+        self.seen = Notes([*getattr(self, "seen", []), indices])
 
     def sharding(self, step):
         own = list(range(self.rank if step > 1 else 0, 16, step))

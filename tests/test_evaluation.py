@@ -30,7 +30,7 @@ from paddle.io import (
     RandomSampler,
     SequenceSampler,
 )
-from tiny import Points, Tiny, curve, make, metrics, run_ranks, same_bits, trained
+from tiny import Facts, Notes, Points, Tiny, curve, make, metrics, run_ranks, same_bits, trained
 
 from expbase import main, on
 from expbase.state.background import Background
@@ -178,7 +178,7 @@ class Evaluating(Graded):
     @on("on_train_batch_end")
     @on("on_train_epoch_end")
     def look(self) -> None:
-        self.found = self.evaluate(self.other)
+        self.found = Facts(self.evaluate(self.other))
         assert self.found.keys() == {"loss", "samples", "score", "rank"}
         assert self.found["samples"] == 7
 
@@ -952,7 +952,7 @@ if __name__ == "__main__":
         facts["stream"] = np.stack(oracle.predict([LOADERS["list"]()[oracle.rank]])).tolist()
     trained(Graded, folder / "plain", **SETTINGS)
     everything = trained(Everything, folder / "everything", **SETTINGS)
-    facts["found"], facts["best"] = everything.found, everything.best
+    facts["found"], facts["best"] = everything.found[0], everything.best
     facts["of_two"] = printed("--output", str(folder / "plain"), "--evaluate", "4")
     (folder / f"facts_{everything.rank}.json").write_text(json.dumps(facts))
 """
@@ -961,13 +961,13 @@ if __name__ == "__main__":
 class Everything(Graded):
     """All of it in one run."""
 
-    found: dict[str, float] = {}  # noqa: RUF012
+    found = Notes()
 
     @on("on_evaluate_end")
     def look(self, results: Any) -> None:
         if self.iteration == BEST and not self.found:
-            self.found = {"begun": 0.0}  # the next line comes back to here
-            self.found = self.evaluate(self.other)
+            self.found.append("begun")  # the next line comes back to here
+            self.found[:] = [self.evaluate(self.other)]
             self.predict(self.train_loader)
             self.export(self.output_dir / "exported/model")
 

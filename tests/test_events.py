@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, make, metrics, same_bits, trained
+from tiny import Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
 from expbase.events import EVENTS, Events, Filter
@@ -17,7 +17,7 @@ class Stepped(Tiny):
     """Three batches per epoch, its updates made by the helpers."""
 
     size = 12
-    trace: Trace
+    trace: Notes
 
     def train_batch(self) -> None:
         for points, labels in self.micro_batches():
@@ -25,10 +25,6 @@ class Stepped(Tiny):
             self.backward(loss)
             self.log(loss=loss)
         self.step_optimizers()
-
-
-class Trace(list[str]):
-    """No plain list, whose content would be state."""
 
 
 def _recorded(name: str) -> Callable[..., Any]:
@@ -44,7 +40,7 @@ class Traced(Stepped):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.trace = Trace()
+        self.trace = Notes()
         self.exclude_from_state("trace")
 
 
@@ -440,7 +436,7 @@ def test_the_tables_of_the_docs_name_methods_that_exist() -> None:
         text = (moving / f"{page}.md").read_text(encoding="utf-8")
         table = text.split(f"(the owner's document {of_document}):")[1].split("\n\n")[1]
         rows += re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| .*\|$", table, re.MULTILINE)
-    assert len(rows) == 15 + 25
+    assert len(rows) == 15 + 24
     assert all(hasattr(ExperimentBase, here) or here == "on" for _, here in rows)
     assert all(event in DOCS for event in EVENTS)
 

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Tiny, curve, make, metrics, same_bits, trained, training_config
+from tiny import Notes, Tiny, curve, make, metrics, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.config import load_yaml
@@ -692,19 +692,15 @@ class Watching(Tiny):
     """Overrides valid without any decorator, and looks at where it runs."""
 
     def valid(self) -> dict[str, float]:
-        self.seen = (
-            self.phase,
-            self.model.training,
-            self.model[1].training,
-            paddle.is_grad_enabled(),
-        )
+        self.seen = Notes([self.phase, self.model.training, self.model[1].training])
+        self.seen.append(paddle.is_grad_enabled())
         paddle.rand([3])
         return {"accuracy": 1.0}
 
 
 def test_valid_runs_in_eval_mode_without_gradients_though_it_is_overridden(tmp_path: Path) -> None:
     exp = trained(Watching, tmp_path / "run")
-    assert exp.seen == ("valid", False, False, False)
+    assert exp.seen == ["valid", False, False, False]
     assert exp.model.training
     assert exp.phase == "train"
 
@@ -1012,6 +1008,47 @@ def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, 
         options["save_interval"] = 100
     exp = trained(Rising, tmp_path, **options)
     assert exp._checkpointer.validations.best[0] == (3, 0)
+
+
+def test_a_run_that_had_finished_is_finished_in_a_second_start_too(tmp_path: Path) -> None:
+    assert trained(Tiny, tmp_path).finished
+    exp = trained(Tiny, tmp_path)
+    assert exp.finished
+    assert "FINISHED already" in (tmp_path / "worker_0.log").read_text()
+
+
+def test_a_save_of_ones_own_that_writes_nothing_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Own(Tiny):
+        def save(self) -> None:
+            paddle.save(self.model.state_dict(), str(self.output_dir / "model.pdparams"))
+
+    trained(Own, tmp_path)
+    told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(told) == 1
+    assert "[2] Own.save wrote no checkpoint, so the run cannot be continued; expected" in told[0]
+
+
+def test_a_setup_checkpointer_without_super_is_an_error_in_words(tmp_path: Path) -> None:
+    class Own(Tiny):
+        def setup_checkpointer(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"^setup_checkpointer: does not call super\(\)\.setup_ch"):
+        trained(Own, tmp_path)
+
+
+def test_a_checkpoint_path_beside_a_checkpoint_of_the_runs_own_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "other", max_iteration=2)
+    args = {"checkpoint_path": str(tmp_path / "other")}
+    trained(Tiny, tmp_path / "run", args, max_iteration=4)
+    assert "WARNING" not in capsys.readouterr().err
+    trained(Tiny, tmp_path / "run", args, max_iteration=6)
+    text = capsys.readouterr().err
+    assert f"WARNING: --checkpoint_path: {tmp_path / 'other'} is not used: the run in " in text
+    assert "goes on from its own step-00000004. To begin with the other one, give --fresh" in text
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])

@@ -15,7 +15,7 @@ from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
 from expbase.extras.mixins import GradientClipping
-from expbase.tools.runs import find
+from expbase.tools.runs import find, read_run
 
 
 class Broken(Tiny):
@@ -231,3 +231,18 @@ def test_runs_are_found_by_their_files_but_not_in_a_run_or_a_hidden_folder(tmp_p
             (tmp_path / name / file).touch()
     assert find(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
     assert find(tmp_path / "a/deep/below") == [tmp_path / "a/deep/below"]
+
+
+def test_a_start_that_only_looks_is_no_start_of_the_run(tmp_path: Path) -> None:
+    """As every evaluation script does."""
+    trained(Tiny, tmp_path / "run")
+    before = (tmp_path / "run/ledger.jsonl").read_text()
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    exp.resume_or_load()
+    assert exp.evaluate()["accuracy"] >= 0
+    exp.valid()
+    assert (tmp_path / "run/ledger.jsonl").read_text() == before  # a process may end here
+    exp.close()
+    assert (tmp_path / "run/ledger.jsonl").read_text() == before
+    assert read_run(tmp_path / "run", "run", 0.0)[0].state == "finished"

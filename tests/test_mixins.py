@@ -14,7 +14,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import Points, Tiny, curve, same_bits, training_config
+from tiny import Facts, Notes, Points, Tiny, curve, same_bits, training_config
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase, model_files
@@ -251,8 +251,8 @@ class Averaged(ExponentialMovingAverage, Tiny):
 
     def setup_model(self) -> None:
         super().setup_model()
-        self.trajectory: list[dict[str, np.ndarray]] = []
-        self.seen: dict[int, dict[str, np.ndarray]] = {}
+        self.trajectory = Notes()
+        self.seen = Facts()
 
     def on_train_begin(self) -> None:
         self.trajectory.append(weights_of(self))

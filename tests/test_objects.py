@@ -197,42 +197,6 @@ def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
     assert problems == [f"optimizer.learning_rate: {text}"]
 
 
-def test_an_argument_of_a_schedule_that_was_changed_in_the_code_is_told() -> None:
-    def attributes(step_size: int) -> dict[str, Any]:
-        schedule = lr.LinearWarmup(lr.StepDecay(0.1, step_size), 2, 0, 0.1)
-        schedule.step()
-        return {"schedule": schedule}
-
-    state = carried(attributes(3))
-    assert objects.find(attributes(3)).load_state_dict(state) == []
-    found = objects.find(attributes(5))
-    assert found.load_state_dict(state) == [
-        "schedule.learning_rate.step_size: 3 there, which is used, 5 in the code now"
-    ]
-    assert found.schedulers["schedule"].learning_rate.step_size == 3
-
-
-def test_a_setting_of_an_optimizer_that_was_changed_in_the_code_is_told() -> None:
-    def attributes(beta1: float, clip: float | None, decay: float) -> dict[str, Any]:
-        model = net()
-        grad_clip = clip and paddle.nn.ClipGradByGlobalNorm(clip)
-        adam = paddle.optimizer.Adam(
-            0.1, beta1, parameters=model.parameters(), grad_clip=grad_clip, weight_decay=decay
-        )
-        return {"model": model, "optimizer": adam}
-
-    state = carried(attributes(0.9, None, 0.25))
-    assert objects.find(attributes(0.9, None, 0.25)).load_state_dict(state) == []
-    assert objects.find(attributes(0.75, 1.0, 0.5)).load_state_dict(state) == [
-        f"optimizer.{words} in the code now, which is used"
-        for words in (
-            "beta1: 0.9 there, 0.75",
-            "weight_decay.coeff: 0.25 there, 0.5",
-            "grad_clip.clip_norm: None there, 1.0",
-        )
-    ]
-
-
 def test_what_is_frozen_and_what_is_in_eval_mode_is_restored() -> None:
     model, other = net(), net()
     model[0].weight.stop_gradient = True

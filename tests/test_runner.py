@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import forks
 import numpy as np
 import pytest
-from tiny import Tiny, metrics, same_bits, trained
+from tiny import TESTS, Tiny, metrics, same_bits, trained
 
 from expbase import ConfigError
 from expbase.__main__ import main
@@ -24,7 +25,7 @@ from expbase.state.weights import WeightsError
 
 TRAIN = """
 import paddle
-from tiny import Tiny
+from tiny import TESTS, Tiny
 from expbase import Config
 from shape import SIZE
 
@@ -39,9 +40,9 @@ class Experiment(Tiny):
         return config
 """
 STAGES = {
-    "instance": "class Instance:\n    def instance(self, context):\n"
-    "        context['trail'] = ['instance']\n",
-    "network": "from tiny import Tiny\n"
+    "instance": "from tiny import TESTS, Notes\nclass Instance:\n    def instance(self, context):\n"
+    "        context['trail'] = Notes(['instance'])\n",
+    "network": "from tiny import TESTS, Tiny\n"
     "class Network:\n    def build_network(self, context):\n"
     "        context['trail'].append('network')\n        super().setup_model()\n"
     "        assert context['model'] is self.model\n",
@@ -138,7 +139,8 @@ runner:
 
 def test_a_run_from_yaml_is_the_run_of_the_class(workspace: Path) -> None:
     assert main(["run", str(workspace / "c.yaml")]) == 0
-    trained(Tiny, workspace / "by_class", max_iteration=4, valid_interval=2)
+    experiment = importlib.import_module("train").Experiment
+    trained(experiment, workspace / "by_class", max_iteration=4, valid_interval=2)
     step = "checkpoints/step-00000004"
     same_bits(workspace / "by_class" / step, workspace / "runs/first" / step)
 
@@ -223,6 +225,43 @@ def test_a_run_that_was_stopped_ends_the_others(workspace: Path) -> None:
     (workspace / "runs/first/STOP").touch()
     assert main(["run", str(workspace / "c.yaml")]) == 0
     assert not (workspace / "runs/second").exists()
+
+
+CHAIN = """
+experiment: "{workspace}/train.py:Experiment"
+runner:
+- {name: first, class: train, device: cpu}
+- {name: second, class: train, device: cpu}
+- {name: third, class: train, device: cpu}
+"""
+
+
+def test_a_chain_that_is_given_again_goes_on_where_it_was_killed(workspace: Path) -> None:
+    (workspace / "chain.yaml").write_text(CHAIN)
+    script = (
+        "import os, sys; from expbase.__main__ import main; from tiny import TESTS, Tiny\n"
+        "update = Tiny.train_batch\n"
+        "def train_batch(self):\n"
+        "    if self.output_dir.name == 'second' and self.iteration == 3:\n"
+        "        self._checkpointer.close()\n"  # the one of iteration 2 is written
+        "        os._exit(9)\n"
+        "    update(self)\n"
+        "Tiny.train_batch = train_batch\n"
+        "main(['run', 'chain.yaml'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    killed = forks.run(
+        [sys.executable, "-W", "ignore", "-c", script], cwd=workspace, env=environment
+    )
+    assert killed.returncode == 9, killed.stderr
+    assert not (workspace / "runs/third").exists()
+    for _ in range(2):
+        runner.execute(runner.read(workspace / "chain.yaml"))
+        for name in ("first", "second", "third"):
+            assert (workspace / "runs" / name / "checkpoints/step-00000004").exists()
+    log = (workspace / "runs/second/worker_0.log").read_text()
+    assert "resumed step-00000002" in log
+    assert log.count("FINISHED already") == 1
 
 
 # --- stages ----------------------------------------------------------------------------------
@@ -385,7 +424,6 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
             YAML + "  epochs: 1\n  config: {training: 2}",
             "config: training: 2 given; expected",
         ),
-        (YAML + "  data:", "runner[0] (first): data: None given; expected a text"),
         (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
         (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
         (YAML + "  init_model_path: {output}", "{'output': None} given; expected a text"),

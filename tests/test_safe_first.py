@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 import pytest
 from test_loop import ByEpochs
-from tiny import Tiny, curve, metrics, run_script, same_bits, trained
+from tiny import Notes, Tiny, curve, metrics, run_script, same_bits, trained
 
 from expbase import Config, on
 from expbase.meter import NonFiniteError
@@ -37,7 +37,7 @@ class Eventful(Tiny):
         self.optimizer = paddle.optimizer.Adam(rate, parameters=self.model.parameters())
         self.rate, self.noise, self.marks = rate, 0.0, 0
         self.register_stateful("noise", "marks")
-        self.validations = []
+        self.validations = Notes()
 
     def train_batch(self) -> None:
         points, labels = self.read_batch()
@@ -213,7 +213,7 @@ LONG = """
 import os, signal, sys, time
 from expbase import main
 from paddle.io import DataLoader
-from tiny import Points, Tiny
+from tiny import Notes, Points, Tiny
 
 class Long(Tiny):
     def valid(self):

@@ -25,6 +25,14 @@ Args = dict[str, Any] | None
 TESTS = Path(__file__).parent
 
 
+class Notes(list[Any]):
+    """What a test writes down on an experiment: no plain list, which would be state."""
+
+
+class Facts(dict[Any, Any]):
+    """The same by name."""
+
+
 class Points(Dataset):
     """Points in the plane, each with random noise of its own, and a label."""
 

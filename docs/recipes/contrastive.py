@@ -34,7 +34,6 @@ class Contrastive(ExperimentBase):
             parameter.stop_gradient = True  # it follows the model, and no optimizer moves it
         self.optimizer = paddle.optimizer.Adam(1e-3, parameters=self.model.parameters())
         self.queue = F.normalize(paddle.randn([self.config.moco.queue, 16]))
-        self.register_stateful("queue")  # a plain tensor is state only if it is named
 
     def train_batch(self):
         moco, images = self.config.moco, self.read_batch()

@@ -56,7 +56,6 @@ class EarlyStopping(ExperimentBase):
         self.watched_metric, self.watched_mode = metric.removeprefix("valid/"), mode
         # The best value, the validations without a better one since, and the last that counted.
         self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
-        self.register_stateful("early_stopping")
         super().check_setup()
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:

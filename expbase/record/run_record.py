@@ -33,6 +33,8 @@ class RunRecord:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.gathered: Future[dict[str, Any]] | None = None  # of a start; None: it writes nothing
+        self.resumed: str | None = None  # the checkpoint from which this start goes on
+        self.has_begun = False  # whether this start is noted
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends a "start" or "end" with JSON values, on disk when this returns; or an OSError."""

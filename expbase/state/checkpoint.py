@@ -261,12 +261,13 @@ def _newest(directory: Path) -> tuple[Path | None, list[tuple[Path, CheckpointEr
 
 def prune(
     directory: Path, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()
-) -> None:
-    """Deletes the checkpoints that nothing asks to keep, after a new one was written.
+) -> list[str]:
+    """Deletes the checkpoints that nothing asks to keep; returns their names.
 
     Kept are the newest `keep_last` (0: all), those at multiples of `keep_every` (0: none for that
     reason), and those of the iterations in `keep_best`.
     """
+    deleted = []
     for path in listed(directory)[:-keep_last] if keep_last else []:
         iteration = iteration_of(path) or 0
         if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
@@ -274,6 +275,8 @@ def prune(
             shutil.rmtree(doomed, ignore_errors=True)
             path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
             shutil.rmtree(doomed, ignore_errors=True)
+            deleted.append(path.name)
+    return deleted
 
 
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:

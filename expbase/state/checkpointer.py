@@ -33,6 +33,7 @@ from expbase.state.snapshot import FORMATS, RANK, STATE_FILE, SUFFIX, Part, Snap
 
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
+_SOURCES = "sources"  # another one
 _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
 _ARRAYS = "@values"  # the file of the arrays in the other entries; no attribute has the name
 
@@ -42,16 +43,18 @@ class Checkpointer:
 
     def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
+        self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
         file = None if self._rank else directory.parent / validations.FILE
         self.validations = validations.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
-        self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self.sizes: Mapping[str, Any] = {}  # of the logs at the restored checkpoint, in bytes
         self._keys: dict[str, set[str]] = {}  # of what has state after setup
         self.background = Background()
         self.saved_by = self._world_size  # processes that wrote the restored checkpoint
+        self._has_deleted = False  # in this start, which is told once
         self._has_shares = False  # whether a rank holds something alone
         self._directory = directory
         self._logger = logger
@@ -69,7 +72,15 @@ class Checkpointer:
         return path
 
     def expect(self, found: StatefulObjects, *, read_only: bool = False) -> None:
-        """After setup: notes what has state, and whether ranks hold something alone."""
+        """After setup: notes what has state, and whether ranks hold something alone.
+
+        Raises:
+            TypeError: Nobody has set `contents`.
+        """
+        if OBJECTS not in self.contents():
+            raise TypeError(
+                "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
+            )
         self._keys = _keys(found)
         if self._world_size > 1 and not read_only:
             self._has_shares = shares.expected(found, self._directory.parent)
@@ -94,6 +105,7 @@ class Checkpointer:
         # What is written is of now, and not looked at again while training goes on.
         snapshot.iteration, snapshot.is_needed = iteration, needed
         snapshot.facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
+        snapshot.facts |= {_SOURCES: self.sources}
         snapshot.best = self.validations.kept()
         if self._has_shares:
             begin = functools.partial(self._begin, snapshot)
@@ -209,7 +221,14 @@ class Checkpointer:
 
     def _prune(self, best: Sequence[int]) -> None:
         keep = self._training
-        checkpoint.prune(self._directory, keep.keep_last, keep.keep_every, best)
+        deleted = checkpoint.prune(self._directory, keep.keep_last, keep.keep_every, best)
+        if deleted and not self._has_deleted:
+            self._has_deleted = True
+            kept = ", ".join(f"{key}={keep[key]}" for key in ("keep_every", "keep_best"))
+            self._logger.info(
+                f"deleted {deleted[0]}: what is kept, training.keep_last={keep.keep_last}, {kept} "
+                "say; keep_last=0 keeps all"
+            )
 
     def finish(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end, and deletes what is not the best any more."""
@@ -228,7 +247,12 @@ class Checkpointer:
             CheckpointError: It does not fit; nothing was changed.
         """
         states = self._read_fitting(path)
-        notes = []
+        notes, before = [], self.sizes.get(_SOURCES, {})
+        if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
+            notes.append(
+                f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
+                "schedules too, is the checkpoint's, all else is the code's of now"
+            )
         if self.saved_by != self._world_size:
             del states["random"]
             notes.append(
@@ -245,7 +269,7 @@ class Checkpointer:
         What differed between several processes, like the statistics of batch norm, is rank 0's.
         """
         states = self._read_fitting(path)
-        self._load({name: states[name] for name in (OBJECTS, "registered", "own")})
+        self._load({name: states[name] for name in (OBJECTS, "values", "own")})
         self.inspected = path.name
         return dict(states["counters"])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +31,7 @@ _KINDS: dict[str, Any] = {
     "$counter": Counter,
 }
 _TAGS = {kind: tag for tag, kind in _KINDS.items()}
+_LONG = 64  # items of a list that is worth a look at their kinds
 _JSON = {type(None), bool, int, str}  # what JSON has as it is
 
 
@@ -51,24 +52,46 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (Array, paddle.Tensor)):
+    if isinstance(value, Array):
         place = _free(place, arrays)
-        arrays[place] = value if isinstance(value, Array) else Array.of(value)
+        arrays[place] = value
         return {"$tensor": place}
+    if isinstance(value, paddle.Tensor):
+        content = encode(Array.of(value), place, arrays)
+        on_cpu, is_constant = value.place.is_cpu_place(), value.stop_gradient
+        return content if on_cpu and is_constant else {"$variable": [content, on_cpu, is_constant]}
     if isinstance(value, np.ndarray):
         return _encode_ndarray(value, place, arrays)
     if type(value) is dict and all(isinstance(k, str) and not k.startswith("$") for k in value):
         return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
     if type(value) is list:
-        if {*map(type, value)} <= _JSON:  # the thousands of words of random states
-            return value[:]
-        return [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(value)]
+        return _encode_list(value, place, arrays)
+    if type(value) is deque:
+        return {"$deque": [encode([*value], place, arrays), value.maxlen]}
     if type(value) in _TAGS:
         return {_TAGS[type(value)]: encode(_items(value), place, arrays)}
     raise TypeError(
         f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
         "numbers, texts, lists, dicts, arrays or tensors. Save its parts, or exclude_from_state."
     )
+
+
+def _encode_list(items: list[Any], place: str, arrays: dict[str, Array]) -> Any:
+    """A list; a long one of tuples or arrays of one kind, a replay buffer say, by columns."""
+    kinds = {*map(type, items)}
+    if kinds <= _JSON:
+        return items[:]
+    if len(items) >= _LONG and kinds == {float}:
+        return {"$floats": encode(np.array(items), place, arrays)}
+    if len(items) >= _LONG and kinds == {tuple} and len({*map(len, items)}) == 1 and items[0]:
+        return {"$rows": _encode_list([*map(list, zip(*items, strict=True))], place, arrays)}
+    if len(items) >= _LONG and kinds == {np.ndarray} and len({*map(_kind, items)}) == 1:
+        return {"$stack": encode(np.stack(items), place, arrays)}
+    return [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
+
+
+def _kind(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...]]:
+    return array.dtype.str, array.shape
 
 
 def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
@@ -111,9 +134,23 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
         return base64.b64decode(content)
     if tag == "$tensor":
         return arrays[content].tensor()
+    if tag == "$variable":
+        encoded, on_cpu, is_constant = content
+        tensor = decode(encoded, arrays)
+        tensor = tensor if on_cpu else tensor.to(paddle.device.get_device())
+        tensor.stop_gradient = is_constant
+        return tensor
     if tag == "$array":
         place, dtype, shape = content
         return arrays[place].data.copy().view(np.dtype(dtype)).reshape(shape)
+    if tag == "$deque":
+        return deque(decode(content[0], arrays), content[1])
+    if tag == "$floats":
+        return decode(content, arrays).tolist()
+    if tag == "$rows":
+        return [*zip(*decode(content, arrays), strict=True)]
+    if tag == "$stack":
+        return [np.array(row) for row in decode(content, arrays)]
     if tag in _KINDS:
         kind, items = _KINDS[tag], decode(content, arrays)
         return kind(dict(items) if issubclass(kind, dict) else items)

@@ -34,8 +34,11 @@ State = tuple[Tensors, Values]
 PARAMETERS = "@parameters"
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
-_KINDS = "@kinds"  # the value with class and settings of each optimizer, class of each schedule
+_KINDS = "@kinds"  # the value with the class of each optimizer and schedule
 _FLAGS = "@flags"  # the value with what is frozen, and what is in eval mode
+
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 @dataclass
@@ -125,24 +128,16 @@ class StatefulObjects:
         problems += misfits(saved, live, "checkpoint")
         there, here = values.get(_KINDS, {}), self._kinds()
         problems += [
-            f"{name}: is a {there[name][0]} in the checkpoint and a {here[name][0]} here."
+            f"{name}: is a {there[name]} in the checkpoint and a {here[name]} here."
             for name in there.keys() & here.keys()
-            if there[name][0] != here[name][0]
+            if there[name] != here[name]
         ]
         expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
         return problems + unmatched(values, [*expected, _KINDS, _FLAGS])
 
     def load_state_dict(self, state: State) -> list[str]:
-        """Restores a state that has no `problems`; returns reasons why it is not exact."""
+        """Restores a state that has no `problems`; always exact."""
         tensors, encoded = state
-        notes = []
-        for name, (_, here) in self._kinds().items():
-            there = encoded[_KINDS][name][1]
-            notes += [
-                f"{name}.{n}: {there.get(n)} there, {here.get(n)} in the code now, which is used"
-                for n in {**there, **here}
-                if here.get(n) != there.get(n)
-            ]
         # All is decoded before anything is set: a value that cannot be read changes nothing.
         values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
         for file, live in self._live_tensors().items():
@@ -151,7 +146,6 @@ class StatefulObjects:
         for name in self._float_rates():
             self._innermost()[name.removesuffix(_RATE)].set_lr(values[name])
         for name, scheduler in self.schedulers.items():
-            notes += optimizers.changed_arguments(scheduler, name, values[name])
             optimizers.set_schedule_values(scheduler, values[name])
         self._set_flags(values[_FLAGS])
         set_generator_states(self, values)
@@ -160,7 +154,7 @@ class StatefulObjects:
             # one, and will switch itself off again.
             if values[name] or not isinstance(stateful, paddle.amp.AmpScaler):
                 state_setter(stateful)(values[name])
-        return notes
+        return []
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
         """The tensors themselves, by file and key."""
@@ -183,29 +177,29 @@ class StatefulObjects:
             _FLAGS: self._flags(),
         }
 
-    def _kinds(self) -> dict[str, list[Any]]:
-        inner = self._innermost().items()
-        kinds = {name: [type(o).__name__, optimizers.settings(o)] for name, o in inner}
-        kinds |= {name: ["number", {}] for name in self._float_rates()}
-        return kinds | {name: [optimizers.kind(s), {}] for name, s in self.schedulers.items()}
+    def _kinds(self) -> dict[str, str]:
+        kinds = {name: type(o).__name__ for name, o in self._innermost().items()}
+        kinds |= dict.fromkeys(self._float_rates(), "number")
+        return kinds | {name: optimizers.kind(s) for name, s in self.schedulers.items()}
 
     def _flags(self) -> dict[str, list[str]]:
         """What a listener may have changed since setup: frozen parameters, layers in eval mode."""
         return {
             "frozen": [name for name, p in named_parameters(self) if p.stop_gradient],
-            "eval": [name for name, layer in self._sublayers() if not layer.training],
+            "eval": [name for name, layer in self.sublayers() if not layer.training],
         }
 
     def _set_flags(self, flags: Mapping[str, Collection[str]]) -> None:
         frozen, evaluated = {*flags["frozen"]}, {*flags["eval"]}  # there may be thousands
         for name, parameter in named_parameters(self):
             parameter.stop_gradient = name in frozen
-        for name, layer in self._sublayers():
+        for name, layer in self.sublayers():
             layer.training = name not in evaluated
 
-    def _sublayers(self) -> list[tuple[str, Any]]:
+    def sublayers(self) -> list[tuple[str, Any]]:
+        """All layers with their paths, those within others, too."""
         return [
-            (f"{name}.{path}", part)
+            (f"{name}.{path}".rstrip("."), part)
             for name, layer in self.layers.items()
             for path, part in layer.named_sublayers(include_self=True)
         ]
@@ -255,6 +249,15 @@ def hidden_layers(attributes: Mapping[str, Any], found: StatefulObjects) -> list
     ]
 
 
+def half_protocols(attributes: Mapping[str, Any]) -> list[str]:
+    """The names of objects that give a state and take none, or the other way round."""
+    return [
+        name
+        for name, value in attributes.items()
+        if not isinstance(value, type) and hasattr(value, "state_dict") != bool(_setter(value))
+    ]
+
+
 def unwrap(layer: Any) -> Any:
     """The user's layer in a DataParallel or a wrapper of fleet's; any other layer as it is."""
     while (inner := _wrapped(layer)) is not None:
@@ -290,6 +293,11 @@ def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> Non
             )
         seen.add(id(inner))
         kind[name] = value
+    if isinstance(value, paddle.nn.Layer):
+        for path, part in value.named_sublayers(include_self=True):
+            for key, own in vars(part).items():
+                if isinstance(own, _GENERATORS):
+                    _visit(found, seen, f"{name}.{path}.{key}".replace("..", "."), own)
 
 
 def _is_plain_data(value: Any) -> bool:
@@ -309,7 +317,7 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
         return found.optimizers
     if isinstance(value, LRScheduler):
         return found.schedulers
-    if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+    if isinstance(value, _GENERATORS):
         return found.generators
     if isinstance(value, framework.EagerParamBase):
         return found.parameters
@@ -318,14 +326,31 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
 
 def state_setter(candidate: Any) -> Any:
     """The method that loads a state, by either of its names; None if there is no state to save."""
-    if not hasattr(candidate, "state_dict"):
-        return None
+    return _setter(candidate) if hasattr(candidate, "state_dict") else None
+
+
+def _setter(candidate: Any) -> Any:
     return getattr(candidate, "set_state_dict", None) or getattr(candidate, "load_state_dict", None)
 
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
     """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
     return {parameter.name: name for name, parameter in named_parameters(found)}
+
+
+def settings_of_parameters(found: StatefulObjects) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The settings of each group of an optimizer, and of each parameter: its learning rate."""
+    settings = {
+        f"{name}.groups.{place}": group
+        for name, optimizer in found.optimizers.items()
+        for place, group in enumerate(optimizers.innermost(optimizer)._param_groups or [])
+        if isinstance(group, dict)
+    }
+    settings |= {name: p.optimize_attr for name, p in named_parameters(found) if p.optimize_attr}
+    return {
+        path: (own, {key: value for key, value in own.items() if key != "params"})
+        for path, own in settings.items()
+    }
 
 
 def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:

@@ -10,7 +10,6 @@ what was constructed before; and a schedule's own `state_dict` is not always com
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -98,34 +97,10 @@ def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
             setattr(schedule, name, value)
 
 
-def settings(optimizer: Any) -> dict[str, float]:
-    """The numbers that an optimizer was made with, those of its clipping and its decay, too."""
-    parts = {"": optimizer, "grad_clip.": optimizer._grad_clip}
-    parts["weight_decay."] = getattr(optimizer, "regularization", None)
-    return {
-        f"{prefix}{name.strip('_')}": value
-        for prefix, part in parts.items()
-        for name, value in (vars(part) if part is not None else {}).items()
-        if isinstance(value, float) and name != "_learning_rate"
-    }
-
-
 def kind(schedule: Any) -> str:
     """The class of a schedule, and of those within it."""
     inner = [kind(value) for value in vars(schedule).values() if isinstance(value, LRScheduler)]
     return " of ".join([type(schedule).__name__, *inner])
-
-
-def changed_arguments(schedule: Any, name: str, saved: Mapping[str, Any]) -> list[str]:
-    """One line for each argument of a schedule that is another one here than in saved values."""
-    lines = []
-    for argument in {"base_lr": 0, **inspect.signature(type(schedule)).parameters}:
-        here, there = vars(schedule).get(argument), saved.get(argument)
-        if isinstance(here, LRScheduler):
-            lines += changed_arguments(here, f"{name}.{argument}", there or {})
-        elif argument in saved.keys() - {"last_epoch", "verbose"} and repr(here) != repr(there):
-            lines.append(f"{name}.{argument}: {there} there, which is used, {here} in the code now")
-    return lines
 
 
 def is_plain(value: Any) -> bool:

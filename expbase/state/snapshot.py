@@ -12,7 +12,7 @@ from typing import Any
 from expbase.state.arrays import serialize
 from expbase.state.objects import Tensors
 
-FORMATS = 4, 5  # of state.json: without and with shares
+FORMATS = 6, 7  # of state.json: without and with shares
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
 # Names of files that no attribute can have.
@@ -34,7 +34,7 @@ class Snapshot:
     path: Path | None = None  # where all ranks write their shares
     iteration: int = 0
     is_needed: bool = True  # then that there is no room is an error
-    facts: Mapping[str, int] = field(default_factory=dict)  # for the manifest
+    facts: dict[str, Any] = field(default_factory=dict)  # for the manifest
     best: Sequence[int] = ()  # iterations whose checkpoints stay
 
     def nonfinite(self) -> str:

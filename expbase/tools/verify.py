@@ -41,8 +41,8 @@ _CAUSES = {
     "rates": "schedule: another learning rate. Make the schedule an attribute of the experiment, "
     "or step it from self.iteration",
     "after": "dropout, or another draw from a generator that is not an attribute of the "
-    "experiment; or a value on self that register_stateful does not name: {names} differ after "
-    "the update",
+    "experiment; or a value in an object, which register_stateful does not name: {names} differ "
+    "after the update",
 }
 
 

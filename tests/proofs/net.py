@@ -78,7 +78,6 @@ class Net(ExperimentBase):
         )
         self.generator = np.random.default_rng(self.rank)
         self.smoothed = 0.0
-        self.register_stateful("smoothed")
 
     def train_batch(self) -> None:
         points, labels = self.read_batch()

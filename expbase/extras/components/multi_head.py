@@ -83,7 +83,6 @@ class MultiHead(ExperimentBase):
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
-        self.register_stateful("task_steps")
         # The same on every rank, and no other draw moves it: all ranks train the same head.
         self.mix_random = np.random.default_rng(rng.derive(seed, rng.SETUP, 2))
         self.task_batches = {

@@ -1,0 +1,44 @@
+"""The source files of an experiment: what another start, or another rank, may have changed.
+
+checksums(type(experiment))     # {"train.py": "0a1b2c3d", "nets/small.py": …}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+_OURS = Path(__file__).parent
+
+
+def checksums(experiment: type) -> dict[str, str]:
+    """Of the files of its classes, and of what else is loaded from the folder of the first one.
+
+    By their paths in that folder, and by their names elsewhere. Without expbase's own files, and
+    without those of packages that are installed; none of a class that has no file, as in a
+    notebook.
+    """
+    files = [_file_of(cls.__module__) for cls in experiment.__mro__]
+    folder = next(iter(files), Path()).parent
+    loaded = {file for file in map(_file_of, [*sys.modules]) if folder in file.parents}
+    return {
+        str(file.relative_to(folder)) if folder in file.parents else file.name: checksum([file])
+        for file in sorted({*files, *loaded})
+        if file.suffix == ".py" and "-packages" not in str(file) and _OURS not in file.parents
+    }
+
+
+def _file_of(module: str) -> Path:
+    return Path(getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def checksum(files: Iterable[Path]) -> str:
+    """Of the contents of files, one after the other; a file that is gone has none."""
+    value = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            value = zlib.crc32(file.read_bytes(), value)
+    return f"{value:08x}"

@@ -1,0 +1,260 @@
+"""Plain values that change: state that nobody has to name.
+
+Of the attributes of an experiment and of its layers it is those whose values are numbers, texts,
+arrays, tensors or collections of them, and which are no longer what they were at the end of setup.
+What is equal stays the code's. Objects of other classes in a collection count by their identity.
+
+    values = Values(lambda: {"": (experiment, attributes), "model": (layer, own_attributes(layer))})
+    values.begin()                          # at the end of setup
+    state = values.state_dict()             # {"epsilon": 0.1, "model.hidden": …}
+    before = Snapshot(values.owners)
+    before.restore()                        # what has changed since is as it was
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import zlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from expbase.state import encoding
+from expbase.state.arrays import Array
+from expbase.state.objects import StatefulObjects, unwrap
+
+_COLLECTIONS = {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter}
+_PLAIN = _COLLECTIONS | {type(None), bool, int, float, complex, str, bytes}
+_OF_PADDLE = frozenset(paddle.nn.Layer.__init__.__code__.co_names)  # what each layer has
+
+# Objects, or mappings, and those of their attributes, or items, that count, by their paths:
+# "model.0"; the experiment's own is "".
+Owners = Mapping[str, tuple[Any, Mapping[str, Any]]]
+
+
+class Values:
+    """The plain values of `owners()` that have changed, as a part of a checkpoint.
+
+    Args:
+        owners: The objects, and those of their attributes that count.
+        named: Paths of attributes that are state in any case; the list may grow.
+        say: Takes a line about a value that cannot be saved.
+    """
+
+    def __init__(
+        self, owners: Callable[[], Owners], named: Sequence[str], say: Callable[[str], object]
+    ) -> None:
+        self.owners = owners
+        self._named = named
+        self._say = say
+        self._told: set[str] = set()
+        self._before: dict[str, int] = {}  # fingerprints, by path
+
+    def begin(self) -> None:
+        """What the values are now is the code's."""
+        self._before = {path: fingerprint(value) for path, value in self._all().items()}
+
+    def _all(self) -> dict[str, Any]:
+        return {
+            f"{path}.{name}".lstrip("."): value
+            for path, (_, attributes) in self.owners().items()
+            for name, value in attributes.items()
+            if is_plain(value)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values by path."""
+        changed = {
+            path: value
+            for path, value in self._all().items()
+            if self._before.get(path) != fingerprint(value) and self._can_be_saved(path, value)
+        }
+        named = {path: getattr(*find_owner(self.owners(), path)) for path in self._named}
+        return changed | named
+
+    def _can_be_saved(self, path: str, value: Any) -> bool:
+        try:
+            encoding.encode(value, f"self.{path}", {})
+        except TypeError as error:
+            if path not in self._told:
+                self._told.add(path)
+                self._say(f"{error} It has changed since setup, and a resumed run has not that.")
+            return False
+        return True
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """One line for each value that was named and is not there, or whose owner is not here."""
+        owners = self.owners()
+        missing = [path for path in self._named if path not in state]
+        lost = [path for path in state if find_owner(owners, path)[0] is None]
+        return [
+            *(f"{path}: missing in the checkpoint." for path in missing),
+            *(f"{path}: in the checkpoint, and not here." for path in lost),
+        ]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Sets the values; always exact."""
+        owners = self.owners()
+        for path, value in state.items():
+            _set(*find_owner(owners, path), value)
+        return []
+
+
+class Snapshot:
+    """The plain values of `owners()` at a moment, to be put back: those of at most that size."""
+
+    def __init__(self, owners: Callable[[], Owners], most_bytes: float = math.inf) -> None:
+        self._owners = owners
+        self._frozen = {
+            (path, name): _Frozen(value, most_bytes)
+            for path, (_, attributes) in owners().items()
+            for name, value in attributes.items()
+            if is_plain(value)
+        }
+
+    def restore(self) -> list[str]:
+        """Puts back what has changed; returns the paths of what was too large for that."""
+        owners, too_large = self._owners(), []
+        for (path, name), frozen in self._frozen.items():
+            owner, attributes = owners.get(path, (None, {}))
+            now = attributes.get(name)
+            if not is_plain(now) or fingerprint(now) == frozen.fingerprint:
+                continue
+            if frozen.data is None:
+                too_large.append(f"{path}.{name}".lstrip("."))
+            else:
+                _set(owner, name, frozen.value())
+        return too_large
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
+
+
+def own_attributes(layer: Any) -> dict[str, Any]:
+    """What a user, or the layer's class, has set on it: no parameters, no sublayers, no hooks.
+
+    Of the buffers those that a checkpoint does not hold anyway.
+    """
+    own = {name: value for name, value in vars(layer).items() if name not in _OF_PADDLE}
+    passing = layer._non_persistable_buffer_names_set
+    return own | {name: value for name, value in layer._buffers.items() if name in passing}
+
+
+def layers_with_buffers(found: StatefulObjects) -> Owners:
+    """All layers with their own attributes and all of their buffers."""
+    return {
+        path: (layer, {**own_attributes(layer), **layer._buffers})
+        for path, layer in found.sublayers()
+    }
+
+
+def find_owner(owners: Owners, path: str) -> tuple[Any, str]:
+    """The object that has the attribute at a path, None if there is none, and the last name."""
+    where, _, name = path.rpartition(".")
+    if where in owners:
+        return owners[where][0], name
+    owner, _ = owners[""]
+    for part in where.split("."):
+        if isinstance(owner, (list, tuple)) and part.isdigit():
+            owner = {str(place): item for place, item in enumerate(owner)}
+        owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
+        owner = unwrap(owner)
+    return owner, name
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text, an array, a tensor or a collection, of anything."""
+    return type(value) in _PLAIN or isinstance(value, (np.generic, np.ndarray, paddle.Tensor))
+
+
+def fingerprint(value: Any) -> int:
+    """A number that is another one when a plain value has changed; of this process alone."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return hash((type(value), repr(value)))
+    file = _Checksum()
+    parts = _dump(value, file)
+    return hash((file.value, *map(_print_of, parts)))
+
+
+class _Checksum(io.RawIOBase):
+    """A file of which only the checksum is kept."""
+
+    value = 0
+
+    def write(self, data: Any) -> int:
+        self.value = zlib.crc32(data, self.value)
+        return len(data)
+
+
+class _Frozen:
+    """A value at a moment; without data if it has more bytes than that."""
+
+    def __init__(self, value: Any, most_bytes: float) -> None:
+        self.fingerprint = fingerprint(value)
+        self.data: bytes | None = None
+        file = io.BytesIO()
+        parts = _dump(value, file)
+        if file.tell() + sum(map(_size, parts)) <= most_bytes:
+            self.data = file.getvalue()
+            self._parts = [_copied(part) for part in parts]
+
+    def value(self) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(self.data or b""))
+        unpickler.persistent_load = self._parts.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
+
+
+class _Pickler(pickle.Pickler):
+    """Takes out what is no plain value. What it writes is read in this process, or not at all."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, protocol=5)
+        self.parts: list[Any] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        if type(value) in _PLAIN or isinstance(value, np.generic):
+            return None
+        self.parts.append(value)
+        return len(self.parts) - 1
+
+
+def _dump(value: Any, file: Any) -> list[Any]:
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    return pickler.parts
+
+
+def _array(part: Any) -> Array | None:
+    """The content of a tensor or an array; None of another object."""
+    if isinstance(part, paddle.Tensor) and part._is_initialized():
+        return Array.of(part)
+    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+        data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+        return Array(part.dtype.str, part.shape, data)
+    return None
+
+
+def _print_of(part: Any) -> Any:
+    array = _array(part)
+    # Of another object, that it is the same one.
+    return id(part) if array is None else (str(array.shape), array.dtype, zlib.crc32(array.data))  # type: ignore[arg-type]
+
+
+def _size(part: Any) -> int:
+    array = _array(part)
+    return 0 if array is None else array.data.nbytes
+
+
+def _copied(part: Any) -> Any:
+    if _array(part) is None:
+        return part
+    return part.copy() if isinstance(part, np.ndarray) else part.detach().clone()
