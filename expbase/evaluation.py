@@ -316,10 +316,7 @@ class Evaluation(Reporting):
         shard = Shard(self.config.training.seed, self.rank, self.world_size)
         if loader is None:
             raise LoaderAdapter(None, name, shard).not_set()
-        adapter = adapt_loader(loader, name, shard)
-        if adapter.warning:
-            self.logger.warning("%s", adapter.warning)
-        return adapter
+        return adapt_loader(loader, name, shard)
 
     def _run_over(self, loader: Any, purpose: int) -> Batches:
         batches = self._kept_adapter(loader).once(purpose, self.iteration)

@@ -77,7 +77,6 @@ class LoaderAdapter:
     num_samples: int | None = None  # in the data set; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
     sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
-    warning: str = ""  # what is likely a mistake
     # What the order of the samples depends on; a place in an order is one in all of equal keys.
     key: order.Key = [None]  # noqa: RUF012
 
@@ -198,36 +197,11 @@ class MapStyleLoader(LoaderAdapter):
 
     def _compare_ranks(self) -> None:
         """Looks whether the sampler draws one order on all ranks, or on each an own one."""
-        world, failure = self.shard.world_size, ""
-        head: tuple[list[str], int | None] = [], None
-        try:
-            head = self._order.head()
-        except Exception as error:  # it may need what a later step makes, or can be read only once
-            failure = repr(error)
+        head = self._order.head()
         wait_for_all(f"the sampler of {self.name}")  # not all may come, or late
-        answers = gather_objects((failure, *head))
-        if failure := max(text for text, *_ in answers):
-            self.warning = (
-                f"{self.name}: its sampler could not be asked for its order at setup ({failure}), "
-                f"so its batches are dealt out over the {world} ranks as one order. A sampler that "
-                "shards should be a DistributedBatchSampler."
-            )
-            return
+        checksums = {checksum for checksum, _ in gather_objects(head)}
+        self.is_sharded = len(checksums) > 1 and None not in checksums
         self.batches_per_epoch = head[1] or self.batches_per_epoch
-        self.is_sharded = any(answer != answers[0] for answer in answers)
-        heads = [samples for _, samples, _ in answers]
-        seen, distinct = sum(map(len, heads)), len(set().union(*heads))
-        # Shares have in common what makes them equally long. A rank that draws with repetition
-        # may draw what another one has.
-        shared = world * (self.batch_size or 1) if head[1] else world
-        repeats = any(len(set(samples)) < len(samples) for samples in heads)
-        if self.is_sharded and seen > distinct + shared and not repeats:
-            self.warning = (
-                f"{self.name}: its sampler draws another order on each of the {world} ranks, and "
-                f"no shares of one: of the first {seen} samples only {distinct} are distinct. "
-                "Seed it equally on all ranks, and one order is dealt out over them; or make the "
-                "ranks' samples disjoint."
-            )
 
     def open(self, epoch: int, place: Place = START) -> Batches:
         world = self.shard.world_size
@@ -329,16 +303,6 @@ class IterableLoader(LoaderAdapter):
         self.key = ["stream", shard.world_size]
         if not self._batches_here:  # then it cannot be cut within a batch
             self.key += [self.batch_size, getattr(loader, "num_workers", None)]
-        parts = [loader, *getattr(loader, "__dict__", {}).values()]
-        for part in parts if shard.world_size > 1 else []:
-            if _has_indices(part) and not MapStyleLoader(part, name, shard).is_sharded:
-                kind, world = type(loader).__name__, shard.world_size
-                self.warning = (
-                    f"{self.name}: a {kind} is taken as it comes, and each of the {world} ranks "
-                    "gets all samples of the DataLoader. "
-                    "If it does not deal them out itself, set a plain DataLoader, which is dealt "
-                    "out over the ranks, or give it a DistributedBatchSampler."
-                )
 
     def open(self, epoch: int, place: Place = START) -> Batches:
         own = place.position // self.shard.world_size  # samples of this rank

@@ -340,49 +340,6 @@ class Experiment(Base):
         137,
         2,
     ),
-    Case(
-        "a wrapper round a DataLoader",
-        """
-class Wrapper:
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __iter__(self):
-        yield from self.loader
-
-class Experiment(Tiny):
-    def setup_dataloader(self):
-        super().setup_dataloader()
-        self.train_loader = Wrapper(self.train_loader)
-""",
-        r"WARNING: self\.train_loader: .* each of the 2 ranks gets all samples",
-        0,
-        2,
-    ),
-    Case(
-        "a sampler that draws another order on each rank",
-        """
-import random
-
-class Sampler(BatchSampler):
-    def __iter__(self):
-        order = random.Random(self.rank).sample(range(40), 40)
-        return iter([order[i : i + 4] for i in range(0, 40, 4)])
-
-    def __len__(self):
-        return 10
-
-class Experiment(Tiny):
-    def setup_dataloader(self):
-        super().setup_dataloader()
-        sampler = Sampler(dataset=Points(40), batch_size=4)
-        sampler.rank = self.rank
-        self.train_loader = DataLoader(Points(40), batch_sampler=sampler)
-""",
-        r"WARNING: self\.train_loader: its sampler draws another order on each of the 2 ranks",
-        0,
-        2,
-    ),
 )
 OTHERS = (
     Case(
