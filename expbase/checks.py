@@ -95,13 +95,13 @@ def check_paddle() -> str:
     return "" if (3, 0) <= found <= (3, 3) else text
 
 
-def check_class(experiment: type, base: type, required: tuple[str, ...]) -> None:
+def check_class(experiment: type, base: type, required: Sequence[str]) -> None:
     """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
     missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
     if missing:
         raise TypeError(
             f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
-            f"{', '.join(required)}."
+            f"{', '.join(required)}" + ", or training.valid_interval=0" * ("valid" in missing) + "."
         )
     for name in dir(base):
         ours, theirs = getattr(base, name), getattr(experiment, name)

@@ -54,6 +54,9 @@ _INSPECTIONS = {
 }
 
 
+_THEIRS = {"--ngpu": "--nprocs"}  # options of PaddleSpeech that are called otherwise here
+
+
 class Paragraphs(argparse.HelpFormatter):
     """Fits each paragraph of a text to the terminal; what is indented stays as it is."""
 
@@ -70,7 +73,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.match("unrecognized arguments: (-[^ =]+)", message):
-            message += f".{did_you_mean(unknown[1], self._option_string_actions)}"
+            name = _THEIRS.get(unknown[1], unknown[1])
+            message += f".{did_you_mean(name, self._option_string_actions)}"
         super().error(message)
 
 
@@ -146,6 +150,13 @@ def main(
             notebook instead a RuntimeError, and of a Ctrl-C a KeyboardInterrupt.
     """
     parser = parser or default_argument_parser()
+    with ended_by_sigterm():
+        return _main(experiment, parser, argv)
+
+
+def _main(
+    experiment: type[ExperimentBase], parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> ExperimentBase | None:
     _check_guard(parser.prog)
     with report_user_errors(parser.prog):
         if argv is None and in_cell():

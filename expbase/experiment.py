@@ -66,8 +66,9 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_paddle()
-        checks.check_class(type(self), ExperimentBase, _YOURS)
         super().__init__(config, args)
+        needs_valid = self.read_only or schedule.is_wanted(self.config.training, "valid")
+        checks.check_class(type(self), ExperimentBase, _YOURS if needs_valid else _YOURS[:3])
         self._names.template = dict.fromkeys(vars(self).keys() - {"model", "optimizer"})
         checks.check_private_names(type(self), self._names.template)
 
@@ -338,7 +339,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             with self.closing():
                 return self._inspect()
         loop = self._loop
-        with self._stop_requests.installed(loop.wake), self.closing():
+        with self._stop_requests.installed(loop.wake, self._say_waiting), self.closing():
             if self.life is Life.READY:
                 self.resume_or_load()
             self._begin_record()

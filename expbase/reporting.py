@@ -197,6 +197,15 @@ class Reporting(Attributes):
         where = f"epoch {self.epoch}, {where}" if self.epoch else where
         say("[%d] FINISHED: %s", self.iteration, where)
 
+    def _say_waiting(self) -> None:
+        """A stop is asked for and has not come yet; called in another thread."""
+        place = "its next batch, which valid() has not asked for" if self.phase == "valid" else ""
+        place = place or "the end of the update under way" * (self._loop.step is Step.WITHIN)
+        reason = self._stop_requests.reason
+        self.logger.warning(
+            f"[{self.iteration}] {reason}: waits for {place or 'the last checkpoint'}"
+        )
+
     def _say_failure(self, error: BaseException) -> None:
         raised = {"is_shown": True}  # whoever catches it shows it on the terminal
         text = "[%d] ended by %r"

@@ -77,7 +77,10 @@ def failure_of(outcome: launch.Outcome, told: Told) -> Failure:
     place = f" at iteration {first['iteration']}" if first.get("iteration") else ""
     if deaths := [death for death in outcome.deaths if not own or "SIGABRT" not in death]:
         return Failure(" and ".join(deaths) + place)
-    text = first.get("reason", f"a rank ended with code {outcome.code}") + place
+    # A hang that holds Python's lock is ended from outside of Python (hang.py).
+    silent = f"a rank ended with code {outcome.code}"
+    silent += ", without a word, as after hang_seconds in code that holds Python's lock"
+    text = first.get("reason", silent) + place
     is_mistake = first.get("kind", EXCEPTION) == EXCEPTION
     with_rank = f"rank {first['rank']}: {text}" if own else text
     return Failure(with_rank, text * bool(own and is_mistake), outcome.is_user_error and is_mistake)

@@ -32,7 +32,9 @@ class Smoke(ExperimentBase):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         config = fill(config)
         # Of two iterations in a row one is even: wherever training begins, both happen.
-        config.training.update(log_interval=1, valid_interval=UPDATES, save_interval=UPDATES)
+        config.training.update(log_interval=1, save_interval=UPDATES)
+        if type(self).valid is not ExperimentBase.valid:
+            config.training.valid_interval = UPDATES
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
             output = str(Path(folder) / "run")

@@ -30,6 +30,7 @@ from expbase.processes import handling
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
 _LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
+_PATIENCE_SECONDS = 5.0  # from a signal to the line that says what it waits for
 
 
 class StopReason(enum.IntEnum):
@@ -91,6 +92,7 @@ class StopRequests:
         self._save_seconds = save_seconds
         self._began = clock() if began is None else began
         self._last_ctrl_c = float("-inf")
+        self._signalled_at = float("inf")
         self.start(0)
 
     def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
@@ -148,12 +150,15 @@ class StopRequests:
     # Signals
 
     @contextlib.contextmanager
-    def installed(self, notify: Callable[[], None]) -> Iterator[None]:
+    def installed(
+        self, notify: Callable[[], None], say_waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Notes signals that ask to stop in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
         paddle's launcher sends it up to three times to every process of a group. `notify` is
-        called from the handler, so it must only set a value.
+        called from the handler, so it must only set a value; `say_waiting` by a thread, if the
+        block has not ended some seconds after the first signal.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can set handlers
@@ -164,12 +169,27 @@ class StopRequests:
                 before, self._last_ctrl_c = self._last_ctrl_c, self._clock()
                 if self._last_ctrl_c - before < _NOW_SECONDS:
                     raise KeyboardInterrupt
+            self._signalled_at = min(self._signalled_at, time.monotonic())
             self.add(StopReason[signal.Signals(signum).name])
             notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        with handling(dict.fromkeys(_SIGNALS, note)):
-            yield
+        ended = threading.Event()
+        # A thread that looks, since a handler must not start one: it may be called within a start.
+        watch = threading.Thread(target=self._watch, args=(ended, say_waiting), daemon=True)
+        watch.start()
+        try:
+            with handling(dict.fromkeys(_SIGNALS, note)):
+                yield
+        finally:
+            ended.set()
+            watch.join()
+
+    def _watch(self, ended: threading.Event, say_waiting: Callable[[], None]) -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            if time.monotonic() - self._signalled_at > _PATIENCE_SECONDS:
+                say_waiting()
+                return
 
 
 class ValidationLeft(BaseException):

@@ -223,6 +223,12 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
     assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
 
 
+def test_an_option_of_paddlespeech_leads_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        default_argument_parser().parse_args(["--output", "run", "--ngpu", "2"])
+    assert "--ngpu. Did you mean '--nprocs'?" in capsys.readouterr().err
+
+
 def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

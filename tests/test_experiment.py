@@ -19,8 +19,10 @@ from tiny import Notes, Tiny, curve, make, metrics, same_bits, trained, training
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.config import load_yaml
+from expbase.front import put_in_front
 from expbase.meter import NonFiniteError
 from expbase.record.run_record import last_config, read
+from expbase.smoke import Smoke
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.checkpointer import choose
@@ -1008,6 +1010,18 @@ def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, 
         options["save_interval"] = 100
     exp = trained(Rising, tmp_path, **options)
     assert exp._checkpointer.validations.best[0] == (3, 0)
+
+
+def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> None:
+    class Without(Tiny):
+        valid = ExperimentBase.valid  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match=r"Without: valid not defined; .*valid_interval=0"):
+        make(Without, tmp_path)
+    exp = trained(Without, tmp_path, valid_interval=0)
+    assert exp.iteration == 6
+    with put_in_front(Smoke):
+        assert trained(Without, tmp_path / "smoke", valid_interval=0).smoke_is_trained
 
 
 def test_a_run_that_had_finished_is_finished_in_a_second_start_too(tmp_path: Path) -> None:

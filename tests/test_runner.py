@@ -462,6 +462,14 @@ def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> 
     assert "SyntaxError" in text
 
 
+def test_a_stage_of_paddlerec_is_told_to_leave_its_base_class_out(workspace: Path) -> None:
+    text = "from paddlerec.core.model import ModelBase\nclass Network(ModelBase):\n    pass\n"
+    (workspace / "my_network.py").write_text(text)
+    (workspace / "c.yaml").write_text(YAML + "  network_class_path: my_network.py\n")
+    with pytest.raises(ConfigError, match="needs no base class: leave out PaddleRec's"):
+        runner.read(workspace / "c.yaml")
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -86,6 +86,8 @@ def _import(module: str, place: str) -> ModuleType:
             [f for f in shown.stack if "importlib" not in f.filename and f.filename != __file__]
         )
         text = "".join(shown.format()).rstrip()
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("paddlerec"):
+            text += "\nA stage needs no base class: leave out PaddleRec's, and its import."
         raise ConfigError(f"{place} cannot be imported:\n{text}") from error
 
 
