@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+LONG_SECONDS = 300.0  # that nothing in the tests takes, however busy the machine is
 _MAX_BYTES = 1 << 17  # of a request: a command and an environment
 
 
@@ -84,7 +85,7 @@ class Popen(_Fresh):  # type: ignore[misc]
 
 
 def run(
-    args: Sequence[Any], said: str = "", timeout: float = 120, **how: Any
+    args: Sequence[Any], said: str = "", timeout: float = LONG_SECONDS, **how: Any
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end, and returns what it printed."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

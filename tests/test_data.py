@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import glob
 import itertools
+import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -141,6 +144,7 @@ def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> 
     assert drawn(with_workers) == whole
     samples = 2 * (with_workers.batch_size or 1)
     assert drawn(with_workers, position=samples) == whole[2:]
+    with_workers.close()
     assert drawn(adapted(make(0)), position=samples) == whole[2:]
 
 
@@ -788,6 +792,25 @@ class Told(Noisy):
 def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
     batch = next(adapted(DataLoader(Told(), batch_size=2, num_workers=2)).open(1))
     assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
+
+
+class Stuck(Noisy):
+    """Its second sample never comes."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(1000 * (index > 0))
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("dataset", [Stuck(), Lines()], ids=["busy", "stream"])
+def test_when_an_epoch_is_left_its_workers_end_with_what_they_made(dataset: Any) -> None:
+    before = {*multiprocessing.active_children()}
+    batches = adapted(DataLoader(dataset, batch_size=1, num_workers=1)).open(1)
+    next(batches)
+    (worker,) = {*multiprocessing.active_children()} - before
+    batches.close()
+    assert not worker.is_alive()
+    assert not glob.glob(f"/dev/shm/*_{worker.pid}_*")
 
 
 def test_a_users_worker_init_fn_is_called() -> None:

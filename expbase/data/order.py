@@ -29,7 +29,7 @@ from paddle.io import (
     SequenceSampler,
 )
 
-from expbase.processes import forking
+from expbase.processes import forking, remove_left_files
 from expbase.state import rng
 from expbase.state.objects import state_setter
 
@@ -255,17 +255,30 @@ def _kill(pid: int, iterator: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def end_workers(iterator: Any) -> None:
+    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
+    iterator._try_shutdown_all(1)
+    for worker in iterator._workers:
+        worker.kill()  # that one is still busy
+        worker.join()
+    remove_left_files()
+
+
 class Isolated:
     """Iterates under random `states` of its own, which continue from item to item.
 
     Neither does the iterable see what training draws in between, nor training what it draws. The
-    seed is for the states at the first item, and `iter` is called there.
+    seed is for the states at the first item, and `iter` is called there. Workers end with it.
     """
 
     def __init__(self, seed: int, iterable: Iterable[Any]) -> None:
         self._iterable = iterable
         self._iterator: Iterator[Any] | None = None
         self.states = rng.DataStates(seed)
+
+    def __del__(self) -> None:
+        if hasattr(self._iterator, "_workers"):  # a thread of paddle's holds it: its own never runs
+            end_workers(self._iterator)
 
     def __iter__(self) -> Iterator[Any]:
         return self

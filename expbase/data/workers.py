@@ -28,12 +28,11 @@ from paddle.io import DataLoader, TensorDataset
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
-from expbase.data.order import Numbered, end_by_kill
+from expbase.data.order import Numbered, end_by_kill, end_workers
 from expbase.processes import (
     die_with_parent,
     forking,
     leave_note,
-    remove_left_files,
     signals_held,
     survive_signals,
 )
@@ -61,7 +60,7 @@ class Fetcher:
     def close(self) -> None:
         """Ends persistent workers. May be called twice."""
         if self._idle is not None:
-            _end(self._idle._iterator)
+            end_workers(self._idle._iterator)
             self._idle = None  # a later run over the data starts new ones
 
     def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
@@ -115,7 +114,7 @@ class Fetcher:
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
             else:
-                _end(iterator)
+                end_workers(iterator)
 
     def _worker_loader(self) -> DataLoader:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.
@@ -126,12 +125,6 @@ class Fetcher:
         loader.auto_collate_batch = True
         loader.collate_fn = operator.itemgetter(0)
         return loader
-
-
-def _end(iterator: Any) -> None:
-    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
-    iterator._try_shutdown_all(1)
-    remove_left_files()
 
 
 class _BatchDataset:
