@@ -145,7 +145,8 @@ def remove_left_files() -> None:
                     continue
                 file = stack.enter_context(note.open())
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # Shared: another process may look at this moment, too.
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     dead[note] = pid
                 except BlockingIOError:
                     alive.add(pid)

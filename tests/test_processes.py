@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,7 +43,7 @@ def test_a_child_ends_with_a_parent_that_is_killed() -> None:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
-        parent.communicate(timeout=60)
+        parent.communicate(timeout=forks.LONG_SECONDS)
 
 
 ORPHAN = """
@@ -66,7 +67,7 @@ if __name__ == "__main__":
 def test_a_child_ends_whose_parent_was_dead_before_it_asked(tmp_path: Path, way: str) -> None:
     (tmp_path / "orphan.py").write_text(ORPHAN)
     command = [sys.executable, str(tmp_path / "orphan.py"), processes.__file__, way]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=forks.LONG_SECONDS)
     assert result.stdout == "asks\n", result.stderr  # the pipe has ended, and so has the child
 
 
@@ -114,6 +115,28 @@ def test_of_a_run_that_was_killed_nothing_is_left_after_the_next_start(
     assert not glob.glob(files)
 
 
+# Holds the lock of a note, as a worker does, until its stdin ends. It is a process of its own: what
+# this one holds, a program that another thread starts holds, too, until it has begun.
+HOLDER = """
+import fcntl, sys
+note = open(sys.argv[1])
+fcntl.flock(note, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(note: Path) -> Iterator[None]:
+    """A worker holds the lock of this note."""
+    note.touch()
+    command = [sys.executable, "-S", "-c", HOLDER, str(note)]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as worker:  # type: ignore[call-overload]
+        assert worker.stdout.readline() == "held\n"
+        yield
+
+
 def test_what_was_in_use_at_the_start_of_a_run_is_looked_at_again_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,8 +144,7 @@ def test_what_was_in_use_at_the_start_of_a_run_is_looked_at_again_at_its_end(
     pid = 2**22 + 1  # no process here has it: the system gives smaller ones
     made, note = tmp_path / f"paddle_{pid}_0_1", tmp_path / f"expbase_worker_{pid}_a"
     made.touch()
-    with note.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as of a worker that is being killed
+    with held(note):  # by a worker that is being killed
         experiment = make(Tiny, tmp_path / "run")
         experiment.setup()
         assert made.exists()
@@ -143,18 +165,22 @@ def test_files_are_left_alone_as_long_as_a_worker_of_that_id_lives_anywhere(
     # Two containers that share this memory may both have a process of this id.
     pid = 2**22 + 1  # no process here has it: the system gives smaller ones
     made, alive = shared_memory / f"paddle_{pid}_0_1", shared_memory / f"expbase_worker_{pid}_a"
-    for file in made, alive, shared_memory / f"expbase_worker_{pid}_dead":
+    for file in made, shared_memory / f"expbase_worker_{pid}_dead":
         file.touch()
-    with alive.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(alive):
         processes.remove_left_files()
         assert made.exists()
-    # A process that another thread forks at this moment holds the lock, too, until it is another
-    # program (the git of an earlier test's ledger): such files go at a later start.
-    end = time.monotonic() + 20
-    while [*shared_memory.iterdir()] and time.monotonic() < end:
-        processes.remove_left_files()
+    processes.remove_left_files()
     assert not [*shared_memory.iterdir()]
+
+
+def test_two_processes_may_look_at_a_time(shared_memory: Path) -> None:
+    note = shared_memory / f"expbase_worker_{2**22 + 1}_a"
+    note.touch()
+    with note.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        processes.remove_left_files()
+    assert not note.exists()
 
 
 def test_files_of_an_id_that_is_in_use_again_are_left_alone_and_found_later(
@@ -193,7 +219,7 @@ def test_workers_hold_the_lock_of_a_note_and_leave_nothing_when_they_end(
         def on_train_batch_end(self) -> None:
             (note, *_) = processes.SHARED_MEMORY.glob("expbase_worker_*")
             with note.open() as file, pytest.raises(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     trained(WithWorkers, tmp_path / "run")
     assert not [*processes.SHARED_MEMORY.iterdir()]

@@ -9,7 +9,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import forks
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+from forks import LONG_SECONDS
 from paddle.io import DataLoader, Dataset
 
 from expbase import Config, ExperimentBase, get_default_training_config
@@ -137,6 +139,20 @@ def same_bits(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+def wait_until(
+    condition: Callable[[], object], process: subprocess.Popen[Any] | None = None
+) -> None:
+    """Returns when it is true; fails if it is not when this process has ended."""
+    deadline = time.monotonic() + LONG_SECONDS
+    while True:
+        is_over = process is not None and process.poll() is not None
+        if condition():
+            return
+        assert not is_over, process.communicate() if process else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def run_ranks(
     commands: Sequence[Sequence[str]], **variables: str
 ) -> list[subprocess.CompletedProcess[str]]:
@@ -160,15 +176,13 @@ def run_ranks(
                 process = forks.Popen(command, env={**environment, **own}, text=True, **pipes)
                 ranks.append(stack.enter_context(process))
                 stack.callback(process.kill)
-        texts = [process.communicate(timeout=120) for process in ranks]
+        texts = [process.communicate(timeout=LONG_SECONDS) for process in ranks]
         codes = [process.returncode for process in ranks]
     ends = zip(commands, codes, texts, strict=False)
     return [subprocess.CompletedProcess(words, code, *said) for words, code, said in ends]
 
 
-def run_script(
-    script: Path, *words: str, launch: int = 0, timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
+def run_script(script: Path, *words: str, launch: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, or under paddle's launcher on two or more."""
     command = [sys.executable]
     if launch:
@@ -177,4 +191,4 @@ def run_script(
         command += ["--log_dir", str(log)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(TESTS)}
     words = (*command, str(script), *words)
-    return forks.run(words, timeout=timeout, cwd=script.parent, env=environment)
+    return forks.run(words, cwd=script.parent, env=environment)
