@@ -39,8 +39,8 @@ VALID_INTERVAL = 10
 TRAINING = ["save_interval=3", f"valid_interval={VALID_INTERVAL}", "log_interval=2"]
 TRAINING += ["keep_last=2", "monitor=accuracy", "background_save=True"]
 KILLS_OF_A_RUN = 12  # at most; then it may finish
-_LONG_SECONDS = 120.0  # that nothing here takes
-_GONE_SECONDS = 5.0  # that what a dead process leaves behind may still be there
+_LONG_SECONDS = 300.0  # that nothing here takes
+_GONE_SECONDS = 60.0  # that what a dead process leaves behind may still be there
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,9 @@ def expect(job: Job, got: object, wanted: object, what: str) -> None:
 def terminated(proof: Proof, ranks: int, workers: int, command: list[str], code: int) -> None:
     """SIGTERM to the first process, over and over; each time it must answer this code."""
     job = proof.job(workers=workers)
-    # One that is not to hear the signal would come to its end within the grace period.
-    slow = {"PACE_SECONDS": "0.1"} if code == 137 else {}
-    pod = Pod(job, recipe("job.yaml"), command, **slow)
-    pod.grace_seconds /= 5 if slow else 1
+    # It must not come to its end before the signal; nor, if it is not to hear it, after that.
+    pod = Pod(job, recipe("job.yaml"), command, PACE_SECONDS="1")
+    pod.grace_seconds /= 20 if code == 137 else 1
     for round_ in range(1, proof.rounds + 1):
         with pod.started() as container:
             wait_for(lambda n=round_: job.trains(n), "training")

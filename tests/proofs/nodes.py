@@ -35,7 +35,7 @@ from expbase.processes import LAUNCHER, die_with_parent
 from expbase.state import checkpoint
 
 NET = Path(__file__).with_name("net.py")
-LONG_SECONDS = 120.0  # that nothing here takes
+LONG_SECONDS = 300.0  # that nothing here takes
 HANG_SECONDS = 8
 # From the moment of a fault until all who are left have ended: their launchers take 4 s of it.
 DEATH_LIMIT, SILENCE_LIMIT = 10.0, HANG_SECONDS + 10.0
@@ -92,16 +92,16 @@ class Node:
         self.folder = folder / f"node-{number}"
         self.folder.mkdir(parents=True)
         self._sleeper = subprocess.Popen(
-            ["unshare", "--net", "sleep", "infinity"],
+            ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"],
             preexec_fn=die_with_parent,  # so the kernel removes it, even after kill -9
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        assert self._sleeper.stdout
+        if not self._sleeper.stdout.readline():  # it has ended, and not come to the shell
+            raise PermissionError(str(self._sleeper.communicate()[1]))
         self._path = f"/proc/{self._sleeper.pid}/ns/net"
-        while (inode := os.readlink(self._path)) == os.readlink("/proc/self/ns/net"):
-            if self._sleeper.poll() is not None:
-                raise PermissionError(str(self._sleeper.communicate()[1]))
-            time.sleep(0.01)
-        self._inode = inode
+        self._inode = os.readlink(self._path)
         self.ns = str(self._sleeper.pid)
 
     def call(self, *words: str) -> None:
