@@ -34,7 +34,8 @@ import os, signal, sys, threading
 import paddle
 def look():
     import logging
-    caught = [line for line in open("/proc/self/status") if line.startswith("Sig")]
+    kinds = ("SigBlk", "SigIgn", "SigCgt")  # SigQ counts those of other processes, too
+    caught = [line for line in open("/proc/self/status") if line.startswith(kinds)]
     python = [signal.getsignal(number) for number in signal.Signals]
     loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
     handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", [])]
