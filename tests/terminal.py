@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pyte
+from forks import LONG_SECONDS
 
 
 class Terminal:
@@ -41,9 +42,9 @@ class Terminal:
         """What stands on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
-    def wait(self, until: Callable[[str], bool] = lambda text: False, seconds: float = 60) -> str:
+    def wait(self, until: Callable[[str], object] = lambda text: False) -> str:
         """Reads until the screen is as wanted, or the program has ended; gives the screen."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + LONG_SECONDS
         while time.monotonic() < end:
             if not select.select([self._fd], [], [], 0.05)[0]:
                 continue
@@ -57,7 +58,7 @@ class Terminal:
             self._stream.feed(data)
             if until(self.text):
                 return self.text
-        raise TimeoutError(f"after {seconds} s the screen was:\n{self.text}")
+        raise TimeoutError(f"after {LONG_SECONDS} s the screen was:\n{self.text}")
 
     def type(self, text: str) -> None:
         """Types."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent import futures
 
+import forks
 import paddle
 import pytest
 
@@ -17,7 +18,7 @@ def test_waiting_returns_after_the_job_has_ended() -> None:
     writer = Background()
 
     def job() -> None:
-        go.wait(10)
+        go.wait(forks.LONG_SECONDS)
         done.append(1)
 
     writer.start(job)

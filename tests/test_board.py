@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +19,12 @@ import numpy as np
 import psutil
 import pytest
 import requests
+from tiny import wait_until
 
 from expbase.__main__ import main
 from expbase.tools import board
 from expbase.tools.board import record_files, update
 from expbase.visualizer import FILE_NAME, Visualizer
-
-SECONDS = 30.0
 
 
 def written(directory: Path, *, rate: float = 0.1, points: int = 20) -> Path:
@@ -83,7 +81,8 @@ class Board:
         self._session.trust_env = False  # no proxy
 
     def get(self, path: str, **query: Any) -> Any:
-        answer = self._session.get(f"{self.address}/app/api/{path}", params=query, timeout=SECONDS)
+        address, limit = f"{self.address}/app/api/{path}", forks.LONG_SECONDS
+        answer = self._session.get(address, params=query, timeout=limit)
         return answer.json()["data"]
 
     def steps(self, run: str) -> list[int] | None:
@@ -110,16 +109,9 @@ def shown(runs: Path, tmp_path: Path) -> Iterator[Board]:
     made.process.communicate()
 
 
-def until(true: Callable[[], bool]) -> None:
-    limit = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < limit
-        time.sleep(0.1)
-
-
 def test_runs_are_shown_and_followed_until_the_board_ends(runs: Path, shown: Board) -> None:
     slow, fast = "runs/deep/lr=0.1", "runs/lr=0.5"
-    until(lambda: shown.steps(fast) is not None)
+    wait_until(lambda: shown.steps(fast) is not None)
     servers = psutil.Process(shown.process.pid).children()
     assert set(shown.get("runs")) == {slow, fast}
     assert set(shown.get("component_tabs")) >= {"scalar", "image", "hyper_parameters"}
@@ -134,21 +126,21 @@ def test_runs_are_shown_and_followed_until_the_board_ends(runs: Path, shown: Boa
     add_points(run, range(20, 22))
     whole = (run / FILE_NAME).read_bytes()
     os.truncate(run / FILE_NAME, len(whole) - 5)
-    until(lambda: shown.steps(fast) == [*range(21)])
+    wait_until(lambda: shown.steps(fast) == [*range(21)])
     (run / FILE_NAME).write_bytes(whole)
-    until(lambda: shown.steps(fast) == [*range(22)])
+    wait_until(lambda: shown.steps(fast) == [*range(22)])
     assert psutil.Process(shown.process.pid).children() == servers  # all that time
 
     # It is resumed from an earlier checkpoint.
     add_points(run, range(100, 150), after=before)
-    until(lambda: shown.steps(fast) == [*range(20), *range(100, 150)])
+    wait_until(lambda: shown.steps(fast) == [*range(20), *range(100, 150)])
     assert shown.steps(slow) == [*range(20)]
 
     assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "ledger.jsonl", FILE_NAME]
 
     # VisualDL ends with a board that is killed.
     shown.process.kill()
-    until(lambda: shown.steps(slow) is None)
+    wait_until(lambda: shown.steps(slow) is None)
 
 
 def test_ctrl_c_ends_it_with_code_0_and_leaves_no_copies(
@@ -254,7 +246,7 @@ def test_visualdl_is_stopped_while_copies_grow(
         was_stopped.append(process.status() == "stopped")
         return len(was_stopped) < 3
 
-    goes_on = SimpleNamespace(sleep=lambda _: until(lambda: process.status() != "stopped"))
+    goes_on = SimpleNamespace(sleep=lambda _: wait_until(lambda: process.status() != "stopped"))
     monkeypatch.setattr(board, "update", updated)
     monkeypatch.setattr(board, "time", goes_on)
     monkeypatch.setattr(subprocess, "Popen", lambda *command, **options: server)

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import runpy
-import select
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from expbase import console
 from expbase.console import Line, is_terminal, live_line
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 import numpy as np, paddle
 from paddle.io import DataLoader, Dataset
 from expbase import ExperimentBase, main
@@ -51,7 +50,7 @@ class Slow(ExperimentBase):
         time.sleep(0.02)
         if self.iteration == 20:
             print("said by train_batch", "x" * 100 + "end")
-        AT_TWENTY
+        MORE
     def valid(self):
         return {"accuracy": 0.5}
 
@@ -60,10 +59,10 @@ if __name__ == "__main__":
 """
 
 
-def script(folder: Path, *, workers: int = 0, at_twenty: str = "pass") -> list[str]:
+def script(folder: Path, *, workers: int = 0, more: str = "pass") -> list[str]:
     """The command of a run of 60 iterations, with a line of the log for each."""
     path = folder / "train.py"
-    path.write_text(SCRIPT.replace("WORKERS", str(workers)).replace("AT_TWENTY", at_twenty))
+    path.write_text(SCRIPT.replace("WORKERS", str(workers)).replace("MORE", more))
     words = ["max_iteration=60", "valid_interval=25", "save_interval=50", "log_interval=1"]
     options = [f"training.{word}" for word in words]
     return [sys.executable, str(path), "--output", str(folder / "run"), "--device=cpu", *options]
@@ -81,7 +80,10 @@ def a_screen(columns: int = 80, encoding: str = "utf-8") -> Iterator[Screen]:
     stream = pyte.ByteStream(shown)
 
     def look() -> str:
-        while select.select([reader], [], [], 0.05)[0]:
+        # A title comes after all that was written: what a terminal is given takes a while.
+        shown.title = ""
+        os.write(writer, b"\x1b]2;all\x07")
+        while not shown.title:
             stream.feed(os.read(reader, 1 << 16))
         assert not shown.cursor.hidden  # after a kill -9 nobody would show it again
         return "\n".join(line.rstrip() for line in shown.display).rstrip()
@@ -161,12 +163,13 @@ def test_a_breakpoint_hook_of_the_user_is_called_and_restored(
 
 
 def test_a_run_shows_a_line_that_moves_and_its_workers_do_not_hang(tmp_path: Path) -> None:
-    with terminal(script(tmp_path, workers=2)) as shown:
-        text = shown.wait(lambda text: "said by" in text and re.search(r"train [345]\d/60", text))
-        last = text.splitlines()[-1]
-        assert re.search(r"^train \d+/60 .*epoch 1  loss -?\d.* left  \S+ it/s", last)
-        assert 74 <= len(last) <= 77
-        assert last.endswith(" MB")
+    seen = tmp_path / "seen"
+    stays = f"while self.iteration == 40 and not os.path.exists({str(seen)!r}): time.sleep(0.01)"
+    line = r"^train [34]\d/60 .*epoch 1  loss -?\d.* left  \S+ it/s.* MB\Z"
+    with terminal(script(tmp_path, workers=2, more=stays)) as shown:
+        text = shown.wait(lambda text: "said by" in text and re.search(line, text, re.MULTILINE))
+        assert 74 <= len(text.splitlines()[-1]) <= 77
+        seen.touch()
         end = shown.wait()
     assert shown.exit_code == 0
     assert "worker says 150" in end
@@ -180,11 +183,8 @@ def test_a_run_shows_a_line_that_moves_and_its_workers_do_not_hang(tmp_path: Pat
 
 
 def test_a_debugger_has_the_terminal_for_itself_and_an_error_comes_last(tmp_path: Path) -> None:
-    command = script(
-        tmp_path,
-        at_twenty="if self.iteration == 20: breakpoint()\n"
-        "        assert self.iteration < 30, 'too far'",
-    )
+    stops = "if self.iteration == 20: breakpoint()\n        "
+    command = script(tmp_path, more=f"{stops}assert self.iteration < 30, 'too far'")
     with terminal(command) as shown:
         text = shown.wait(lambda text: text.endswith("(Pdb)"))
         assert "it/s" not in text

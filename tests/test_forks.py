@@ -49,7 +49,7 @@ def test_a_forked_program_finds_what_a_fresh_one_finds(tmp_path: Path, command: 
     seen = []
     for start in (subprocess.Popen, forks.Popen):
         with start(words, **how) as process:
-            out, err = process.communicate("said", timeout=60)
+            out, err = process.communicate("said", timeout=forks.LONG_SECONDS)
         seen.append((json.loads(out), err, process.returncode))
     assert seen[0] == seen[1]
     assert seen[0][1:] == ("the end\n", 7)
@@ -67,7 +67,7 @@ def test_how_a_forked_program_ended_is_known_and_each_draws_its_own_numbers() ->
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.001)
             process.send_signal(signum)
-            assert process.wait(timeout=60) == process.poll() == -signum
+            assert process.wait(timeout=forks.LONG_SECONDS) == process.poll() == -signum
     assert len(drawn) == 2
 
 
@@ -81,4 +81,4 @@ def test_what_may_warn_or_is_not_python_is_started_as_ever(tmp_path: Path) -> No
     ):
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
         with forks.Popen(words, env=environment) as process:
-            assert process.wait(60) == expected
+            assert process.wait(forks.LONG_SECONDS) == expected

@@ -5,41 +5,48 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from tiny import Tiny, run_script, trained
+import pytest
+from tiny import Tiny, run_script, trained, wait_until
 
+from expbase.record import hang
 from expbase.record.hang import watching
 
 
-def wait_for(path: Path, text: str) -> bool:
-    """Whether the text comes into the file, soon."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if path.exists() and text in path.read_text():
-            return True
-        time.sleep(0.01)
-    return False
+class Clock:
+    """One that stands still, however slow the machine is, but where a test hangs."""
+
+    now = 0.0
+
+    def wait_for(self, path: Path, text: str) -> None:
+        """Returns when the text has come into the file."""
+        wait_until(lambda: self.goes_on() and path.exists() and text in path.read_text())
+
+    def goes_on(self) -> bool:
+        self.now += 0.1
+        return True
 
 
-class Hanging(Tiny):
-    """Hangs in the third iteration until its log says so."""
-
-    def train_batch(self) -> None:
-        super().train_batch()
-        if self.iteration == 3:
-            self.where_it_hangs()
-
-    def where_it_hangs(self) -> None:
-        assert wait_for(self.output_dir / "worker_0.log", "where_it_hangs")
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of those who watch."""
+    clock = Clock()
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 ENDLESS = """
 import time
+from types import SimpleNamespace
 from tiny import Tiny
 from expbase import main
+from expbase.record import hang
+
+hang.time = SimpleNamespace(monotonic=lambda: now)  # it stands still but where the run hangs
+now = 0.0
 
 class Hanging(Tiny):
     def train_batch(self):
@@ -48,14 +55,26 @@ class Hanging(Tiny):
             self.hang_for_ever()
 
     def hang_for_ever(self):
-        time.sleep(1000)
+        global now
+        while True:
+            now += 0.1
+            time.sleep(0.01)
 
 if __name__ == "__main__":
     main(Hanging)
 """
 
 
-def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path, clock: Clock) -> None:
+    class Hanging(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.where_it_hangs()
+
+        def where_it_hangs(self) -> None:
+            clock.wait_for(self.output_dir / "worker_0.log", "where_it_hangs")
+
     exp = trained(Hanging, tmp_path, hang_seconds=1)
     log = (tmp_path / "worker_0.log").read_text()
     assert "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3" in log
@@ -66,11 +85,11 @@ def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name == "expbase-hang"]
 
 
-def test_a_hang_in_validation_names_the_phase(tmp_path: Path) -> None:
+def test_a_hang_in_validation_names_the_phase(tmp_path: Path, clock: Clock) -> None:
     class Stuck(Tiny):
         def valid(self) -> Any:
             next(iter(self.valid_batches()))
-            assert wait_for(self.output_dir / "worker_0.log", "no progress")
+            clock.wait_for(self.output_dir / "worker_0.log", "no progress")
             return {"accuracy": 1}
 
     trained(Stuck, tmp_path, hang_seconds=1, max_iteration=1)
@@ -87,8 +106,7 @@ def test_what_moves_is_never_reported_and_zero_means_never(tmp_path: Path) -> No
 
     path = tmp_path / "log"
     with watching(0.02, progress, logging.Logger("test"), path):
-        while counter["n"] < 20:
-            time.sleep(0.001)
+        wait_until(lambda: counter["n"] >= 20)
     assert not path.exists()
     trained(Tiny, tmp_path / "run", hang_seconds=0)
 
@@ -112,8 +130,6 @@ def test_a_report_says_where_the_other_ranks_are(tmp_path: Path) -> None:
     logger.addHandler(logging.FileHandler(path))
     where = "rank 1: last in train at iteration 40, heard 3 s ago"
     with watching(0.02, lambda: {"iteration": 41}, logger, path, None, lambda: where):
-        end = time.monotonic() + 30
-        while "Thread" not in (path.read_text() if path.exists() else ""):
-            assert time.monotonic() < end
+        wait_until(lambda: "Thread" in path.read_text())
     assert f"no progress for 0.02 s: iteration=41; {where}. The stacks" in path.read_text()
     logger.handlers[0].close()

@@ -26,7 +26,7 @@ class Process:
 
     def __init__(self, returncode: int | None) -> None:
         ending = f"kill {returncode} $$" if (returncode or 0) < 0 else f"exit {returncode}"
-        script = "exec sleep 60" if returncode is None else ending
+        script = "exec sleep 1000" if returncode is None else ending
         self._process = subprocess.Popen(["sh", "-c", script])
         self.pid = self._process.pid
         self.sentinel = os.pidfd_open(self.pid)
@@ -98,6 +98,7 @@ def begin(way: str) -> int:
     """Starts two ranks; called in a process of its own."""
     assert distributed.world_size() == 1  # paddle remembers it
     INHERITED.append(way)
+    launch._GRACE_SECONDS = forks.LONG_SECONDS  # rank 0 may not have begun when rank 1 ends
     atexit.register(os._exit, 8)
     if way == "spawn":  # of several threads a fork would have one
         threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -84,7 +84,7 @@ def test_a_run_of_another_process_is_running_and_its_lock_is_not_taken(
         assert holder.stdout.readline() == "held\n"
         assert listed(tmp_path, capsys)["run"]["state"] == "running"
         holder.stdin.close()
-        holder.wait(timeout=20)
+        holder.wait(forks.LONG_SECONDS)
     assert listed(tmp_path, capsys)["run"]["state"] == "finished"
 
 

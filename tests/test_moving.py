@@ -501,8 +501,8 @@ def test_a_script_without_the_guard_whose_ranks_cannot_be_forked_is_told_in_one_
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import threading, time\nfrom tiny import Tiny\nfrom expbase import main\n"
-        "threading.Thread(target=time.sleep, args=[60], daemon=True).start()\nmain(Tiny)\n"
+        "import threading\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\nmain(Tiny)\n"
     )
     result = run_script(script, "--output", "run", "--nprocs", "2", "--device", "cpu")
     assert result.returncode == 1

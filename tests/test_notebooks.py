@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -52,7 +53,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         notebook = nbformat.read(NOTEBOOK, as_version=4)
         nbformat.validate(notebook)
         where = {"metadata": {"path": str(folder)}}
-        client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where)
+        limits = dict.fromkeys(("timeout", "startup_timeout"), int(forks.LONG_SECONDS))
+        client = NotebookClient(notebook, kernel_name="python3", resources=where, **limits)
         client.shutdown_kernel = "immediate"
         with client.setup_kernel():
             for number, cell in enumerate(notebook.cells):

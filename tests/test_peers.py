@@ -44,7 +44,7 @@ class Killed(Tiny):
 # Kills a rank while the launcher stands still, which looks each second, until the other one speaks.
 LAUNCHER = """
 kill -STOP $1; kill -KILL $2
-n=0; while [ $n -lt 400 ] && ! grep -q 'another rank failed' $3; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 4000 ] && ! grep -q 'another rank failed' $3; do sleep 0.05; n=$((n+1)); done
 kill -CONT $1
 """
 
@@ -117,7 +117,7 @@ class Stopped(Tiny):
 
     def valid(self):
         if self.iteration == 3 and self.rank == 1:
-            time.sleep(4)  # twice the limit, but its thread answers
+            time.sleep(8)  # longer than the limit, but its thread answers
         return super().valid()
 
 
@@ -131,7 +131,7 @@ def test_a_rank_that_is_stopped_is_named_with_its_place_and_one_that_is_busy_is_
 ) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(STOPPED)
-    words = ["training.valid_interval=3", "training.hang_seconds=2"]
+    words = ["training.valid_interval=3", "training.hang_seconds=6"]
     result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2", *words)
     assert result.returncode == 1
     last_line = (run / "worker_0.log").read_text().splitlines()[-1]
@@ -193,13 +193,13 @@ def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as the system of a stopped one does
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         result = forks.run(
-            [sys.executable, "-c", EAGER, str(tmp_path / "run")],
+            [sys.executable, "-c", EAGER, str(tmp_path), "1"],
             env={
                 **os.environ,
                 "PADDLE_TRAINERS_NUM": "2",
                 "PADDLE_TRAINER_ID": "1",
                 "PADDLE_TRAINER_ENDPOINTS": f"{endpoint},127.0.0.1:1",
-                peers.LIMIT: "1",
+                peers.LIMIT: "3",
                 "PYTHONPATH": str(Path(__file__).parent),
                 "PYTHONWARNINGS": "ignore",
             },
@@ -208,20 +208,23 @@ def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path
     assert "in _make_store" in result.stderr
 
 
-# Says at once that it waits.
+# Says at once that it waits, and begins when as many are there.
 EAGER = """
-import sys
+import os, sys
 from pathlib import Path
-from tiny import Tiny, make
+from tiny import Tiny, make, wait_until
 from expbase import peers
 
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+(folder / f"came_{os.environ['PADDLE_TRAINER_ID']}").touch()
+wait_until(lambda: len([*folder.glob("came_*")]) == number)
 peers._SAY_SECONDS = 0.0, 60.0
-make(Tiny, Path(sys.argv[1])).setup()
+make(Tiny, folder / "run").setup()
 """
 
 
 def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path) -> None:
-    words = ["-c", EAGER, str(tmp_path / "run")]
+    words = ["-c", EAGER, str(tmp_path), "2"]
     ends = run_ranks([words, [], words], **{peers.LIMIT: "3"})
     assert len(ends) == 2
     for end in ends:
@@ -242,6 +245,7 @@ def test_how_a_process_ended_is_known_until_its_parent_asks(
     script: str, text: str, code: int
 ) -> None:
     process = subprocess.Popen(["sh", "-c", script])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert processes.ending(process.pid) == (text, code)
     process.wait()
     assert processes.ending(process.pid) == ("died without a word", 1)
@@ -249,17 +253,20 @@ def test_how_a_process_ended_is_known_until_its_parent_asks(
 
 def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
     with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert processes.ending(process.pid) == ("", 0)
 
 
 def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import time\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "from tiny import Tiny, wait_until\nfrom expbase import main, peers\n"
         "from expbase.config import ConfigError\n"
         "class Mistaken(Tiny):\n"
         "    def setup_model(self):\n"
-        "        if self.rank == 0: time.sleep(0.5)\n"
+        "        peers._TELL_SECONDS = 100 * self.rank\n"  # rank 0 is as late as it likes
+        "        made = self.output_dir / 'made'\n"
+        "        made.touch() if self.rank else wait_until(made.exists)\n"
         "        raise ConfigError('optim.lr: -1 given; expected more than 0.')\n"
         "if __name__ == '__main__': main(Mistaken)\n"
     )

@@ -519,7 +519,7 @@ def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: i
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     words = [sys.executable, *shlex.split(command)[1:]]
-    result = forks.run(words, timeout=200, cwd=workspace, env=environment)
+    result = forks.run(words, cwd=workspace, env=environment)
     assert result.returncode == 0, result.stderr
     log = workspace / "runs/first/worker_0.log"
     assert "ranks: 2" in log.read_text()

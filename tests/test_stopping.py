@@ -18,7 +18,7 @@ from pathlib import Path
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, curve, make, metrics, same_bits, trained
+from tiny import TESTS, Tiny, curve, make, same_bits, trained, wait_until
 
 from expbase import setup_steps, stopping
 from expbase.stopping import StopReason, StopRequests
@@ -50,16 +50,9 @@ def started(script: Path, *words: str, launch: bool = False) -> Iterator[subproc
         process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def trains(run: Path) -> Callable[[], bool]:
     file = run / "metrics.jsonl"
-    return lambda: file.exists() and len(file.read_text().splitlines()) >= 5
+    return lambda: file.exists() and file.read_text().count("\n") >= 5
 
 
 def last_record(run: Path) -> dict[str, object]:
@@ -164,10 +157,13 @@ def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Pat
     """As schedulers send it that know each process, and not only the first one."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import time\nfrom tiny import DataLoader, Points, Tiny\nfrom expbase import main\n"
+        "import os, time\nfrom pathlib import Path\n"
+        "from tiny import DataLoader, Points, Tiny\nfrom expbase import main\n"
         "class Late(Points):\n"
         "    def __getitem__(self, index):\n"
-        "        time.sleep(1000 * (index >= 36))\n"
+        "        if index >= 36:\n"
+        "            Path('busy').touch()\n"
+        "            time.sleep(1000)\n"
         "        return super().__getitem__(index)\n"
         "class Busy(Tiny):\n"
         "    def setup_dataloader(self):\n"
@@ -175,19 +171,26 @@ def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Pat
         "            Late(), batch_size=4, num_workers=1, prefetch_factor=4)\n"
         "    def train_batch(self):\n"
         "        super().train_batch()\n"
-        "        time.sleep(0.5 * (self.iteration > 6))\n"
+        "        while self.iteration > 6 and not os.path.exists('signalled'):\n"
+        "            time.sleep(0.01)\n"
         "if __name__ == '__main__': main(Busy)\n"
     )
     with started(script, *LONG, "training.valid_interval=0") as process:
         # The worker is four batches ahead, and stays in the tenth one.
-        wait_until(lambda: trains(tmp_path / "run")() and len(metrics(tmp_path / "run")) > 6)
+        wait_until((tmp_path / "busy").exists, process)
         for child in [*psutil.Process(process.pid).children(recursive=True), process]:
             child.send_signal(signal.SIGTERM)
-        process.communicate(timeout=40)
+        (tmp_path / "signalled").touch()
+        process.communicate(timeout=forks.LONG_SECONDS)
     assert process.returncode == 143
 
 
-def test_a_second_ctrl_c_within_a_second_means_now(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_within_a_second_means_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(step=0.1)  # a tenth at every look
+    hasty = partial(StopRequests, clock=seconds.__next__)
+    monkeypatch.setattr(setup_steps, "StopRequests", hasty)
     twice = type("Twice", (Signalled,), {"signals": [signal.SIGINT, signal.SIGINT]})
     with pytest.raises(KeyboardInterrupt):
         trained(twice, tmp_path, **ENDLESS)
@@ -333,9 +336,9 @@ def test_with_the_clock_alone_the_last_iteration_is_saved_too(tmp_path: Path) ->
 def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path) -> None:
     run = script.parent / "run"
     with started(script, *LONG, launch=True) as process:
-        wait_until(trains(run))
+        wait_until(trains(run), process)
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=40)
+        process.wait(timeout=forks.LONG_SECONDS)
     stopped = [
         re.findall(r"\[(\d+)\] STOPPED by SIGTERM", (run / f"worker_{rank}.log").read_text())
         for rank in (0, 1)
@@ -367,9 +370,9 @@ def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int,
     )
     run = tmp_path / "run"
     with started(script, *LONG, "--nprocs", "2") as process:
-        wait_until(trains(run))
+        wait_until(trains(run), process)
         process.send_signal(signum)  # to the parent alone
-        process.communicate(timeout=40)
+        process.communicate(timeout=forks.LONG_SECONDS)
     assert process.returncode == code
     (saved,) = (path.name for path in (run / "checkpoints").iterdir())
     assert [(run / f"seen_{rank}").read_text() for rank in (0, 1)] == [saved, saved]
@@ -381,12 +384,12 @@ def test_two_ctrl_c_answer_130_at_any_distance(script: Path, nprocs: int, second
     run = script.parent / "run"
     words = (*LONG, "--nprocs", str(nprocs), "training.save_interval=0")
     with started(script, *words) as process:
-        wait_until(trains(run))
+        wait_until(trains(run), process)
         for pause in (seconds, 0):  # as a terminal does
             with suppress(ProcessLookupError):  # the second one may come too late
                 os.killpg(process.pid, signal.SIGINT)
             time.sleep(pause)
-        stderr = process.communicate(timeout=40)[1]
+        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     # The second one may find the ranks gone, and this process without its handlers.
     assert process.returncode in (130, -signal.SIGINT), stderr  # to a shell the same
     assert "failed" not in stderr
@@ -404,7 +407,7 @@ def test_when_a_rank_fails_the_other_says_which_and_nothing_is_saved(tmp_path: P
         "if __name__ == '__main__': main(Failing)\n"
     )
     with started(script, *LONG, "--nprocs", "2") as process:
-        stderr = process.communicate(timeout=60)[1]
+        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     assert process.returncode == 1
     assert "OSError: bad sector" in stderr
     run = tmp_path / "run"
