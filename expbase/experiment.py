@@ -352,6 +352,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
                 with self._live_line():
                     self._train_with_events()
                 self._say_the_end()
+            self._stop_requests.now_seconds = 0.0  # what is left to do is short, and must be done
         if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it
             sys.exit(code)
 

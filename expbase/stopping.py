@@ -84,6 +84,7 @@ class StopRequests:
         self.reason = StopReason.NONE  # the strongest request of this process so far
         self.text = ""  # what stop() was given, for the log
         self.is_save_due = False  # by the clock, in the iteration in which they asked last
+        self.now_seconds = _NOW_SECONDS  # 0: a second Ctrl-C changes nothing any more
         self._stop_file = stop_file
         self._limit = time_limit_seconds
         self._parallel = parallel
@@ -167,7 +168,7 @@ class StopRequests:
         def note(signum: int, frame: Any) -> None:
             if signum == signal.SIGINT:
                 before, self._last_ctrl_c = self._last_ctrl_c, self._clock()
-                if self._last_ctrl_c - before < _NOW_SECONDS:
+                if self._last_ctrl_c - before < self.now_seconds:
                     raise KeyboardInterrupt
             self._signalled_at = min(self._signalled_at, time.monotonic())
             self.add(StopReason[signal.Signals(signum).name])

@@ -185,16 +185,31 @@ def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Pat
     assert process.returncode == 143
 
 
-def test_a_second_ctrl_c_within_a_second_means_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count(step=0.1)  # a tenth at every look
-    hasty = partial(StopRequests, clock=seconds.__next__)
-    monkeypatch.setattr(setup_steps, "StopRequests", hasty)
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All comes within a second, however slow the machine is."""
+    monkeypatch.setattr(setup_steps, "StopRequests", partial(StopRequests, clock=lambda: 0.0))
+
+
+def test_a_second_ctrl_c_within_a_second_means_now(tmp_path: Path, hasty: None) -> None:
     twice = type("Twice", (Signalled,), {"signals": [signal.SIGINT, signal.SIGINT]})
     with pytest.raises(KeyboardInterrupt):
         trained(twice, tmp_path, **ENDLESS)
     assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_a_second_ctrl_c_leaves_the_closing_whole(tmp_path: Path, hasty: None) -> None:
+    class Closing(Signalled):
+        signals = [signal.SIGINT]  # noqa: RUF012
+
+        def terminal(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        trained(Closing, tmp_path, **ENDLESS)
+    assert ended.value.code == 130
+    record = last_record(tmp_path)
+    assert (record["reason"], record["exit_code"], record["iteration"]) == ("Ctrl-C", 130, 6)
 
 
 def test_a_file_named_stop_stops_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
