@@ -114,7 +114,8 @@ def _join(processes: Sequence[Any]) -> Outcome:
     running = {process.sentinel: rank for rank, process in enumerate(processes)}
     deadline: float | None = None
     while running:
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        # Never without limit: python hears a signal that comes just before a wait at its end.
+        timeout = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         sentinels = wait(list(running), timeout)
         for sentinel in sentinels:
             rank = running.pop(sentinel)

@@ -79,6 +79,21 @@ def test_after_a_failure_a_stopped_process_is_killed_at_once_and_named(
     assert stopped.exitcode == -9
 
 
+def test_no_wait_is_without_limit_because_a_signal_may_be_heard_at_its_end_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = []
+
+    def noted(sentinels: list[int], timeout: float | None) -> list[Any]:
+        limits.append(timeout)
+        return connection.wait(sentinels, timeout)
+
+    monkeypatch.setattr(launch, "wait", noted)
+    assert launch._join([Process(0), Process(0)]).code == 0
+    assert limits
+    assert None not in limits
+
+
 INHERITED: list[str] = []
 
 
