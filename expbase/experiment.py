@@ -394,10 +394,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
     # --- the end -------------------------------------------------------------------------
 
     def terminal(self) -> None:
-        """The final step of a start, once, also after a failure. Does nothing here.
-
-        A signal is only noted here: keep it short.
-        """
+        """The final step of a start, once, also after a failure. Signals wait for it."""
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
