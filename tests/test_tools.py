@@ -31,15 +31,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "object": lambda data: b"{}\n",
 }
 NO_RUNS = ["missing", "link", "empty", "others", "file"]
-COMMANDS = (
-    "ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "show KIND",
-    "show KIND --reproduce",
-)  # fmt: skip
+COMMANDS = ("ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "show KIND")
 # Of the files of a run, those without which a command fails; all others do without any of them.
-NEEDED = {
-    "plot KIND": ["metrics.jsonl"],
-    "show KIND --reproduce": ["ledger.jsonl"],
-}  # fmt: skip
+NEEDED = {"plot KIND": ["metrics.jsonl"]}
 FILES = [
     "config.yaml",
     "ledger.jsonl",
@@ -122,8 +116,7 @@ def answer(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> int:
         assert err.count("\n") == 1
     else:
         assert err == ""
-        # A script has paths as they are, in quotes.
-        assert "--reproduce" in words or all(map(str.isprintable, out.splitlines()))
+        assert all(map(str.isprintable, out.splitlines()))
     return code
 
 

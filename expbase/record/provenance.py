@@ -32,15 +32,11 @@ def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
     The experiment's class tells where the code lies, if no script does.
     """
     top = _work_tree(experiment)
-    words, directory = _portable(_command(), top) if top else (_command(), None)
-    packages = _packages()
     return {
         "experiment": experiment.__name__,
-        "command": words,  # after the interpreter; None if no script was started
-        "directory": directory,  # where it was given, from the top of the work tree, if within it
+        "command": _command(),  # after the interpreter; None if no script was started
         "git": git.describe(top, output_dir),
-        "packages": {name: version for name, version, _ in packages},
-        "local_packages": [name for name, _, is_local in packages if is_local],
+        "packages": _packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": _device(),
@@ -84,37 +80,19 @@ def _work_tree(experiment: type) -> Path | None:
     return next((top for folder in (*folders, Path.cwd()) if (top := git.top_of(folder))), None)
 
 
-def _portable(words: list[str] | None, top: Path) -> tuple[list[str] | None, str | None]:
-    """The words as one would type them in a clone, and where in it; None: in its top."""
-    here = Path.cwd().resolve()
-    is_inside = here.is_relative_to(top)
-
-    def portable(word: str) -> str:
-        option, equals, text = word.rpartition("=")  # /data, or --data=/data
-        path = Path(here, text).resolve()
-        is_path = os.path.isabs(text) or (not is_inside and path == _script())
-        if not is_path or not path.is_relative_to(top):
-            return word
-        return f"{option}{equals}{os.path.relpath(path, here if is_inside else top)}"
-
-    directory = os.path.relpath(here, top) if is_inside else None
-    return words and [*map(portable, words)], directory
-
-
 @functools.cache  # a runner starts several experiments in one process
-def _packages() -> list[tuple[str, str, bool]]:
-    """Name and version of each package, and whether it comes from a folder or a repository."""
-    found: dict[str, tuple[str, str, bool]] = {}
+def _packages() -> dict[str, str]:
+    """The version of each package by its name."""
+    found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # Its folder is called by both, in nearly all; to parse the metadata of all takes 0.1 s.
         stem, dist_info, _ = str(getattr(distribution, "_path", "")).rpartition(".dist-info")
         name, _, version = os.path.basename(stem).partition("-")
         if not dist_info:
             name, version = distribution.metadata["Name"], distribution.version
-        if name and name not in found:  # the first on the path is the one that is imported
-            is_local = bool(distribution.read_text("direct_url.json"))
-            found[name] = (name.replace("_", "-"), version, is_local)
-    return sorted(found.values(), key=lambda package: package[0].lower())
+        if name:  # the first on the path is the one that is imported
+            found.setdefault(name.replace("_", "-"), version)
+    return dict(sorted(found.items(), key=lambda package: package[0].lower()))
 
 
 def _device() -> dict[str, Any]:

@@ -1,9 +1,6 @@
 """How a run was made: its starts and ends, and what changed in between.
 
-Reads what the run wrote and changes nothing; the run may be running. With --reproduce it prints the
-commands that make the run again, for the top of a fresh clone of its repository: the code with the
-changes that were not committed, the packages, the environment, and the command with another
---output. A later session is made again from the checkpoint that it continued.
+Reads what the run wrote and changes nothing; the run may be running.
 """
 
 from __future__ import annotations
@@ -27,10 +24,8 @@ from expbase.tools.runs import Run, printable, read_run
 
 
 def add_parser(tools: Any) -> None:
-    add = add_tool(tools, main, "0, or 1 if there is no such run or session").add_argument
-    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
-    add("--reproduce", type=int, nargs="?", const=1, metavar="SESSION",
-        help="print the commands that make it again (default: 1, the whole run)")  # fmt: skip
+    parser = add_tool(tools, main, "0, or 1 if there is no such run")
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -38,10 +33,7 @@ def main(args: argparse.Namespace) -> int:
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueError(f"{path}: holds no run; expected the output directory of one.")
     run, _ = read_run(path, str(path), time.time())
-    found = sessions(read(path / LEDGER))
-    number = args.reproduce
-    lines = describe(path, run, found) if number is None else reproduce(path, found, number)
-    print("\n".join(lines))
+    print("\n".join(describe(path, run, sessions(read(path / LEDGER)))))
     return 0
 
 
@@ -76,7 +68,7 @@ def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]
     for name in ("packages", "environment") if before else ():
         yield from _row(name, _changes(differences(before[name], start[name])))
     if start["command"] != before.get("command", ()):
-        yield from _row("command", _shell(start["command"]) if start["command"] else "no script")
+        yield from _row("command", _command(start["command"]))
 
 
 def _span(session: Session, is_running: bool) -> str:
@@ -102,10 +94,14 @@ def _machine(start: Mapping[str, Any]) -> str:
     return ", ".join([where, f"python {start['python']}", *versions])
 
 
+def _command(words: Iterable[str] | None) -> str:
+    return "no script" if words is None else shlex.join(["python", *words])
+
+
 def _code(git: Mapping[str, Any]) -> str:
     text = git.get("commit", "")[:7] + (f" ({git['branch']})" if git.get("branch") else "")
-    if git.get("state"):
-        text += f" with changes: {SOURCES}/{git['state']}.diff"
+    if git.get("dirty"):
+        text += " with changes" + (f": {SOURCES}/{git['state']}.diff" if git["state"] else "")
     return "; ".join(part for part in (text, git.get("note")) if part)
 
 
@@ -116,81 +112,7 @@ def _changes(pairs: Mapping[str, Sequence[Any]]) -> str:
 
 def _row(name: str, text: str) -> list[str]:
     """A fact behind its name; none without a text."""
-    return _folded(f"{name:<12}", " " * 12, text) if text else []
-
-
-def _comment(text: str) -> list[str]:
-    return _folded("# ", "# ", text)
-
-
-def _folded(first: str, rest: str, text: str) -> list[str]:
     # Between words alone: a path or an option that is broken in two cannot be copied.
-    folder = textwrap.TextWrapper(80, first, rest, break_long_words=False, break_on_hyphens=False)
-    return folder.wrap(printable(text))
-
-
-def reproduce(path: Path, found: Sequence[Session], number: int) -> Iterator[str]:
-    """The commands that make a session again, the first of which has the number 1."""
-    if not 1 <= number <= len(found):
-        raise ValueError(f"--reproduce: session {number} given; {LEDGER} has {len(found)}.")
-    start = found[number - 1].start
-    if start is None or not start["command"]:
-        raise ValueError(
-            f"--reproduce: session {number} failed before it began, or was not started by a script "
-            "(a notebook, say): there is no command to run again."
-        )
-    place = "the top of a fresh clone" if start["git"].get("commit") else "a folder with its code"
-    yield from _comment(f"Session {number} of {path}, for {place}.")
-    yield from _comment(f"It was on: {_machine(start)}, {start['platform']}.")
-    if len(found) > number:
-        yield from _comment(f"A later session continued it: --reproduce {number + 1}.")
-    yield from _checkout(path, start["git"])
-    yield from _install(start["packages"], start["local_packages"])
-    for name, value in start["environment"].items():
-        yield f"export {name}={shlex.quote(value)}"
-    if start["directory"] not in (None, "."):
-        yield f"cd {shlex.quote(start['directory'])}"
-    yield from _command(path, start["command"], start["resumed"] if number > 1 else None)
-
-
-def _checkout(run: Path, git: Mapping[str, Any]) -> Iterator[str]:
-    if git.get("note"):
-        yield from _comment(f"Of its code: {git['note']}.")
-    if git.get("commit"):
-        yield f"git checkout --detach {git['commit']}"
-        if git.get("state"):
-            patch = (run / SOURCES / f"{git['state']}.diff").absolute()
-            yield f"git apply --index --whitespace=nowarn {shlex.quote(str(patch))}"
-        yield "git submodule update --init --recursive"  # last: the patch may move submodules
-
-
-def _install(packages: Mapping[str, str], local: Sequence[str]) -> Iterator[str]:
-    if "paddlepaddle-gpu" in packages:
-        yield from _comment("paddlepaddle-gpu comes from PaddlePaddle's own index.")
-    if named := [f"{name} {packages[name]}" for name in local]:
-        yield from _comment(f"From no index, so install them yourself: {', '.join(named)}.")
-    wanted = [f"{name}=={version}" for name, version in packages.items() if name not in local]
-    yield f"python -m pip install {shlex.join(wanted)}"
-
-
-def _command(run: Path, typed: list[str], name: str | None) -> Iterator[str]:
-    """The command with another --output, from a checkpoint of the run, if one is named."""
-    words = [
-        f"{word.rstrip('/')}-again" if word.startswith("--output=") or last == "--output" else word
-        for last, word in zip(["", *typed], typed, strict=False)
-    ]
-    is_runner = "-m expbase run" in " ".join(typed)
-    if words == typed:  # the output of a runner is the folder of its runs
-        output = (run.parent if is_runner else run).absolute()
-        words += ["--output", f"{output.name}-again"]
-    if name:
-        path = (run / checkpoint.FOLDER / name).absolute()
-        if path.is_dir() and not is_runner:  # which takes checkpoints from its file alone
-            words += ["--checkpoint_path", str(path)]
-        else:
-            yield from _comment(f"It continued {name}, but this begins anew.")
-    yield _shell(words)
-
-
-def _shell(words: Iterable[str]) -> str:
-    return shlex.join(["python", *words])
+    folder = textwrap.TextWrapper(80, f"{name:<12}", " " * 12, break_long_words=False)
+    folder.break_on_hyphens = False
+    return folder.wrap(printable(text)) if text else []
