@@ -35,10 +35,9 @@ class Checkpoints(TrainingSteps, ModelFiles):
             return
         checkpointer.resumable = checkpointer.newest()
         if self.parallel:
-            from expbase.machines import RunNote  # here: one process has no other machine
+            from expbase import machines  # here: one process has no other machine
 
-            self._run_dir.note = RunNote(self._run_dir)
-            for text in self._run_dir.note.compare(checkpointer.resumable, type(self)):
+            for text in machines.compare(self._run_dir, checkpointer.resumable, type(self)):
                 self.logger.warning("%s", text)
         if checkpointer.resumable is not None:
             self.logger.info(
@@ -90,8 +89,6 @@ class Checkpoints(TrainingSteps, ModelFiles):
                 self._update_scaler()
                 needed = self._is_last or bool(loop.stopped_by)  # there will be no later one
                 self._checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
-                if self._run_dir.note is not None:
-                    self._run_dir.note.update(self._checkpointer.newest_saved)
         finally:
             loop.step = before
         loop.saved_at = self.iteration

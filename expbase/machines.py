@@ -1,32 +1,24 @@
-"""Several machines: of which run each rank's directory is, and whether all ranks run the same code.
+"""Several machines: who has the newest checkpoint, and whether all ranks run the same code.
 
-Without a shared disk the checkpoints are with rank 0 alone. So a file in each machine's directory
-notes of which run it is and how far that was: a start in which the machines have changed places, or
-rank 0 has an empty disk, does not begin anew in silence. A run of one process imports none of this.
+Without a shared disk the checkpoints are with rank 0 alone, so machines that have changed places
+would begin anew in silence. A run of one process imports none of this.
 
-    note = RunNote(run_directory)
-    for text in note.compare(newest_checkpoint, type(experiment)): warn(text)
-    note.update(newest_checkpoint)        # there is another one
+    for text in compare(run_directory, newest_checkpoint, type(experiment)): warn(text)
 
 Configs and shapes are compared by checks.check_alike.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import platform
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
 import paddle
 
 from expbase import _version, distributed, sources
-from expbase.run_dir import NOTE, RunDirectory
+from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint
 
 _NAMED = 8  # differences that a line names at most
@@ -36,113 +28,46 @@ _ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class Place:
-    """What the directory of a rank shows at a start; the iterations are -1 if there is none."""
+def compare(directory: RunDirectory, newest: Path | None, experiment: type) -> list[str]:
+    """One line for each rank whose code is not rank 0's. A collective.
 
-    rank: int
-    host: str
-    directory: str
-    newest: int = -1  # iteration of the newest checkpoint in it
-    run: str = ""  # as noted: the id of its run
-    known: int = -1  # as noted: the iteration of that run's newest checkpoint, wherever it was
-    made_on: str = ""  # as noted: the host of that
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} ({self.host}, {self.directory})"
-
-
-def check_places(places: Sequence[Place]) -> Iterator[str]:
-    """Compares the ranks with a directory of their own, rank 0 first; yields what is odd.
-
-    That is an older checkpoint than one that was known: it leads to the same bits, only later.
+    `newest` is the checkpoint that rank 0 continues.
 
     Raises:
-        CheckpointError: Rank 0 would leave newer checkpoints behind, or continue another run.
+        CheckpointError: A newer one is in the directory of another rank.
     """
-    first, knows = places[0], "{0} knows of one of iteration {0.known} on {0.made_on}"
-    for other in sorted(places, key=lambda place: -place.newest):
-        wrong, known = "", knows.format(other)
-        if other.newest > first.newest:
-            wrong = f"the newest checkpoint, of iteration {other.newest}, is with {other}"
-        elif other.known > first.newest == -1:
-            wrong = f"no checkpoint is there, and {known}"
-        elif other.known >= 0 and first.run not in ("", other.run):
-            wrong = f"its run is not that of the other machine: {known}"
-        if wrong:
-            raise checkpoint.CheckpointError(f"output directory of {first}: {wrong}. {_ADVICE}")
-    last = max(places, key=lambda place: place.known)
-    if last.known > first.newest:
-        yield f"continues from iteration {first.newest}, although {knows.format(last)}"
-
-
-class RunNote:
-    """The note in the output directory of this rank; there is none if all ranks share one."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._path = directory.path / NOTE
-        self._rank = distributed.rank()
-        self._is_shared = self._rank > 0 and directory.is_of_rank_zero()
-        self._is_needed = False
-        self._content: dict[str, str | int] = {}
-
-    def compare(self, newest: Path | None, experiment: type) -> list[str]:
-        """What check_places and the code of all ranks have to tell, in one collective."""
-        facts = self._place(newest), self._is_shared, uuid.uuid4().hex, code(experiment)
-        of_ranks = distributed.gather_objects(facts)
-        places = [place for place, is_shared, *_ in of_ranks if not is_shared]
-        told = [*check_places(places)]
-        runs = [place.run for place in places if place.run]
-        self._is_needed = len(places) > 1
-        self._content = {"run": [*runs, of_ranks[0][2]][0], "host": places[0].host}
-        self._write(places[0].newest)
-        return [*told, *different_code({str(place): facts for place, *_, facts in of_ranks})]
-
-    def _place(self, newest: Path | None) -> Place:
-        if self._rank:
-            listed = checkpoint.listed(self._path.with_name(checkpoint.FOLDER))
-            newest = listed[-1] if listed else None
-        noted = {}
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it is torn
-            noted = json.loads(self._path.read_bytes())
-        known = noted.get("run", ""), noted.get("iteration", -1), noted.get("host", "")
-        directory = str(self._path.parent)
-        return Place(self._rank, platform.node(), directory, _iteration(newest), *known)
-
-    def update(self, newest: Path | None) -> None:
-        """Notes rank 0's newest checkpoint, which is on its disk; all ranks call it."""
-        if self._is_needed:
-            path = distributed.on_rank_zero(lambda: newest, "the note of the newest checkpoint")
-            with contextlib.suppress(OSError):  # without room: an older note is enough to warn
-                self._write(_iteration(path))
-
-    def _write(self, iteration: int) -> None:
-        self._content["iteration"] = iteration
-        if self._is_needed and not self._is_shared:
-            temporary = self._path.with_name(f"{NOTE}-{self._rank}")
-            temporary.write_text(json.dumps(self._content))
-            os.replace(temporary, self._path)  # whole, whichever rank of this machine was the last
-
-
-def _iteration(path: Path | None) -> int:
-    found = checkpoint.iteration_of(path) if path else None
-    return -1 if found is None else found
+    rank = distributed.rank()
+    if rank:
+        is_shared = directory.is_of_rank_zero()
+        listed = [] if is_shared else checkpoint.listed(directory.path / checkpoint.FOLDER)
+        newest = listed[-1] if listed else None
+    iteration = checkpoint.iteration_of(newest) if newest else None
+    place = f"rank {rank} ({platform.node()}, {directory.path})"
+    found = -1 if iteration is None else iteration
+    of_ranks = distributed.gather_objects((found, place, code(experiment)))
+    first, last = of_ranks[0], max(of_ranks, key=lambda facts: facts[0])
+    if last[0] > first[0]:
+        raise checkpoint.CheckpointError(
+            f"output directory of {first[1]}: the newest checkpoint, of iteration {last[0]}, is "
+            f"with {last[1]}. {_ADVICE}"
+        )
+    return different_code({place: facts for _, place, facts in of_ranks})
 
 
 def code(experiment: type) -> dict[str, str]:
-    """What a rank runs: versions, and checksums of expbase and of the experiment's files."""
-    ours = Path(__file__).parent
-    files = {*ours.rglob("*.py")} - {*ours.glob("experiments/*/*.py")}  # a link in a checkout
-    facts = {"expbase": f"{_version.__version__} {sources.checksum(sorted(files))}"}
-    facts |= {"python": platform.python_version(), "paddle": paddle.__version__}
-    return {**facts, "numpy": numpy.__version__, **sources.checksums(experiment)}
+    """What a rank runs: versions, and checksums of the experiment's files."""
+    versions = {"expbase": _version.__version__, "python": platform.python_version()}
+    versions |= {"paddle": paddle.__version__, "numpy": numpy.__version__}
+    return versions | sources.checksums(experiment)
 
 
-def different_code(of_ranks: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def different_code(of_ranks: Mapping[str, Mapping[str, str]]) -> list[str]:
     """What each rank runs other than rank 0, the first; what only one of them has is left out."""
     (first_rank, first), *others = of_ranks.items()
+    texts = []
     for rank, facts in others:
         names = [name for name in first if facts.get(name, first[name]) != first[name]]
         if names:
             told = ", ".join(f"{name} {facts[name]} (not {first[name]})" for name in names[:_NAMED])
-            yield f"{rank} does not run the same as {first_rank}: {told}"
+            texts.append(f"{rank} does not run the same as {first_rank}: {told}")
+    return texts

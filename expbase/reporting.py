@@ -174,8 +174,6 @@ class Reporting(Attributes):
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
         distributed.on_rank_zero(self._checkpointer.close, "the last checkpoint")
-        if self._run_dir.note is not None:
-            self._run_dir.note.update(self._checkpointer.newest_saved)
         say, watch, output = self.logger.info, self._stopwatch, str(self.args.output)
         times = watch.time_breakdown().items()
         shares = ", ".join(f"{name} {share:.0%}" for name, share in times if share)

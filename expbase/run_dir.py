@@ -28,7 +28,6 @@ from expbase.state import checkpoint
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
-NOTE = ".run.json"  # of the directory's run, where several machines have one each (machines.py)
 
 # A run may continue although other keys of `training` differ: these change what is computed.
 _COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps")
@@ -46,7 +45,6 @@ class RunDirectory:
         self.path = Path(path).absolute()
         self._option = option
         self._config = self.path / CONFIG  # written once the directory is a run's
-        self.note: Any = None  # a machines.RunNote
         self._lock = contextlib.ExitStack()
 
     def make(self) -> None:
@@ -141,7 +139,7 @@ class RunDirectory:
 
     def move_aside(self) -> Path | None:
         """Renames the directory, if it holds a run; returns its new place."""
-        if not self._config.exists() and not (self.path / NOTE).exists():
+        if not self._config.exists():
             return None
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():

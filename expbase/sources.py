@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 _OURS = Path(__file__).parent
@@ -25,7 +24,7 @@ def checksums(experiment: type) -> dict[str, str]:
     folder = next(iter(files), Path()).parent
     loaded = {file for file in map(_file_of, [*sys.modules]) if folder in file.parents}
     return {
-        str(file.relative_to(folder)) if folder in file.parents else file.name: checksum([file])
+        str(file.relative_to(folder)) if folder in file.parents else file.name: _checksum(file)
         for file in sorted({*files, *loaded})
         if file.suffix == ".py" and "-packages" not in str(file) and _OURS not in file.parents
     }
@@ -35,10 +34,7 @@ def _file_of(module: str) -> Path:
     return Path(getattr(sys.modules.get(module), "__file__", None) or "")
 
 
-def checksum(files: Iterable[Path]) -> str:
-    """Of the contents of files, one after the other; a file that is gone has none."""
-    value = 0
-    for file in files:
-        with contextlib.suppress(OSError):
-            value = zlib.crc32(file.read_bytes(), value)
-    return f"{value:08x}"
+def _checksum(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        return f"{zlib.crc32(file.read_bytes()):08x}"
+    return "gone"
