@@ -71,8 +71,8 @@ class Reporting(Attributes):
         samples = batch_size and batch_size * self.world_size
         speed = self._stopwatch.speed(self.iteration, samples)
         with self._stopwatch.exclude("logging"):
-            if (left := self._seconds_left()) is not None:
-                speed["seconds_left"] = left
+            if (seconds := self._left()[1]) is not None:
+                speed["seconds_left"] = seconds
             means = self._metric_log.meter.means()
             metrics = {f"train/{name}": mean for name, mean in means.items()}
             metrics |= self.learning_rates() | {f"speed/{name}": n for name, n in speed.items()}
@@ -102,14 +102,11 @@ class Reporting(Attributes):
             self._checkpointer.close()  # one may still be under way
             raise NonFiniteError(bad, self._checkpointer.newest_name)
 
-    def _seconds_left(self) -> float | None:
-        """Until the end that the config asks for; None if nobody knows."""
-        training, per_epoch = self.config.training, self.batches_per_epoch
-        left = schedule.iterations_left(training, self.iteration, per_epoch)
-        if left is None:
-            return None
-        coming = schedule.times_left(training, left, per_epoch)
-        return self._stopwatch.seconds_left(self.iteration, left, coming)
+    def _left(self) -> tuple[int | None, float | None]:
+        """Iterations and seconds until the end that the config asks for; None if nobody knows."""
+        training, iteration = self.config.training, self.iteration
+        left = schedule.iterations_left(training, iteration, self.batches_per_epoch)
+        return left, None if left is None else self._stopwatch.seconds_left(iteration, left)
 
     # --- before and after training -------------------------------------------------------
 
@@ -157,15 +154,13 @@ class Reporting(Attributes):
 
     def _progress_line(self) -> console.Line:
         """Called in another thread: it looks, and changes nothing."""
-        last, step = self._metric_log.last, self._stopwatch.step_seconds(self.iteration)
+        last, (left, seconds) = self._metric_log.last, self._left()
         loss = next((name for name in ("train/loss", *last) if name in last), None)
-        training, per_epoch = self.config.training, self.batches_per_epoch
-        left = schedule.iterations_left(training, self.iteration, per_epoch)
-        seconds = self._seconds_left()
         words = [f"epoch {self.epoch}"] if self.epoch else []
         words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
         words += [f"{card.clock(seconds)} left"] if seconds is not None else []
-        words += [f"{short(1 / step)} it/s"] if step else []
+        speed = last.get("speed/steps_per_second")
+        words += [f"{short(speed)} it/s"] if speed else []
         total = None if left is None else self.iteration + left
         return console.Line(self.phase, self.iteration, total, [*words, console.memory()])
 

@@ -67,17 +67,6 @@ def iterations_left(training: Any, iteration: int, batches_per_epoch: int | None
     return max(min(limits) - iteration, 0) if limits else None
 
 
-def times_left(training: Any, left: int, batches_per_epoch: int | None) -> dict[str, int]:
-    """How many lines, validations and checkpoints come in the iterations that are left."""
-    times = {}
-    for name, key in (("validation", "valid"), ("saving", "save"), ("logging", "log")):
-        interval, epochs = training[f"{key}_interval"], training.get(f"{key}_every_epoch", 0)
-        times[name] = left // interval if interval else 0
-        if epochs and batches_per_epoch:
-            times[name] += left * training["accumulation_steps"] // (batches_per_epoch * epochs)
-    return times
-
-
 def passed(interval: int, before: int, after: int) -> bool:
     """Whether a multiple of the interval lies after `before` and up to `after`; 0: never."""
     return interval > 0 and before // interval != after // interval

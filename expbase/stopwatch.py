@@ -4,17 +4,14 @@ Training time is what remains without validation, saving and logging. The clock 
 
     with watch.exclude("saving"): ...
     watch.speed(iteration, samples_per_batch=64)["steps_per_second"]
-    watch.seconds_left(iteration, 800, {"saving": 2})
+    watch.seconds_left(iteration, iterations_left=800)
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-
-_REMEMBERED = 31  # windows of training, and times of each other kind, of which a median is taken
+from collections.abc import Callable, Iterator
 
 
 class Stopwatch:
@@ -31,9 +28,7 @@ class Stopwatch:
         self._began = (iteration, self.clock())
         self._excluded_seconds = 0.0
         self._totals: dict[str, float] = {}
-        self._recent: dict[str, deque[float]] = {}
         self._is_excluding = False
-        self._step_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._begin_window(iteration)
 
     def _begin_window(self, iteration: int) -> None:
@@ -54,46 +49,25 @@ class Stopwatch:
             seconds = self.clock() - began
             self._excluded_seconds += seconds
             self._totals[name] = self._totals.get(name, 0.0) + seconds
-            self._recent.setdefault(name, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def speed(self, iteration: int, samples_per_batch: int | None) -> dict[str, float]:
         """The speed of training since the last call; a batch is that of all ranks together."""
         began, batches, mark, data, excluded = self._window
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
-        steps = iteration - began
         metrics = {
-            "steps_per_second": steps / seconds,
+            "steps_per_second": (iteration - began) / seconds,
             "data_wait": min((self.data_seconds - data) / seconds, 1.0),  # a share, 0 to 1
         }
         if samples_per_batch:
             metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
-        if steps:
-            self._step_seconds.append(seconds / steps)
         self._begin_window(iteration)
         return metrics
 
-    def step_seconds(self, iteration: int) -> float | None:
-        """The median time of a training step in this start; None before the first step."""
-        if self._step_seconds:
-            return _median(self._step_seconds)
+    def seconds_left(self, iteration: int, iterations_left: int) -> float | None:
+        """How long the rest takes at the pace of this start; None before its first iteration."""
         began, mark = self._began
-        steps = iteration - began  # before the first call of `speed` the mean is taken
-        return (self.clock() - mark - self._excluded_seconds) / steps if steps > 0 else None
-
-    def seconds_left(
-        self, iteration: int, iterations_left: int, coming: Mapping[str, int]
-    ) -> float | None:
-        """How long the rest will take; None before the first step.
-
-        `coming` is the number of validations, saves and so on until the end, by the name that
-        `exclude` gets. A kind that has not happened yet adds no time.
-        """
-        step = self.step_seconds(iteration)
-        if step is None:
-            return None
-        recent = self._recent.copy()  # the live line asks in another thread; `exclude` adds names
-        other = sum(n * _median(recent[name]) for name, n in coming.items() if name in recent)
-        return iterations_left * step + other
+        done = iteration - began
+        return (self.clock() - mark) / done * iterations_left if done else None
 
     def seconds(self) -> float:
         """Since training began."""
@@ -105,8 +79,3 @@ class Stopwatch:
         training = max(total - self._excluded_seconds - self.data_seconds, 0.0)
         spent = {"training": training, "data": self.data_seconds, **self._totals}
         return {name: seconds / total for name, seconds in spent.items()}
-
-
-def _median(numbers: Collection[float]) -> float:
-    """The upper one of an even count. The module `statistics` takes 1.5 ms to import."""
-    return sorted(numbers)[len(numbers) // 2]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from expbase import get_default_training_config
-from expbase.schedule import Due, due_at, iterations_left, next_due, times_left
+from expbase.schedule import Due, due_at, iterations_left, next_due
 
 
 def training(**values: Any) -> Any:
@@ -75,10 +75,3 @@ def test_what_is_left_is_known_from_either_limit() -> None:
     assert iterations_left(training(max_epoch=3, accumulation_steps=2), 10, 10) == 5
     assert iterations_left(training(max_epoch=3), 10, None) is None
     assert iterations_left(training(max_iteration=5), 10, None) == 0
-
-
-def test_what_comes_until_the_end_is_counted() -> None:
-    section = training(valid_interval=10, save_interval=5, log_interval=1)
-    assert times_left(section, 20, 10) == {"validation": 2, "saving": 4, "logging": 20}
-    section.update({"valid_every_epoch": 1, "accumulation_steps": 2})
-    assert times_left(section, 20, 10)["validation"] == 6  # 10 batches are an epoch
