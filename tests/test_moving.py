@@ -24,7 +24,8 @@ from tiny import Tiny, make, metrics, run_script, trained, training_config
 
 from expbase import Config, ConfigError, __main__, default_argument_parser, main
 from expbase.state.checkpoint import CheckpointError
-from expbase.state.weights import WeightsError, read_pdopt
+from expbase.state.weights import WeightsError
+from expbase.tools.parakeet import read_pdopt
 
 
 class Tuned(Tiny):
