@@ -169,6 +169,43 @@ def test_what_is_as_setup_left_it_stays_the_codes(tmp_path: Path) -> None:
     assert exp.factor == 3.0
 
 
+class Recurrent(Tiny):
+    """Carries the hidden state of paddle's GRU, which has a list of its parameters, as this has."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.rnn = paddle.nn.GRU(4, 4)
+        self.trained = [*self.rnn.parameters(), *self.model.parameters()]
+        self.optimizer = paddle.optimizer.Adam(0.01, parameters=self.trained)
+        self.hidden: Any = None
+
+    def train_batch(self) -> None:
+        points, labels = self.read_batch()
+        outputs, hidden = self.rnn(points.unsqueeze(0), self.hidden)
+        self.hidden = hidden.detach()
+        paddle.nn.functional.cross_entropy(self.model(outputs[0]), labels).backward()
+        self.optimizer.step()
+        for parameter in self.trained:
+            parameter.clear_grad()
+        self.log(norm=sum(parameter.norm() for parameter in self.trained))
+
+
+def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> None:
+    trained(Recurrent, tmp_path / "whole", max_iteration=12, save_interval=4)
+    for end in (4, 12):
+        exp: Any = trained(Recurrent, tmp_path / "parts", max_iteration=end, save_interval=4)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
+    assert exp.trained[0] is exp.rnn._all_weights[0] is exp.rnn.parameters()[0]
+    saved = exp._names.values.state_dict()
+    assert "hidden" in saved
+    assert not [name for name in saved if "rnn" in name or name == "trained"]
+    told: list[str] = []
+    exp._names.values._say = told.append
+    exp.trained.append(exp.hidden)
+    assert "trained" not in exp._names.values.state_dict()
+    assert told[0].startswith("self.trained: a parameter in it cannot be saved with it. It has")
+
+
 def test_what_has_changed_and_cannot_be_saved_is_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 Of the attributes of an experiment and of its layers it is those whose values are numbers, texts,
 arrays, tensors or collections of them, and which are no longer what they were at the end of setup.
 What is equal stays the code's. Objects of other classes in a collection count by their identity.
+Parameters, too: a list of them says which they are, and what is in them is saved with the layer.
 
     values = Values(lambda: {"": (experiment, attributes), "model": (layer, own_attributes(layer))})
     values.begin()                          # at the end of setup
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base import framework
 
 from expbase.state import encoding
 from expbase.state.arrays import Array
@@ -79,6 +81,9 @@ class Values:
 
     def _can_be_saved(self, path: str, value: Any) -> bool:
         try:
+            parts = _dump(value, _Checksum())
+            if any(isinstance(part, framework.EagerParamBase) for part in parts):
+                raise TypeError(f"self.{path}: a parameter in it cannot be saved with it.")
             encoding.encode(value, f"self.{path}", {})
         except TypeError as error:
             if path not in self._told:
@@ -234,7 +239,9 @@ def _dump(value: Any, file: Any) -> list[Any]:
 
 
 def _array(part: Any) -> Array | None:
-    """The content of a tensor or an array; None of another object."""
+    """The content of a tensor or an array; None of another object, and of a parameter."""
+    if isinstance(part, framework.EagerParamBase):
+        return None
     if isinstance(part, paddle.Tensor) and part._is_initialized():
         return Array.of(part)
     if isinstance(part, np.ndarray) and not part.dtype.hasobject:
