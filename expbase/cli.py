@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +162,8 @@ def _main(
     with report_user_errors(parser.prog):
         if argv is None and in_cell():
             raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
-        args = parser.parse_intermixed_args(argv)
+        with ended_by_sigterm(os._exit):  # argparse would put an error of its own in its place
+            args = parser.parse_intermixed_args(argv)
         setattr(args, DONE_BY_MAIN, True)
         config = load_config(experiment, args)
         if args.print_config:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import Tiny
 
 from expbase import (
     Config,
@@ -221,6 +224,31 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
     function, args = pickle.loads(started[0])
     function(*args)
     assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
+
+
+def test_sigterm_is_answered_from_the_moment_when_main_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ""
+
+    class Early(Tiny):
+        @classmethod
+        def default_config(cls) -> Config:
+            end()
+            return super().default_config()
+
+    codes: list[int] = []
+    parser = default_argument_parser()
+    monkeypatch.setattr(
+        parser, "format_usage", end
+    )  # where argparse puts another error in its place
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(SystemExit) as ended:
+        main(Early, parser=parser, argv=["--output", str(tmp_path), "--restarts", "2"])
+    assert (codes, ended.value.code) == ([143], 143)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_option_of_paddlespeech_leads_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
