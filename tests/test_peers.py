@@ -262,11 +262,19 @@ def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path:
     script.write_text(
         "from tiny import Tiny, wait_until\nfrom expbase import main, peers\n"
         "from expbase.config import ConfigError\n"
+        "tell = peers.FailureWatch.tell\n"
         "class Mistaken(Tiny):\n"
         "    def setup_model(self):\n"
         "        peers._TELL_SECONDS = 100 * self.rank\n"  # rank 0 is as late as it likes
         "        made = self.output_dir / 'made'\n"
-        "        made.touch() if self.rank else wait_until(made.exists)\n"
+        "        def noting(watch, error):\n"
+        "            watch._error = repr(error)\n"
+        "            made.touch()\n"
+        "            tell(watch, error)\n"
+        "        if self.rank:\n"
+        "            peers.FailureWatch.tell = noting\n"
+        "        else:\n"
+        "            wait_until(made.exists)\n"
         "        raise ConfigError('optim.lr: -1 given; expected more than 0.')\n"
         "if __name__ == '__main__': main(Mistaken)\n"
     )
