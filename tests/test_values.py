@@ -130,8 +130,15 @@ def test_whatever_has_changed_since_setup_is_restored_and_nobody_has_named_it(
     assert exp.buffer.maxlen == 70
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("values") / "whole"
+    trained(Everything, path, max_iteration=6)
+    return path
+
+
 @pytest.mark.parametrize("name", [*kinds(), "made_late", "drifting.hidden", "drifting.pair"])
-def test_each_of_them_has_an_effect_on_what_follows(tmp_path: Path, name: str) -> None:
+def test_each_of_them_has_an_effect_on_what_follows(whole: Path, tmp_path: Path, name: str) -> None:
     """So the test before fails for each of them that is not restored."""
 
     class Without(Everything):
@@ -141,10 +148,9 @@ def test_each_of_them_has_an_effect_on_what_follows(tmp_path: Path, name: str) -
             self.exclude_from_state(name)
 
     end = "checkpoints/step-00000006/model.safetensors"
-    trained(Everything, tmp_path / "whole", max_iteration=6)
     trained(Without, tmp_path / "parts", max_iteration=3)
     trained(Without, tmp_path / "parts", max_iteration=6)
-    assert (tmp_path / "whole" / end).read_bytes() != (tmp_path / "parts" / end).read_bytes()
+    assert (whole / end).read_bytes() != (tmp_path / "parts" / end).read_bytes()
 
 
 def test_validating_has_no_effect_on_what_layers_carry(tmp_path: Path) -> None:
