@@ -162,6 +162,14 @@ def test_a_death_says_more_than_what_came_of_it() -> None:
     assert restarts.failure_of(Outcome(134, deaths=(aborted,)), []).text == aborted
 
 
+def test_a_hang_is_named_also_where_the_rank_could_say_nothing() -> None:
+    hang = {**MISTAKE, "kind": restarts.HANG, "reason": "no progress for 3 s"}
+    assert (
+        restarts.failure_of(Outcome(1), [hang]).text == "rank 0: no progress for 3 s at iteration 7"
+    )
+    assert "as after hang_seconds in code that holds" in restarts.failure_of(Outcome(1), []).text
+
+
 def test_exceptions_are_sorted_by_what_they_may_come_from() -> None:
     unwritten = CheckpointError("step-1: cannot be written")
     unwritten.__cause__ = OSError(28, "No space left")
