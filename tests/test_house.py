@@ -70,7 +70,7 @@ TOPICS = {
 
 # Tokens, without comments, docstrings and layout: nothing is won by joining lines. Who makes the
 # house smaller writes the new numbers here; they never grow.
-CORE, ALL = 68_591, 85_188
+CORE, ALL = 68_569, 85_166
 
 
 def name_of(path: Path) -> str:

@@ -22,10 +22,10 @@ _SECONDS = 5.0  # for one answer: under gloo the other ranks wait 30 s at most
 _DIFF_BYTES = 20_000_000
 # Without autoRefreshIndex=false `git diff` writes the index. The user's taste in diffs is
 # overruled: `git apply` could not read every kind.
-_DIFF = [
-    *("-c", "diff.autoRefreshIndex=false", "diff", "--binary", "-U3", "--no-color"),
-    *("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "HEAD"),
-]
+_DIFF = (
+    "-c diff.autoRefreshIndex=false diff --binary -U3 --no-color --no-ext-diff --no-textconv "
+    "--src-prefix=a/ --dst-prefix=b/ --submodule=short --ignore-submodules=dirty HEAD"
+).split()
 
 
 class _NoAnswer(Exception):
