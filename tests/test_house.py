@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import io
 import re
 import tokenize
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tiny import Tiny, make
+
+from expbase import ExperimentBase
 
 PACKAGE = Path(__file__).parent.parent / "expbase"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -68,9 +71,13 @@ TOPICS = {
 }  # fmt: skip
 
 
-# Tokens, without comments, docstrings and layout: nothing is won by joining lines. Who makes the
-# house smaller writes the new numbers here; they never grow.
+# What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
+# comments, docstrings and layout: nothing is won by joining lines.
 CORE, ALL = 68_569, 85_166
+TUPLE_ASSIGNMENTS = 151
+BASES = 8
+PRIVATE_ATTRIBUTES = 44
+CROSSING_USES = 246
 
 
 def name_of(path: Path) -> str:
@@ -168,11 +175,6 @@ def test_nobody_but_its_topics_touches_the_underscores_of_an_experiment(tmp_path
     assert touched == []
 
 
-def test_an_experiment_has_about_a_dozen_private_attributes(tmp_path: Path) -> None:
-    exp = make(Tiny, tmp_path / "run")
-    assert len([name for name in vars(exp) if name.startswith("_")]) <= 14
-
-
 def test_the_life_of_a_run_is_no_flags(tmp_path: Path) -> None:
     exp = make(Tiny, tmp_path / "run")
     flags = [name for name, value in vars(exp).items() if isinstance(value, bool)]
@@ -250,3 +252,55 @@ def test_the_house_does_not_grow() -> None:
     core = [path for path in FILES if not name_of(path).startswith(OPTIONAL)]
     assert sum(map(tokens, core)) <= CORE
     assert sum(map(tokens, FILES)) <= ALL
+
+
+def tuple_assignments(path: Path) -> int:
+    """How many assignments join several into one: `a, b = x, y`."""
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Assign)]
+    return sum(
+        isinstance(node.value, ast.Tuple) and any(isinstance(t, ast.Tuple) for t in node.targets)
+        for node in nodes
+    )
+
+
+def test_no_more_assignments_are_joined() -> None:
+    assert sum(map(tuple_assignments, FILES)) <= TUPLE_ASSIGNMENTS
+
+
+def test_an_experiment_inherits_from_few_classes() -> None:
+    bases = [cls.__name__ for cls in ExperimentBase.__mro__[1:-1]]
+    assert len(bases) <= BASES, bases
+
+
+def test_an_experiment_has_few_private_attributes(tmp_path: Path) -> None:
+    """A bag of fields counts as its fields."""
+    attributes = vars(make(Tiny, tmp_path / "run"))
+    bags = [value for name, value in attributes.items() if name.startswith("_")]
+    fields = [dataclasses.fields(bag) if dataclasses.is_dataclass(bag) else [bag] for bag in bags]
+    assert sum(map(len, fields)) <= PRIVATE_ATTRIBUTES
+
+
+def own_private_names(cls: ast.ClassDef) -> set[str]:
+    """What a class calls private and makes itself: its methods, and what it assigns on self."""
+    methods = {node.name for node in cls.body if isinstance(node, ast.FunctionDef)}
+    assigned = {
+        node.attr
+        for node in private(cls)
+        if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    return {name for name in methods if re.match(r"_[a-z]", name)} | assigned
+
+
+def test_few_uses_of_private_names_cross_from_class_to_class() -> None:
+    classes = [
+        node for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+    ]
+    own = {cls: own_private_names(cls) for cls in classes}
+    ours = {name for names in own.values() for name in names}
+    crossing = [
+        f"{cls.name} uses {ast.unparse(node)}"
+        for cls in classes
+        for node in private(cls)
+        if node.attr in ours - own[cls]
+    ]
+    assert len(crossing) <= CROSSING_USES, crossing
