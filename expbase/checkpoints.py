@@ -11,7 +11,7 @@ from expbase.life import Life, Step
 from expbase.meter import json_value
 from expbase.model_files import ModelFiles
 from expbase.record.run_record import LEDGER
-from expbase.state import checkpoint, rng
+from expbase.state import checkpoint
 from expbase.state.checkpointer import VALIDATIONS_BYTES, choose, find_named
 from expbase.state.entries import Attributes, Environment, Gradients, OwnStates
 from expbase.state.objects import named_parameters
@@ -60,7 +60,6 @@ class Checkpoints(TrainingSteps, ModelFiles):
             "log": self._metric_log,
             "listeners": self._subscribers,
             "environment": Environment(),
-            "random": rng.RandomStates(),
             "own": OwnStates(self._fire),
         }
 
@@ -180,9 +179,6 @@ class Checkpoints(TrainingSteps, ModelFiles):
             self._resume(path)
         elif weights:
             self.load_model(weights, partial=getattr(self.args, "init_partial", False))
-        if path is None or checkpointer.saved_by != self.world_size:
-            seed = self.config.training.seed
-            rng.seed_all(rng.derive(seed, rng.TRAIN, self.rank, *([self.iteration] * bool(path))))
         if path is not None and weights:
             self.logger.info("--init_model_path: not used, since the whole state is restored")
         self._continue_files(own)

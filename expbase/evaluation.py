@@ -1,8 +1,8 @@
 """Validating and predicting: phases that have no effect on training.
 
 In a phase other than "train" the models are in eval mode, no gradients are kept, and the random
-states are the phase's own, derived from (seed, iteration); everything is as before afterwards. What
-a validation is, the user's `valid` and `predict_batch` say.
+numbers are the phase's own, derived from (seed, iteration); everything is as before afterwards.
+What a validation is, the user's `valid` and `predict_batch` say.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Evaluation(Reporting):
     # --- what a user calls ---------------------------------------------------------------
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
-        """Runs valid() in eval mode, without gradients, under random states of its own.
+        """Runs valid() in eval mode, without gradients, with random numbers of its own.
 
         Args:
             loader: What valid_batches() reads; None: self.valid_loader.
@@ -141,7 +141,7 @@ class Evaluation(Reporting):
             The batches; on some rank possibly none.
         """
         run = self._run_over(loader, rng.VALID)  # it is opened now, not later
-        return self._watched(run, "on_valid_batch_end")
+        return self._watched(run, rng.VALID, "on_valid_batch_end")
 
     @property
     def evaluated_loader(self) -> Any:
@@ -168,7 +168,7 @@ class Evaluation(Reporting):
         return distributed.gather_objects(value)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Eval mode, no gradients and random states of its own for what you do in the block.
+        """Eval mode, no gradients and random numbers of its own for what you do in the block.
 
         It has no effect on training: for samples that a listener draws, say.
         """
@@ -222,13 +222,13 @@ class Evaluation(Reporting):
 
     @contextlib.contextmanager
     def _isolated(self, purpose: int, layers: Iterable[Any]) -> Iterator[None]:
-        seed = rng.derive(self.config.training.seed, purpose, self.iteration, self.rank)
+        rng.seed_for(self.config.training.seed, purpose, self.iteration, self.rank)
         found = self.stateful_objects()
         all_layers, bare = [*found.layers.values(), *layers], found.parameters.values()
         drawn_from = objects.generator_states(found)
         before = Snapshot(lambda: layers_with_buffers(found))
         try:
-            with self._stopwatch.exclude("validation"), isolated_eval(all_layers, seed, bare):
+            with self._stopwatch.exclude("validation"), isolated_eval(all_layers, bare):
                 yield
         finally:
             objects.set_generator_states(found, drawn_from)
@@ -332,9 +332,10 @@ class Evaluation(Reporting):
             adapters[id(loader)] = self._adapter(loader, name)
         return adapters[id(loader)]
 
-    def _watched(self, run: Batches, end_event: str = "") -> Iterator[Any]:
+    def _watched(self, run: Batches, purpose: int, end_event: str = "") -> Iterator[Any]:
         for batch in run:
             self._evaluation.batches_read += 1
+            rng.seed_for(self.config.training.seed, purpose, self.iteration, run.taken[0], 1)
             if self._evaluation.exit is not None:
                 self._evaluation.exit.before_batch()
             yield batch
@@ -355,7 +356,7 @@ class Evaluation(Reporting):
         ready = isinstance(adapter, MapStyleLoader) and loader.batch_sampler is None
         placed: list[tuple[Any, Any]] = []  # where a sample is in the data set, and its result
         run = self._run_over(loader, rng.PREDICT)
-        for batch in self._watched(run):
+        for batch in self._watched(run, rng.PREDICT):
             outputs = self.predict_batch(batch)
             placed += _placed(split(outputs), run.indices, len(placed), ready=ready)
             self._fire("on_predict_batch_end", outputs)

@@ -42,7 +42,7 @@ class Events:
     # Training
 
     def on_train_begin(self) -> None:
-        """Once per start, with the state restored, under random states of its own."""
+        """Once per start, with the state restored, and random numbers of its own."""
 
     def on_train_end(self) -> None:
         """Once per start, after a failure too; `self.finished`: whether the end was reached."""
@@ -119,7 +119,7 @@ class Events:
     # State
 
     def on_save_checkpoint(self) -> Mapping[str, Any] | None:
-        """Before a checkpoint is written, under random states of its own.
+        """Before a checkpoint is written.
 
         Returns:
             Values of your own for on_load_checkpoint: numbers, texts, lists, mappings, arrays
@@ -142,8 +142,6 @@ class Events:
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
 
-# The events of every batch; the loop asks once whether one of them is subscribed.
-BATCH_EVENTS = frozenset({"on_fetch_data_begin", "on_fetch_data_end", "on_train_batch_begin"})
 # Once per start, before the counters are restored or after they were saved.
 _UNCOUNTED = ("on_setup_begin", "on_setup_end", "on_train_end", "on_exception")
 _SPECS = "_expbase_listener_specs"  # the attribute of a marked method

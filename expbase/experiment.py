@@ -30,7 +30,6 @@ from typing import Any
 from expbase import checks, schedule
 from expbase.checkpoints import Checkpoints
 from expbase.config import check_training
-from expbase.events import BATCH_EVENTS
 from expbase.front import with_mixins
 from expbase.life import Life, Step
 from expbase.logs import close_log
@@ -118,6 +117,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         if loop.step is not _BETWEEN and not self._begin_loop_or_epoch():
             return False
         self.iteration += 1
+        rng.seed_for(self.config.training.seed, rng.TRAIN, self.iteration, self.rank)
         loop.step = _WITHIN
         return True
 
@@ -250,13 +250,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
         if iterator.batches.ended:
             self._loop.wake()  # an epoch that ends within an update has things due, too
             self.new_epoch()
-        if self._subscribers.subscribed.isdisjoint(BATCH_EVENTS):
-            batch = iterator.read()
-        else:
-            self._fire("on_fetch_data_begin")
-            batch = iterator.read()
-            self._fire("on_fetch_data_end")
-            self._fire("on_train_batch_begin", batch, iterator.batches.indices)
+        self._fire("on_fetch_data_begin")
+        batch = iterator.read(self.iteration)
+        self._fire("on_fetch_data_end")
+        training = self.config.training
+        share = iterator.share(training.accumulation_steps)
+        rng.seed_for(training.seed, rng.TRAIN, self.iteration, *share)
+        self._fire("on_train_batch_begin", batch, iterator.batches.indices)
         watch.batches += 1
         watch.data_seconds += watch.clock() - began
         return batch
@@ -269,11 +269,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.epoch += 1
         self._iterator.open(self.epoch)
         self._loop.epoch_is_open = True
+        rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank)
         self._fire("on_train_epoch_begin")
 
     def _end_epoch(self) -> None:
         if self._loop.epoch_is_open:
             self._loop.epoch_is_open = False
+            rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
             self._fire("on_train_epoch_end")
 
     # --- setup ---------------------------------------------------------------------------
@@ -310,7 +312,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.setup_checkpointer()
         # The steps until here have made the template's attributes: from now on these stay.
         self._names.template = {name: vars(self)[name] for name in self._names.template}
-        rng.seed_all(rng.derive(self.config.training.seed, rng.SETUP))  # the same on all ranks
+        rng.seed_for(self.config.training.seed, rng.SETUP)  # the same on all ranks
 
         self._fire("on_setup_begin")
         self.setup_dataloader()
@@ -358,9 +360,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
     def _train_with_events(self) -> None:
         self.life = Life.TRAINING
-        seed = rng.derive(self.config.training.seed, rng.SETUP, 1, self.rank)
-        with rng.isolated(seed):  # it comes once per start, so it must have no effect on training
-            self._fire("on_train_begin")
+        rng.seed_for(self.config.training.seed, rng.SETUP, 1, self.rank)
+        self._fire("on_train_begin")
         if self._loop.is_pending:  # a train() of the user's may not call going_on() again
             self._begin_loop()
         self.train()

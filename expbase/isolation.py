@@ -1,5 +1,5 @@
-"""A block that has no effect on training: eval mode, no gradients, random states of its own.
-A leaf: which layers and which seed is passed in.
+"""A block that has no effect on training: eval mode, and no gradients.
+A leaf: which layers is passed in.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from typing import Any
 
 import paddle
 
-from expbase.state import rng
 from expbase.state.arrays import gradient, local
 
 
 @contextlib.contextmanager
-def isolated_eval(
-    layers: Iterable[Any], seed: int, parameters: Iterable[Any] = ()
-) -> Iterator[None]:
-    """Eval mode, no gradients, random states from the seed; all as before afterwards.
+def isolated_eval(layers: Iterable[Any], parameters: Iterable[Any] = ()) -> Iterator[None]:
+    """Eval mode, no gradients; all as before afterwards.
 
     `parameters` are those that belong to no layer; they keep their gradients, too.
     """
@@ -27,7 +24,7 @@ def isolated_eval(
     parameters = [*parameters, *(p for layer in layers for p in layer.parameters())]
     modes = [layer.training for layer in sublayers]
     try:
-        with _gradients_kept(parameters), rng.isolated(seed), paddle.no_grad():
+        with _gradients_kept(parameters), paddle.no_grad():
             for layer in sublayers:
                 layer.training = False
             yield

@@ -112,16 +112,6 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert sorted(indices(first)) == list(range(10))
 
 
-def test_driving_leaves_the_random_states_as_they_were() -> None:
-    rng.seed_all(5)
-    before = rng.RandomStates().state_dict()
-    drawn(adapted(loader()))
-    list(adapted(loader()).once(rng.VALID, 7))
-    drawn(adapted(loader(num_workers=1)))
-    drawn(adapted(DataLoader(Lines(), batch_size=2)))
-    assert rng.RandomStates().state_dict() == before
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -146,15 +136,6 @@ def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> 
     assert drawn(with_workers, position=samples) == whole[2:]
     with_workers.close()
     assert drawn(adapted(make(0)), position=samples) == whole[2:]
-
-
-def test_training_draws_the_same_whoever_makes_the_batches() -> None:
-    def draws(workers: int) -> list[float]:
-        np.random.seed(1)
-        # One normal number each: numpy makes two at once, and keeps the other.
-        return [np.random.randn() for _ in adapted(loader(num_workers=workers)).open(1)]
-
-    assert draws(0) == draws(1)
 
 
 def dict_of(samples: list[Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 68_569, 85_166
+CORE, ALL = 67_924, 84_494
 TUPLE_ASSIGNMENTS = 151
 BASES = 8
 PRIVATE_ATTRIBUTES = 44

@@ -95,20 +95,12 @@ class Scheduled(Hidden):
         self.optimizer.clear_grad()
 
 
-class Drawing(Tiny):
-    def resume_or_load(self) -> None:
-        super().resume_or_load()
-        if self.iteration:
-            np.random.rand()
-
-
 BROKEN = {
     "data order": Shuffled,
     "augmentation": Augmented,
     "dropout": Dropping,
     "before the update": Forgetful,
     "schedule": Scheduled,
-    "random states": Drawing,
 }
 
 

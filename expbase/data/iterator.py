@@ -28,6 +28,8 @@ class TrainIterator:
         self.epoch = 0  # the one that was opened last; 0: none was
         self.batches = Batches(_nothing())  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
+        self._iteration = 0  # for which the last batch was read
+        self._reads = 0  # of batches for it
         self._is_resumed = False
 
     def attach(self, adapter: LoaderAdapter) -> None:
@@ -56,8 +58,13 @@ class TrainIterator:
         self.batch_in_epoch = batches.place.batches
         self._is_resumed = False
 
-    def read(self) -> Any:
-        """The next batch of the epoch; a RuntimeError if there is none, a ValueError if no data."""
+    def read(self, iteration: int = 0) -> Any:
+        """The next batch of the epoch, for an iteration.
+
+        Raises:
+            ValueError: There is no data.
+            RuntimeError: There is no batch.
+        """
         batches = self.batches
         try:
             # As next(batches) does it, without the call: nothing else is read so often.
@@ -74,7 +81,21 @@ class TrainIterator:
             batches.taken = vars(error).get(TAKEN, batches.taken)
             raise
         self.batch_in_epoch += 1
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._reads = 0
+        self._reads += 1
         return batch
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Which part of its update the batch read last is, if each rank has `count` of them.
+
+        Returns:
+            Its number over all ranks, from 0, and how often this rank had that number before: by
+            hand one may read more than these.
+        """
+        turn, number = divmod(self._reads - 1, count)
+        return self.adapter.shard.rank * count + number, turn
 
     def state_dict(self) -> dict[str, Any]:
         """The place. It counts the samples of all ranks, so that what they share may change."""

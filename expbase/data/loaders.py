@@ -22,7 +22,7 @@ import numpy as np
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
 from expbase.data import order
-from expbase.data.order import START, BatchOrder, Isolated, Numbered, Place, unmoved
+from expbase.data.order import START, BatchOrder, Numbered, Place, Seeded, unmoved
 from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
 from expbase.distributed import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
@@ -258,7 +258,8 @@ class MapStyleLoader(LoaderAdapter):
             )
             is_sharded = False
         seed = rng.derive(self.shard.seed, purpose, number)
-        with unmoved(self._order.stateful), rng.isolated(seed):
+        rng.seed_cpu(seed)
+        with unmoved(self._order.stateful):
             # `iter`, because list() asks a sampler for its length, which may fail.
             is_known = sampler is None or self.key[0] == "in order"
             numbered = self._order.batches(1) if is_known else order.numbered(list(iter(sampler)))
@@ -285,8 +286,8 @@ class MapStyleLoader(LoaderAdapter):
 class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
-    It runs under random states of its own, which depend on (seed, epoch, rank), and sharding is the
-    user's. With several ranks the epoch ends for all when the first has no more. A position is
+    What it draws for a batch depends on (seed, epoch, rank, number of the batch), and sharding is
+    the user's. With several ranks the epoch ends for all when the first has no more. A position is
     reached by reading and throwing away, unless the loader has a state of its own; it counts
     batches if their size is unknown.
     """
@@ -306,54 +307,52 @@ class IterableLoader(LoaderAdapter):
 
     def open(self, epoch: int, place: Place = START) -> Batches:
         own = place.position // self.shard.world_size  # samples of this rank
-        # The state of a loader that has one is at the place already.
-        skip, cut = (0, 0) if self._state else divmod(own, self.batch_size or 1)
+        number, cut = divmod(own, self.batch_size or 1)
         seed = rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank)
-        source = self._source(seed, cut)
-        if own and self._state:
-            with source.states.in_use():
-                rng.RandomStates().load_state_dict(self._state["random"])
+        if self._state:  # it is at the place already
+            ahead = self._source(seed, number)
+        else:
+            ahead = itertools.islice(self._source(seed, 0, cut), number, None)
         # Of the ranks' lists the shortest is known at once.
-        end = int(-max_over_ranks(-len(self.loader))[0]) if self._is_list else None
-        ahead: Iterator[Any] = itertools.islice(source, skip, end)
-        if self.shard.world_size > 1 and not self._is_list:  # one collective per batch
+        if self._is_list:
+            end = int(-max_over_ranks(-len(self.loader))[0])
+            ahead = itertools.islice(ahead, max(end - number, 0))
+        elif self.shard.world_size > 1:  # one collective per batch
             to_end = itertools.chain(ahead, [_NOTHING])
             ahead = itertools.takewhile(lambda b: not any(max_over_ranks(b is _NOTHING)), to_end)
         # Of a stream that has become shorter nothing may be left: it is read now.
         looks = own > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
-        items = self._read(source, itertools.chain(head, ahead), place.position)
+        items = self._read(itertools.chain(head, ahead), place.position)
         return Batches(items, place, ended=looks and not head)
 
-    def _source(self, seed: int, cut: int = 0) -> Any:
-        if self._is_list:  # ready batches draw nothing, and swapping random states costs time
+    def _source(self, seed: int, number: int = 0, cut: int = 0) -> Iterator[Any]:
+        if self._is_list:  # ready batches draw nothing, and seeding costs time
             return iter(self.loader)
         iterable = self.loader
         if self._batches_here:
             iterable = batched_stream(iterable, cut)
         elif _is_paddles(iterable):
             iterable = with_hardened_workers(iterable)
-        return Isolated(seed, iterable)
+        return Seeded(iterable, seed, number)
 
-    def _read(self, source: Any, ahead: Iterator[Any], position: int) -> Items:
+    def _read(self, ahead: Iterator[Any], position: int) -> Items:
         # The loader's state is taken after a batch and before the next one is read ahead: a run
         # that is resumed from a later state would never see that batch.
-        placed = ((batch, self._place(source)) for batch in ahead)
+        placed = ((batch, self._place()) for batch in ahead)
         for (batch, state), last in with_last(placed):
             # After the last batch it is the one behind the end, where the next epoch starts.
-            self._state = self._place(source) if last else state
+            self._state = self._place() if last else state
             position += (self.batch_size or 1) * self.shard.world_size
             yield batch, (position, None, position), last
         if position == 0:
             raise self.no_batch()
 
-    def _place(self, source: Any) -> dict[str, Any]:
-        """The state of a stateful loader, and the random states that it draws from."""
+    def _place(self) -> dict[str, Any]:
+        """The state of a stateful loader."""
         if self._stateful is None:
             return {}
-        state = copy.deepcopy(self._stateful.state_dict())
-        with source.states.in_use():
-            return {"loader": state, "random": rng.RandomStates().state_dict()}
+        return {"loader": copy.deepcopy(self._stateful.state_dict())}
 
     def once(self, purpose: int, number: int) -> Batches:
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
@@ -362,8 +361,9 @@ class IterableLoader(LoaderAdapter):
     def _read_once(self, source: Iterator[Any]) -> Items:
         with unmoved(self._stateful):
             batch = _NOTHING
-            for batch, last in with_last(source):
-                yield batch, (0, None, 0), last
+            for number, (batch, last) in enumerate(with_last(source)):
+                place = number * self.shard.world_size + self.shard.rank
+                yield batch, (place, None, place), last
             if batch is _NOTHING and self.shard.world_size == 1:  # a generator that is used up, say
                 raise self.no_batch()
 

@@ -116,12 +116,12 @@ class BatchOrder:
         seed = rng.derive(self._seed, rng.ORDER, epoch)
         if hasattr(sampler, "seek") and size:
             sampler.seek(start // size)
-            return numbered(Isolated(seed, sampler), start, before=start - start % size)
+            return numbered(Seeded(sampler, seed), start, before=start - start % size)
         if hasattr(inner, "seek") and type(sampler) is BatchSampler:
             inner.seek(start)
-            return numbered(Isolated(seed, sampler), start, before=start)
+            return numbered(Seeded(sampler, seed), start, before=start)
         if self.length is None:
-            return numbered(Isolated(seed, sampler), start)
+            return numbered(Seeded(sampler, seed), start)
         if type(sampler) is BatchSampler:  # cut from one list: millions of lists cost seconds
             return _cut(self._listed(epoch, seed, inner), sampler, start)
         return numbered(self._listed(epoch, seed, sampler), start)
@@ -177,8 +177,8 @@ class BatchOrder:
         if self.key[0] == "in order":  # there may be more than a list can hold
             return range(self.key[1])
         if self._listing is None or self._listing[0] != epoch:
-            with rng.isolated(seed):
-                self._listing = (epoch, list(sampler))
+            rng.seed_cpu(seed)
+            self._listing = (epoch, list(sampler))
         return self._listing[1]
 
     def checksum(self) -> int | None:
@@ -233,8 +233,8 @@ def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
     if kind == "in order":
         return np.arange(size)
     if kind == "shuffled":
-        with rng.isolated(rng.derive(rest[0], rng.ORDER, epoch)):
-            return np.array([*RandomSampler(range(size))])
+        rng.seed_cpu(rng.derive(rest[0], rng.ORDER, epoch))
+        return np.array([*RandomSampler(range(size))])
     ranks, is_shuffled, _ = rest
     padded = -(-size // ranks) * ranks
     # One rank whose one batch is the epoch; in round i rank r has batch i * ranks + r of it.
@@ -264,17 +264,17 @@ def end_workers(iterator: Any) -> None:
     remove_left_files()
 
 
-class Isolated:
-    """Iterates under random `states` of its own, which continue from item to item.
+class Seeded:
+    """Iterates with random numbers of (seed, number of the item), from a number on.
 
-    Neither does the iterable see what training draws in between, nor training what it draws. The
-    seed is for the states at the first item, and `iter` is called there. Workers end with it.
+    `iter` is called at the first item. Workers end with it.
     """
 
-    def __init__(self, seed: int, iterable: Iterable[Any]) -> None:
+    def __init__(self, iterable: Iterable[Any], seed: int, number: int = 0) -> None:
         self._iterable = iterable
         self._iterator: Iterator[Any] | None = None
-        self.states = rng.DataStates(seed)
+        self._seed = seed
+        self._number = number
 
     def __del__(self) -> None:
         if hasattr(self._iterator, "_workers"):  # a thread of paddle's holds it: its own never runs
@@ -284,16 +284,17 @@ class Isolated:
         return self
 
     def __next__(self) -> Any:
-        with self.states.in_use():
-            try:
-                if self._iterator is None:
-                    with forking():  # a DataLoader starts its workers now
-                        self._iterator = iter(self._iterable)
-                    end_by_kill(self._iterator)
-                return next(self._iterator)
-            except StopIteration:
-                self._iterator = iter(())  # paddle's own fail when they are asked once more
-                raise
+        rng.seed_cpu(rng.derive(self._seed, self._number))
+        self._number += 1
+        try:
+            if self._iterator is None:
+                with forking():  # a DataLoader starts its workers now
+                    self._iterator = iter(self._iterable)
+                end_by_kill(self._iterator)
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = iter(())  # paddle's own fail when they are asked once more
+            raise
 
 
 def unmoved(stateful: Any) -> contextlib.ExitStack:

@@ -1,6 +1,6 @@
 """Making batches: in this thread, or in worker processes that leave nothing behind.
 
-The random states are set for each batch, from its position, so what a data set draws is the same
+The generators are seeded for each batch, from its position, so what a data set draws is the same
 here, in any worker, and after a resume.
 
     fetcher = Fetcher(loader, "self.train_loader")    # over a data set with indices
@@ -65,17 +65,16 @@ class Fetcher:
 
     def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
-        # ahead, draws from the same random states as training does, and hangs for ever when the
+        # ahead, draws from the same generators as training does, and hangs for ever when the
         # data set raises an exception.
         dataset, place = _BatchDataset(self._loader), self._loader.places[0]
-        states = rng.DataStates(base)
         for taken, last in with_last(numbered):
-            with states.in_use(rng.derive(base, taken[0])):
-                try:
-                    batch = dataset.batch(taken[1])
-                except Exception as error:
-                    self._explain(error, dataset.under_way(taken[1]), taken)
-                    raise
+            rng.seed_cpu(rng.derive(base, taken[0]))
+            try:
+                batch = dataset.batch(taken[1])
+            except Exception as error:
+                self._explain(error, dataset.under_way(taken[1]), taken)
+                raise
             yield to_tensors(batch, place), taken, last
 
     def _explain(self, error: Exception, what: str, taken: Numbered) -> None:
@@ -95,8 +94,8 @@ class Fetcher:
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
         loader.batch_sampler.keys = ([(base, *taken[:2])] for taken, _ in ahead)
-        # Paddle draws a seed from numpy when it makes an iterator: training must not notice.
-        with rng.isolated(base), forking(), signals_held({signal.SIGTERM}):
+        rng.seed_cpu(base)  # paddle draws a seed from numpy when it makes an iterator
+        with forking(), signals_held({signal.SIGTERM}):
             iterator = iter(loader)
         end_by_kill(iterator)
         last = False
@@ -106,7 +105,6 @@ class Fetcher:
                     case [_, Exception() as error, str() as what]:
                         self._explain(error, what, taken)
                         raise error
-                rng.drop_waiting_normal()
                 yield batch, taken, last
         finally:
             # After an epoch that was left early persistent workers still hold batches of it, which

@@ -238,7 +238,7 @@ class Checkpointer:
             self._prune(self.validations.kept())
 
     def restore(self, path: Path) -> list[str]:
-        """Restores a checkpoint; seed the random states anew if `saved_by` is another number.
+        """Restores a checkpoint.
 
         Returns:
             Reasons why continuing is not exact.
@@ -254,10 +254,9 @@ class Checkpointer:
                 "schedules too, is the checkpoint's, all else is the code's of now"
             )
         if self.saved_by != self._world_size:
-            del states["random"]
             notes.append(
-                f"saved by {self.saved_by} processes and continued by {self._world_size}: the "
-                "random states are new"
+                f"saved by {self.saved_by} processes and continued by {self._world_size}: they "
+                "draw other numbers, and sum in another order"
             )
         notes += self._load(states)
         self.newest_saved, self.inspected = path, ""
@@ -295,7 +294,8 @@ class Checkpointer:
         if saved.get("format") not in FORMATS:
             raise CheckpointError(
                 f"{path}: has format {saved.get('format')}; expected {FORMATS[0]} or {FORMATS[1]}. "
-                "Continue it with the version of expbase that wrote it."
+                "Finish the run with the version of expbase that wrote it, 0.1 for a format below "
+                "8, or begin one from its weights: --init_model_path."
             )
         self.saved_by = len(saved["ranks"])
         contents = self.contents()

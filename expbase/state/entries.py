@@ -8,7 +8,6 @@ from typing import Any
 
 import paddle
 
-from expbase.state import rng
 from expbase.state.arrays import Array, gradient
 from expbase.state.objects import unmatched
 
@@ -96,21 +95,16 @@ class Environment:
 
 
 class OwnStates:
-    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event.
-
-    Both run under random states of their own: what they draw has no effect on training.
-    """
+    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event."""
 
     def __init__(self, fire: Callable[..., Any]) -> None:
         self._fire = fire
 
     def state_dict(self) -> dict[str, Any]:
         """What on_save_checkpoint returns."""
-        with rng.isolated():
-            return dict(self._fire("on_save_checkpoint") or {})
+        return dict(self._fire("on_save_checkpoint") or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Hands it to on_load_checkpoint; always exact, as far as we know."""
-        with rng.isolated():
-            self._fire("on_load_checkpoint", dict(state))
+        self._fire("on_load_checkpoint", dict(state))
         return []

@@ -1,7 +1,7 @@
 """What differs between the ranks, at a save and at a resume.
 
 What all ranks have is written by rank 0. At a save it gathers what the others have that is not the
-same as its own (random states, running statistics). At a resume every rank gets all files, if need
+same as its own (running statistics, generators). At a resume every rank gets all files, if need
 be from rank 0, and takes its own part. What a rank holds alone is not for here: shares.py.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 from expbase.state.arrays import serialize
 from expbase.state.objects import Tensors
 
-FORMATS = 6, 7  # of state.json: without and with shares
+FORMATS = 8, 9  # of state.json: without and with shares
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
 # Names of files that no attribute can have.

@@ -35,7 +35,7 @@ from expbase.config import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import put_in_front
-from expbase.state import checkpoint, rng
+from expbase.state import checkpoint
 from expbase.state.arrays import LABELS, Array
 from expbase.tools.process import run_program
 
@@ -101,7 +101,6 @@ class Verified(ExperimentBase):
             self._kill_by(self._die_later)
         note: dict[str, Any] = {"iteration": self.iteration, "indices": [], "batches": []}
         self.verifying.note = note
-        note["random"] = zlib.crc32(json.dumps(rng.RandomStates().state_dict()).encode())
         before, rates = self._sums(), self.learning_rates()
         super().train_batch()
         note |= {"before": before, "after": self._sums(), "rates": [rates, self.learning_rates()]}

@@ -1,7 +1,7 @@
 """Proves that your own experiment survives being killed.
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
-inside a validation too, and compares every tensor, counter, random state and logged number. The
+inside a validation too, and compares every tensor, counter and logged number. The
 words after -- are for the script, which must have an option --output: -- --config FILE, say.
 """
 
@@ -37,7 +37,6 @@ _CAUSES = {
     "state_dict and set_state_dict, or draw from np.random",
     "batches": "augmentation: the data set made something else of the same samples. A generator "
     "of its own? Draw from random, np.random or paddle inside __getitem__",
-    "random": "random states: something drew from them that does not draw after a resume",
     "rates": "schedule: another learning rate. Make the schedule an attribute of the experiment, "
     "or step it from self.iteration",
     "after": "dropout, or another draw from a generator that is not an attribute of the "

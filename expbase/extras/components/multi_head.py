@@ -48,11 +48,11 @@ class EndlessBatches(TrainIterator):
         """Epochs that were read to their end."""
         return self.epoch - (not self.batches.ended)
 
-    def read(self) -> Any:
+    def read(self, iteration: int = 0) -> Any:
         """The next batch of this rank."""
         if self.ended:
             self.open(self.epoch + 1)
-        return super().read()
+        return super().read(iteration)
 
 
 class MultiHead(ExperimentBase):
