@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from collections import Counter, OrderedDict, deque
@@ -210,6 +211,31 @@ def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> Non
     exp.trained.append(exp.hidden)
     assert "trained" not in exp._names.values.state_dict()
     assert told[0].startswith("self.trained: a parameter in it cannot be saved with it. It has")
+
+
+class Shadowed(Tiny):
+    """Whose layer averages its weights in a list that paddle does not look into."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        model: Any = self.model
+        model.shadow = {"of": [copy.deepcopy(model[0].weight)]}
+        self.watched = list(model.parameters())
+
+    def on_train_batch_end(self) -> None:
+        model: Any = self.model
+        (shadow,) = model.shadow["of"]
+        shadow.set_value(0.5 * shadow + 0.5 * model[0].weight)
+
+
+def test_a_copied_parameter_in_a_list_of_a_layer_is_state(tmp_path: Path) -> None:
+    whole: Any = trained(Shadowed, tmp_path / "whole", max_iteration=8)
+    for end in (4, 8):
+        exp: Any = trained(Shadowed, tmp_path / "parts", max_iteration=end)
+    shadows = [e.model.shadow["of"][0].numpy().tobytes() for e in (whole, exp)]
+    assert shadows[0] == shadows[1]
+    saved = exp._saved_objects().parameters  # and nothing of self.watched
+    assert list(saved) == ["model.shadow.of.0"]
 
 
 def test_what_has_changed_and_cannot_be_saved_is_told_once(

@@ -38,6 +38,8 @@ _KINDS = "@kinds"  # the value with the class of each optimizer and schedule
 _FLAGS = "@flags"  # the value with what is frozen, and what is in eval mode
 
 
+# Attributes of each layer, and of an RNN, which has its parameters as one array, too.
+OF_PADDLE = frozenset(paddle.nn.Layer.__init__.__code__.co_names) | {"_flat_weight"}
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -234,6 +236,9 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
     for name, optimizer in found.optimizers.items():
         # A schedule that only its optimizer knows. One that has a name was seen before.
         _visit(found, seen, f"{name}{_RATE}", optimizers.innermost(optimizer)._learning_rate)
+    # A list of parameters says which they are; those of a layer are saved with it.
+    of_layers = {id(p) for layer in found.layers.values() for p in layer.parameters()}
+    found.parameters = {n: p for n, p in found.parameters.items() if id(p) not in of_layers}
     return found
 
 
@@ -271,13 +276,17 @@ def _wrapped(layer: Any) -> Any:
     return inside.get("_layers", inside.get("_layer"))  # fleet's own layers have neither name
 
 
-def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> None:
+def _visit(
+    found: StatefulObjects, seen: set[int], name: str, value: Any, kinds: Any = object
+) -> None:
     if isinstance(value, (list, tuple, dict, deque)):
         if id(value) not in seen and not _is_plain_data(value):
             seen.add(id(value))  # containers may contain each other
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
-                _visit(found, seen, f"{name}.{key}", item)
+                _visit(found, seen, f"{name}.{key}", item, kinds)
+        return
+    if not isinstance(value, kinds):
         return
     if _wrapped(value) is not None:
         found.parallel[id(value)] = value
@@ -296,8 +305,9 @@ def _visit(found: StatefulObjects, seen: set[int], name: str, value: Any) -> Non
     if isinstance(value, paddle.nn.Layer):
         for path, part in value.named_sublayers(include_self=True):
             for key, own in vars(part).items():
-                if isinstance(own, _GENERATORS):
-                    _visit(found, seen, f"{name}.{path}.{key}".replace("..", "."), own)
+                if isinstance(own, (*_GENERATORS, list, dict, deque)) and key not in OF_PADDLE:
+                    where = f"{name}.{path}.{key}".replace("..", ".")
+                    _visit(found, seen, where, own, (*_GENERATORS, framework.EagerParamBase))
 
 
 def _is_plain_data(value: Any) -> bool:

@@ -28,11 +28,10 @@ from paddle.base import framework
 
 from expbase.state import encoding
 from expbase.state.arrays import Array
-from expbase.state.objects import StatefulObjects, unwrap
+from expbase.state.objects import OF_PADDLE, StatefulObjects, unwrap
 
 _COLLECTIONS = {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter}
 _PLAIN = _COLLECTIONS | {type(None), bool, int, float, complex, str, bytes}
-_OF_PADDLE = frozenset(paddle.nn.Layer.__init__.__code__.co_names)  # what each layer has
 
 # Objects, or mappings, and those of their attributes, or items, that count, by their paths:
 # "model.0"; the experiment's own is "".
@@ -149,7 +148,7 @@ def own_attributes(layer: Any) -> dict[str, Any]:
 
     Of the buffers those that a checkpoint does not hold anyway.
     """
-    own = {name: value for name, value in vars(layer).items() if name not in _OF_PADDLE}
+    own = {name: value for name, value in vars(layer).items() if name not in OF_PADDLE}
     passing = layer._non_persistable_buffer_names_set
     return own | {name: value for name, value in layer._buffers.items() if name in passing}
 
