@@ -28,7 +28,7 @@ from expbase.config import (
 )
 from expbase.experiment import ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
-from expbase.processes import ended_by_sigterm
+from expbase.processes import MISTAKE, MISTAKES, ended_by_sigterm, exit_code_of
 from expbase.run_dir import CONFIG
 from expbase.smoke import Smoke
 from expbase.state.checkpoint import CheckpointError
@@ -76,7 +76,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match("unrecognized arguments: (-[^ =]+)", message):
             name = _THEIRS.get(unknown[1], unknown[1])
             message += f".{did_you_mean(name, self._option_string_actions)}"
-        super().error(message)
+        self.print_usage(sys.stderr)
+        self.exit(MISTAKE, f"{self.prog}: error: {message}\n")
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
@@ -84,8 +85,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         formatter_class=Paragraphs,
         epilog="The same command continues a run that was ended by anything at all.\n\n"
-        "exit codes: 0 finished, 1 error, 2 unknown option, 124 time limit, 129 SIGHUP, "
-        "130 Ctrl-C, 143 SIGTERM or SIGUSR1",
+        "exit codes: 0 finished, 1 error, 78 a mistake in what was given, 124 time limit, "
+        "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
     for option, (metavar, text) in _OPTIONS.items():
@@ -120,8 +121,8 @@ def ending_cell() -> Iterator[None]:
     except SystemExit as end:
         if not in_cell():
             raise
-        is_code = not isinstance(end.code, str)
-        text = f"exit code {end.code}: see the lines above" if is_code else end.code
+        is_code = str(end) == str(end.code)
+        text = f"exit code {end.code}: see the lines above" if is_code else str(end)
         error = (KeyboardInterrupt if end.code == 130 else RuntimeError)(text)
         vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {text}"]
         raise error from None
@@ -202,7 +203,9 @@ def _check_guard(prog: str) -> None:
             f"{prog}: error: main(…) is called when this script is imported, as the processes of "
             '--nprocs do; expected `if __name__ == "__main__":` before it.'
         )
-        sys.exit(text if process.name.endswith("-1") else 1)  # said once
+        if process.name.endswith("-1"):  # said once
+            print(text, file=sys.stderr)
+        sys.exit(MISTAKE)
 
 
 def load_config(
@@ -240,10 +243,39 @@ def _run(
     prog: str, experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
 ) -> ExperimentBase:
     with report_user_errors(prog):
-        exp = experiment(config, args)
-        exp.setup()
+        with _answering_mistakes():
+            exp = experiment(config, args)
+            exp.setup()
         exp.run()
         return exp
+
+
+@contextlib.contextmanager
+def _answering_mistakes() -> Iterator[None]:
+    """Makes a process that ends by a mistake in the experiment answer MISTAKE."""
+    try:
+        yield
+    except MISTAKES as error:
+        vars(error)["exit_code"] = MISTAKE
+        show = sys.excepthook
+
+        def show_and_exit(*raised: Any) -> None:
+            show(*raised)
+            sys.exit(MISTAKE)
+
+        sys.excepthook = show_and_exit  # for an exception that nobody catches, nor a debugger
+        raise
+
+
+class MistakeExit(SystemExit):
+    """The end of a process that has said in one line what is to be done."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(code)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @contextlib.contextmanager
@@ -256,7 +288,10 @@ def report_user_errors(prog: str) -> Iterator[None]:
         with ended_by_sigterm():
             yield
     except (ConfigError, CheckpointError, WeightsError) as error:
-        sys.exit(f"{prog}: error: {error}" if distributed.rank() == 0 else 1)
+        text = f"{prog}: error: {error}"
+        if distributed.rank() == 0 and not in_cell():  # which shows what is raised
+            print(text, file=sys.stderr)
+        raise MistakeExit(text, exit_code_of(error)) from None
     except distributed.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
 

@@ -19,6 +19,8 @@ from typing import Any
 import yaml
 from yacs.config import CfgNode
 
+from expbase.processes import MISTAKE
+
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.
     "max_iteration": 10000,  # iterations; 0: no limit, if max_epoch is set
@@ -64,6 +66,8 @@ _CHOICES = {
 
 class ConfigError(ValueError):
     """A value that a user wrote into a config, a file or an option cannot be used."""
+
+    exit_code = MISTAKE
 
 
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types

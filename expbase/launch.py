@@ -26,6 +26,7 @@ import paddle.distributed as dist
 
 from expbase.distributed import default_device
 from expbase.processes import (
+    MISTAKE,
     STOPPED,
     die_with_parent,
     ending,
@@ -35,7 +36,6 @@ from expbase.processes import (
     signals_held,
 )
 
-_USER_ERROR = 78  # of a rank that has said in one line what to do; outside it is a 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
 
@@ -45,7 +45,6 @@ class Outcome(NamedTuple):
 
     code: int  # that a shell shows: of the first that failed, else of the first stopped, else 0
     is_stop: bool = False  # a rank was asked to stop, and did
-    is_user_error: bool = False  # a rank has said in one line what is to be done
     deaths: tuple[str, ...] = ()  # "rank 1 was killed by SIGKILL"
 
 
@@ -138,9 +137,9 @@ def _join(processes: Sequence[Any]) -> Outcome:
         process.join()
     codes = [*ended.values()]
     first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
-    code = 1 if first == _USER_ERROR else 128 - first if first < 0 else first
+    code = 128 - first if first < 0 else first
     is_stop = not {*codes}.isdisjoint(STOPPED)
-    return Outcome(code, is_stop, _USER_ERROR in codes, texts)
+    return Outcome(MISTAKE if MISTAKE in codes else code, is_stop, texts)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -182,9 +181,8 @@ def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-            return _USER_ERROR
         return exit_code_of(end) if end.code else 0
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        return 1
+        return exit_code_of(error)
     return 0

@@ -27,6 +27,9 @@ from typing import Any
 # What a process answers after the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled
 # is a negative code, and a failure.
 STOPPED = (124, 129, 130, 143)
+MISTAKE = 78  # EX_CONFIG: no other start would mend it
+# What an exception in setup is when the experiment is wrong, and not something around it.
+MISTAKES = (TypeError, ValueError, AttributeError, NameError)
 LAUNCHER = "paddle.distributed.launch"
 SHARED_MEMORY = Path("/dev/shm")
 # A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
@@ -96,7 +99,12 @@ def exit_code_of(error: BaseException) -> int:
     """What a process answers that ends by this exception."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    cause = error.__cause__
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        return 1  # a disk that is full, say: another start may do better
+    return getattr(error, "exit_code", 1)
 
 
 def survive_signals() -> None:

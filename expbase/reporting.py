@@ -21,7 +21,7 @@ from expbase.attributes import Attributes
 from expbase.config import differences, flatten
 from expbase.life import Life, Step
 from expbase.meter import Meter, NonFiniteError, short
-from expbase.processes import exit_code_of
+from expbase.processes import MISTAKE, MISTAKES, exit_code_of
 from expbase.record import card, hang
 from expbase.record.run_record import config_changes
 from expbase.stopping import StopReason
@@ -205,7 +205,6 @@ class Reporting(Attributes):
         self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
         if self._loop.step is Step.WITHIN and isinstance(error, Exception):
             self._quietly("the batch", self._say_batch)
-        self._quietly("telling the supervisor", self._tell_supervisor, error)
         if self._other_ranks is not None and "gloo" in str(error):  # it does not say who is late
             self._say_now(f"[{self.iteration}] {self._other_ranks.others()}", logging.ERROR)
         if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
@@ -233,10 +232,6 @@ class Reporting(Attributes):
         """With --restarts the restarts.Supervisor of this process, else None."""
         return getattr(self.args, "supervisor", None)
 
-    def _tell_supervisor(self, what: str | BaseException, reason: str = "") -> None:
-        if self._supervisor is not None:
-            self._supervisor.tell(self.iteration, what, reason)
-
     def _begin_record(self) -> None:
         """Notes that this start trains, once, and that its end is to be noted."""
         record = self._run_record
@@ -250,12 +245,13 @@ class Reporting(Attributes):
             facts["config_changes"] = config_changes(self.output_dir, self.config)
             record.write("start", iteration=self.iteration, **facts)
             self._on_close.callback(self._note_end)
-        self._tell_supervisor("begun")
 
     def _note_end(self) -> None:
         failure, stopped_by = self._loop.failure, self._loop.stopped_by
         reason = repr(failure) if failure else str(stopped_by or "finished")
         code = exit_code_of(failure) if failure else stopped_by.exit_code
+        if isinstance(failure, MISTAKES) and not self._run_record.has_begun:
+            code = MISTAKE
         self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
     def _say_now(self, text: str, level: int = logging.WARNING) -> None:
@@ -265,7 +261,6 @@ class Reporting(Attributes):
 
     def _end_with_another_rank(self, text: str, code: int) -> None:
         """The last thing that this rank does when another one ended; called in a thread."""
-        self._tell_supervisor("other", text)
         self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=code)
         how, level = ("failed", logging.ERROR) if code == 1 else ("was stopped", logging.WARNING)
         self._say_now(f"[{self.iteration}] ended, because another rank {how}: {text}", level)
@@ -283,7 +278,6 @@ class Reporting(Attributes):
     def _end_hanging(self, text: str) -> None:
         """Ends this process, in a thread: the main one may be where no Python code runs."""
         try:
-            self._tell_supervisor("hang", text)
             self._run_record.write("end", iteration=self.iteration, reason=text, exit_code=1)
             if self._other_ranks is not None:
                 self._other_ranks.tell(TimeoutError(text))

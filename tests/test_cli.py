@@ -125,16 +125,27 @@ def test_options_reach_the_training_keys_that_the_defaults_leave_out(
         (["--output", "runs/{optim.rl}"], "--output: {optim.rl} names no config value; expected"),
     ],
 )
-def test_a_mistake_is_answered_with_one_line_and_code_1(words: list[str], answer: str) -> None:
+def test_a_mistake_is_answered_with_one_line_and_code_78(
+    words: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = default_argument_parser()
     parser.prog = "train.py"
     with pytest.raises(SystemExit) as caught:
         main(Demo, parser=parser, argv=words)
-    text = caught.value.code  # python prints a text and ends with 1
-    assert isinstance(text, str)
+    assert caught.value.code == 78
+    text = capsys.readouterr().err
+    assert text == f"{caught.value}\n"
     assert text.startswith("train.py: error: ")
     assert answer in text
-    assert "\n" not in text
+    assert text.count("\n") == 1
+
+
+def test_what_another_start_may_mend_is_no_mistake() -> None:
+    unwritten = CheckpointError("step-1: cannot be written")
+    unwritten.__cause__ = OSError(28, "No space left")
+    with pytest.raises(SystemExit) as caught, report_user_errors("train.py"):
+        raise unwritten
+    assert caught.value.code == 1
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
@@ -143,7 +154,7 @@ def test_a_number_of_processes_below_one_is_wrong_usage(
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         parsed(f"--nprocs={number}")
-    assert caught.value.code == 2
+    assert caught.value.code == 78
     assert f"--nprocs: {number!r} given; expected 1 or more" in capsys.readouterr().err
 
 
@@ -268,7 +279,7 @@ def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
         main(Demo, argv=words)
     main(Demo, argv=[*words, "--print_config"])
     assert "max_iteration" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match="78"):
         parsed("--restarts=-1")
     assert "--restarts: '-1' given; expected 0 or more" in capsys.readouterr().err
 
@@ -283,10 +294,11 @@ def test_a_tool_in_front_sees_the_failure_and_no_restart(
 
 @pytest.mark.parametrize("error", [ConfigError("wrong"), CheckpointError("wrong")])
 def test_a_users_mistake_is_one_line_on_rank_0_and_a_bare_code_on_the_others(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for rank, code in ((0, "train.py: error: wrong"), (1, 1)):
+    for rank, text in ((0, "train.py: error: wrong\n"), (1, "")):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         with pytest.raises(SystemExit) as caught, report_user_errors("train.py"):
             raise error
-        assert caught.value.code == code
+        assert caught.value.code == 78
+        assert capsys.readouterr().err == text

@@ -73,8 +73,8 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 68_029, 84_599
-TUPLE_ASSIGNMENTS = 150
+CORE, ALL = 67_742, 84_318
+TUPLE_ASSIGNMENTS = 146
 BASES = 8
 PRIVATE_ATTRIBUTES = 44
 CROSSING_USES = 246

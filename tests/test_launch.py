@@ -56,9 +56,9 @@ def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
     assert launch._join([Process(code) for code in exitcodes]).code == answer
 
 
-def test_a_users_error_is_an_error_outside(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = launch._join([Process(78), Process(1)])
-    assert (outcome.code, outcome.is_user_error, outcome.is_stop) == (1, True, False)
+def test_a_mistake_is_the_answer_whoever_ended_first() -> None:
+    outcome = launch._join([Process(1), Process(78)])
+    assert (outcome.code, outcome.is_stop) == (78, False)
     assert launch._join([Process(143), Process(1)]).is_stop
 
 

@@ -279,7 +279,7 @@ def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path:
         "if __name__ == '__main__': main(Mistaken)\n"
     )
     result = run_script(script, "--output", str(tmp_path / "run"), "--nprocs", "2")
-    assert result.returncode == 1
+    assert result.returncode == 78
     last_line = "train.py: error: optim.lr: -1 given; expected more than 0."
     assert result.stderr.splitlines()[-1] == last_line
     assert "another rank" not in (tmp_path / "run/worker_0.log").read_text()

@@ -214,7 +214,9 @@ def test_nprocs_starts_the_file_in_so_many_processes(
     function(args)
     assert (workspace / "runs/first/checkpoints/step-00000004").exists()
     (workspace / "c.yaml").write_text(YAML + "mode: frist")
-    assert main(words) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 78
     assert len(started) == 1  # a mistake is said once, before there are processes
 
 

@@ -324,11 +324,12 @@ def add_parser(tools: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the tool and returns its exit code."""
-    if args.nprocs > 1 and distributed.world_size() == 1:
+    if args.nprocs == 1 or distributed.world_size() > 1:
+        _run_file(args)
+        return 0
+    with report_user_errors("python -m expbase run"):
         _read(args)  # a mistake in the file is reported before there are processes
-        return spawn(_run_file, (args,), args.nprocs, args.device)
-    _run_file(args)
-    return 0
+    return spawn(_run_file, (args,), args.nprocs, args.device)
 
 
 def _run_file(args: argparse.Namespace) -> None:

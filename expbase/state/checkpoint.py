@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from expbase.processes import MISTAKE
+
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
 _SMALL = 1 << 20  # bytes of a file
@@ -35,6 +37,8 @@ _NAME = re.compile(r"step-(\d{8,})$")
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, or is damaged, or does not fit."""
+
+    exit_code = MISTAKE
 
 
 class UnreadableError(CheckpointError):

@@ -16,6 +16,7 @@ from typing import Any
 import paddle
 
 from expbase import distributed
+from expbase.processes import MISTAKE
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, is_piece, parse, serialize
 from expbase.state.objects import misfits
@@ -26,6 +27,8 @@ Weights = dict[str, Array]
 
 class WeightsError(ValueError):
     """A model file that cannot be read, or does not fit."""
+
+    exit_code = MISTAKE
 
 
 def read_weights(path: Path) -> dict[str, Weights]:

@@ -183,13 +183,14 @@ class Driver:
         self.wait(lambda: self.run.reached() >= goal, "training")
         if kind == "disk":
             return self.fill()
-        known = len(self.run.reasons())
+        known, written = len(self.run.reasons()), len(self.run.text())
         expected = self.cause(kind)
         began = time.time()  # of a start the second kill
 
         def is_said() -> bool:
-            said = "; ".join(self.run.reasons()[known:])
-            return all(re.search(text, said) for text in expected)
+            reasons = self.run.reasons()[known:]
+            said = "; ".join([*reasons, self.run.text()[written:]])
+            return bool(reasons) and all(re.search(text, said) for text in expected)
 
         self.wait(is_said, f"{kind}: a restart because of {expected}")
         restarted = ledger(self.run.output, "start")[-1]["time"]  # some went on until then

@@ -264,10 +264,10 @@ def trained(nodes: Nodes, last: int = 20) -> None:
 
 
 def refused(nodes: Nodes, pattern: str, *, swapped: bool = False) -> list[str]:
-    """Both end with code 1 at the start, and say what is expected."""
+    """Both end with code 78 at the start, and say what is expected."""
     start(nodes, EXACT, swapped=swapped)
     codes = finish(nodes)
-    wrong = [f"ended with codes {codes}"] if codes != [1, 1] else []
+    wrong = [f"ended with codes {codes}"] if codes != [78, 78] else []
     return wrong + [
         f"rank {node.rank} does not say {pattern!r}"
         for node in nodes
