@@ -220,8 +220,12 @@ class Attributes(Events):
     def _warn(self, text: str) -> None:
         self.logger.warning("%s", text)
 
-    def _fire(self, event: str, *args: Any) -> Any:
-        """Calls the subscribers of an event, if there are any; what the event's method returned."""
+    def fire(self, event: str, *args: Any) -> Any:
+        """Calls the subscribers of an event, if there are any.
+
+        Returns:
+            What the event's method returned.
+        """
         if event in self._subscribers.subscribed:
             return self._subscribers.fire(event, *args)
         return None

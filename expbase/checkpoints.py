@@ -60,7 +60,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             "log": self._metric_log,
             "listeners": self._subscribers,
             "environment": Environment(),
-            "own": OwnStates(self._fire),
+            "own": OwnStates(self.fire),
         }
 
     def save(self) -> None:

@@ -1,8 +1,8 @@
-"""Validating and predicting: phases that have no effect on training.
+"""Validating, and other phases that have no effect on training.
 
 In a phase other than "train" the models are in eval mode, no gradients are kept, and the random
 numbers are the phase's own, derived from (seed, iteration); everything is as before afterwards.
-What a validation is, the user's `valid` and `predict_batch` say.
+What a validation is, the user's `valid` says.
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from expbase import checks, distributed
-from expbase.data.loaders import (
-    Batches,
-    LoaderAdapter,
-    MapStyleLoader,
-    Shard,
-    adapt_loader,
-)
+from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.isolation import isolated_eval
 from expbase.life import Step
 from expbase.meter import Meter, line
-from expbase.predictions import split
 from expbase.reporting import Reporting
 from expbase.state import objects, rng
 from expbase.state.values import Snapshot, layers_with_buffers
@@ -76,20 +69,6 @@ class Evaluation(Reporting):
         """One validation; yours."""
         raise NotImplementedError
 
-    def predict_batch(self, batch: Any) -> Any:
-        """What predict is to return for a batch; yours, if you use it.
-
-        Args:
-            batch: As the loader yields it.
-
-        Returns:
-            A tensor or array [B, …], a mapping or tuple of such, or a list of B results.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__}.predict_batch: not defined; predict needs it. Expected a "
-            "method that takes a batch and returns its outputs, one per sample."
-        )
-
     # --- what a user calls ---------------------------------------------------------------
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
@@ -106,9 +85,9 @@ class Evaluation(Reporting):
         self._need_setup("evaluate")
         loop = self._loop
         with self._in_phase("valid", loader):
-            self._fire("on_evaluate_begin")
+            self.fire("on_evaluate_begin")
             results = self._results_of_valid()
-            self._fire("on_evaluate_end", results)
+            self.fire("on_evaluate_end", results)
             is_other = loader is not None and loader is not self.valid_loader
             if is_other and not self._evaluation.runs_begun:
                 self.logger.warning(
@@ -140,14 +119,26 @@ class Evaluation(Reporting):
         Returns:
             The batches; on some rank possibly none.
         """
-        run = self._run_over(loader, rng.VALID)  # it is opened now, not later
-        return self._watched(run, rng.VALID, "on_valid_batch_end")
+        purpose = _PURPOSES.get(self.phase, rng.VALID)
+        run = self._kept_adapter(loader).once(purpose, self.iteration)  # opened now, not later
+        self._evaluation.runs_begun += 1
+        self._evaluation.running.append(run)
+        return self._watched(run, purpose)
 
     @property
     def evaluated_loader(self) -> Any:
         """What valid_batches() reads by default: what evaluate was given, or self.valid_loader."""
         given = self._evaluation.loader
         return self.valid_loader if given is None else given
+
+    @property
+    def evaluated_indices(self) -> list[Any] | None:
+        """Where the samples of the batch that valid_batches() gave last are in the data set.
+
+        None: unknown.
+        """
+        running = self._evaluation.running
+        return running[-1].indices if running else None
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the ranks, by weight. Call it once, after the loop.
@@ -167,34 +158,17 @@ class Evaluation(Reporting):
         self._wait_in_phase("self.gather()")
         return distributed.gather_objects(value)
 
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
         """Eval mode, no gradients and random numbers of its own for what you do in the block.
 
-        It has no effect on training: for samples that a listener draws, say.
+        It has no effect on training: for samples that a listener draws, say. What is logged in it
+        goes into the text log, as means.
         """
-        return self._in_phase("predict")
-
-    def predict(self, loader: Any) -> list[Any]:
-        """Runs predict_batch over the data, as valid is run: on every rank its share.
-
-        Args:
-            loader: A paddle.io.DataLoader or an iterable of batches; drop_last must be off.
-
-        Returns:
-            One result for each sample that the loader yields, in the order of the data set, the
-            same on every rank; one that it yields twice has one. Of an iterable: in the order in
-            which it comes, rank by rank.
-
-        Raises:
-            ValueError: drop_last is on, or predict_batch returned more or fewer results than
-                samples.
-        """
-        self._need_setup("predict")
         with self._in_phase("predict"):
-            self._fire("on_predict_begin")
-            results = self._predicted(loader)
-            self._fire("on_predict_end", results)
-        return results
+            yield
+            if means := self._evaluation.meter.means():
+                self.logger.info("%s", line(self.iteration, means))
 
     # --- phases --------------------------------------------------------------------------
 
@@ -318,12 +292,6 @@ class Evaluation(Reporting):
             raise LoaderAdapter(None, name, shard).not_set()
         return adapt_loader(loader, name, shard)
 
-    def _run_over(self, loader: Any, purpose: int) -> Batches:
-        batches = self._kept_adapter(loader).once(purpose, self.iteration)
-        self._evaluation.runs_begun += 1
-        self._evaluation.running.append(batches)
-        return batches
-
     def _kept_adapter(self, loader: Any) -> LoaderAdapter:
         adapters = self._evaluation.adapters
         loader = self.evaluated_loader if loader is None else loader
@@ -332,61 +300,15 @@ class Evaluation(Reporting):
             adapters[id(loader)] = self._adapter(loader, name)
         return adapters[id(loader)]
 
-    def _watched(self, run: Batches, purpose: int, end_event: str = "") -> Iterator[Any]:
+    def _watched(self, run: Batches, purpose: int) -> Iterator[Any]:
         for batch in run:
             self._evaluation.batches_read += 1
             rng.seed_for(self.config.training.seed, purpose, self.iteration, run.taken[0], 1)
             if self._evaluation.exit is not None:
                 self._evaluation.exit.before_batch()
             yield batch
-            self._fire(end_event, batch, run.indices)
-
-    def _predicted(self, loader: Any) -> list[Any]:
-        """The results of predict_batch, one per sample in the order of the data, on every rank."""
-        if loader is None:
-            raise ValueError("predict: no loader given; expected one, self.test_loader say.")
-        adapter = self._kept_adapter(loader)
-        sampler = getattr(loader, "batch_sampler", None)
-        if getattr(loader, "drop_last", False) or getattr(sampler, "drop_last", False):
-            raise ValueError(
-                "predict: the loader has drop_last=True, so some samples would have no result; "
-                "expected drop_last=False."
-            )
-        # Whether the data set itself makes whole batches, of any size.
-        ready = isinstance(adapter, MapStyleLoader) and loader.batch_sampler is None
-        placed: list[tuple[Any, Any]] = []  # where a sample is in the data set, and its result
-        run = self._run_over(loader, rng.PREDICT)
-        for batch in self._watched(run, rng.PREDICT):
-            outputs = self.predict_batch(batch)
-            placed += _placed(split(outputs), run.indices, len(placed), ready=ready)
-            self._fire("on_predict_batch_end", outputs)
-        if means := self._evaluation.meter.means():
-            self.logger.info("%s", line(self.iteration, means))
-        self._wait_in_phase("the end of predict()")
-        of_ranks = distributed.gather_objects(placed)
-        if not isinstance(adapter, MapStyleLoader):  # sharded by the user, who knows how
-            return [result for of_rank in of_ranks for _, result in of_rank]
-        by_place = {place: result for of_rank in of_ranks for place, result in of_rank}
-        return [by_place[place] for place in sorted(by_place)]
-
-
-def _placed(results: list[Any], indices: Any, count: int, *, ready: bool) -> list[tuple[Any, Any]]:
-    """Each result of a batch with the place of its sample, by which the results are sorted.
-
-    `indices` are None for a stream, of which there were `count` results before. If the batch is
-    `ready`, its one index is that of the whole batch.
-    """
-    if indices is None or ready:
-        index = count if indices is None else indices[0]
-        places = [(index, number) for number in range(len(results))]
-    else:
-        places = [(index, 0) for index in indices]
-    if len(places) != len(results):
-        raise ValueError(
-            f"predict_batch: returned {len(results)} results for {len(places)} samples; "
-            "expected one per sample: the first axis of each array is the batch."
-        )
-    return list(zip(places, results, strict=True))
+            if purpose == rng.VALID:
+                self.fire("on_valid_batch_end", batch, run.indices)
 
 
 def _number(name: str, value: Any) -> float:

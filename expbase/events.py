@@ -108,7 +108,7 @@ class Events:
         """
 
     def on_predict_begin(self) -> None:
-        """Before the first batch of predict; the models are in eval mode."""
+        """Before the first batch of predict (a mixin); the models are in eval mode."""
 
     def on_predict_batch_end(self, outputs: Any) -> None:
         """After each predict_batch, with what it returned."""

@@ -166,7 +166,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
             loop.need(Step.WITHIN, "end_iteration")
         if loop.has_listeners:
             loop.step = Step.ENDING
-            self._fire("on_train_batch_end")
+            self.fire("on_train_batch_end")
         if self.iteration >= loop.next_due or self._iterator.batches.ended:
             loop.step = Step.ENDING
             self._do_what_is_due()
@@ -250,13 +250,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
         if iterator.batches.ended:
             self._loop.wake()  # an epoch that ends within an update has things due, too
             self.new_epoch()
-        self._fire("on_fetch_data_begin")
+        self.fire("on_fetch_data_begin")
         batch = iterator.read(self.iteration)
-        self._fire("on_fetch_data_end")
+        self.fire("on_fetch_data_end")
         training = self.config.training
         share = iterator.share(training.accumulation_steps)
         rng.seed_for(training.seed, rng.TRAIN, self.iteration, *share)
-        self._fire("on_train_batch_begin", batch, iterator.batches.indices)
+        self.fire("on_train_batch_begin", batch, iterator.batches.indices)
         watch.batches += 1
         watch.data_seconds += watch.clock() - began
         return batch
@@ -270,13 +270,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._iterator.open(self.epoch)
         self._loop.epoch_is_open = True
         rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank)
-        self._fire("on_train_epoch_begin")
+        self.fire("on_train_epoch_begin")
 
     def _end_epoch(self) -> None:
         if self._loop.epoch_is_open:
             self._loop.epoch_is_open = False
             rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
-            self._fire("on_train_epoch_end")
+            self.fire("on_train_epoch_end")
 
     # --- setup ---------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._names.template = {name: vars(self)[name] for name in self._names.template}
         rng.seed_for(self.config.training.seed, rng.SETUP)  # the same on all ranks
 
-        self._fire("on_setup_begin")
+        self.fire("on_setup_begin")
         self.setup_dataloader()
         self._attach_data()
         self.setup_model()
@@ -322,7 +322,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         checks.check_names(vars(self), ExperimentBase)
         self.check_setup()
         self.life = Life.READY
-        self._fire("on_setup_end")
+        self.fire("on_setup_end")
         self._names.values.begin()
 
     # --- the run -------------------------------------------------------------------------
@@ -361,13 +361,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
     def _train_with_events(self) -> None:
         self.life = Life.TRAINING
         rng.seed_for(self.config.training.seed, rng.SETUP, 1, self.rank)
-        self._fire("on_train_begin")
+        self.fire("on_train_begin")
         if self._loop.is_pending:  # a train() of the user's may not call going_on() again
             self._begin_loop()
         self.train()
         self._check_end_of_train()
         self.life = Life.ENDED
-        self._fire("on_train_end")
+        self.fire("on_train_end")
         if self.finished:
             self._checkpointer.finish(self.iteration, self.epoch)
 

@@ -23,7 +23,7 @@ class ModelFiles(Evaluation):
             path: Ends in `.safetensors`, or in `.pdparams` for paddle.load.
             layer: self.model by default.
         """
-        self._fire("on_save_model")
+        self.fire("on_save_model")
         layer = self.unwrap(self.model if layer is None else layer)
         distributed.on_rank_zero(lambda: write_weights(Path(path), layer), "save_model")
 
@@ -42,7 +42,7 @@ class ModelFiles(Evaluation):
         Raises:
             WeightsError: It cannot be read or does not fit; nothing was changed.
         """
-        self._fire("on_load_model")
+        self.fire("on_load_model")
         found = distributed.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
         texts = load_weights(found, self._saved_objects().layers, into, partial=partial)
         for name, text in texts.items():

@@ -76,7 +76,7 @@ class Reporting(Attributes):
             means = self._metric_log.meter.means()
             metrics = {f"train/{name}": mean for name, mean in means.items()}
             metrics |= self.learning_rates() | {f"speed/{name}": n for name, n in speed.items()}
-            self._fire("on_log", metrics)
+            self.fire("on_log", metrics)
             self._metric_log.last = metrics
             self._metric_log.write(self.iteration, self.epoch, metrics, is_routine=True)
             if not schedule.is_wanted(self.config.training, "valid"):

@@ -90,12 +90,12 @@ class TrainingSteps(Attributes):
                 an attribute of the experiment.
         """
         self._update_scaler()
-        self._fire("on_before_backward", loss)
+        self.fire("on_before_backward", loss)
         if self._update.count > 1:
             loss = loss / self._update.count
         scaler = self.grad_scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
-        self._fire("on_after_backward")
+        self.fire("on_after_backward")
 
     def step_optimizers(self, *optimizers: Any) -> None:
         """Unscales the gradients, steps, clears them. Schedules are yours to step.
@@ -126,19 +126,19 @@ class TrainingSteps(Attributes):
         update, scaler = self._update, self.grad_scaler
         if scaler is not None:
             _unscale(scaler, update.optimizers)
-        self._fire("on_before_optimizers_step")
+        self.fire("on_before_optimizers_step")
         for optimizer in update.optimizers:
             if scaler is None:
                 optimizer.step()
             else:
                 _step(scaler, optimizer)
                 update.overflows.append(scaler._cache_found_inf if scaler.is_enable() else False)
-        self._fire("on_after_optimizers_step")
-        self._fire("on_before_zero_grad")
+        self.fire("on_after_optimizers_step")
+        self.fire("on_before_zero_grad")
         for optimizer in update.optimizers:
             # None and not zeros: momentum moves the weights of a gradient of zeros.
             optimizer.clear_grad(set_to_zero=False)
-        self._fire("on_after_zero_grad")
+        self.fire("on_after_zero_grad")
 
     @property
     def stepping(self) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from tiny import Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
 from expbase.events import EVENTS, Events, Filter
+from expbase.extras.prediction import Prediction
 
 
 class Stepped(Tiny):
@@ -136,7 +137,7 @@ def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path:
     assert trace == expected.split()
 
 
-class Predicting(Traced):
+class Predicting(Prediction, Traced):
     def predict_batch(self, batch: Any) -> Any:
         self.trace.append("predict_batch")
         return self.model(batch[0])

@@ -40,7 +40,6 @@ LAYERS = (
         "life",
         "schedule",
         "isolation",
-        "predictions",
         "peers",
         "machines",
     },
@@ -73,11 +72,11 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 67_742, 84_318
+CORE, ALL = 67_041, 84_291
 TUPLE_ASSIGNMENTS = 146
 BASES = 8
 PRIVATE_ATTRIBUTES = 44
-CROSSING_USES = 246
+CROSSING_USES = 219
 
 
 def name_of(path: Path) -> str:

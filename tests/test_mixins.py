@@ -24,6 +24,7 @@ from expbase.extras.mixins import (
     GradientClipping,
     WeightAverages,
 )
+from expbase.extras.prediction import Prediction
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 
@@ -246,7 +247,7 @@ def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
 # --- averages of the weights -------------------------------------------------------------------
 
 
-class Averaged(ExponentialMovingAverage, Tiny):
+class Averaged(ExponentialMovingAverage, Prediction, Tiny):
     """Notes the weights that valid and predict_batch see."""
 
     def setup_model(self) -> None:

@@ -248,7 +248,7 @@ def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
 ) -> None:
     assert verify(tmp_path, MAIN, "--", "training.sed=1") == 1
     error = capsys.readouterr().err
-    assert "python -m expbase verify: error: the run 'straight' ended with code 1" in error
+    assert "python -m expbase verify: error: the run 'straight' ended with code 78" in error
     assert "unknown key 'training.sed'. Did you mean 'training.seed'?" in error
 
 

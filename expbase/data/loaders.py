@@ -136,7 +136,7 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
 
     Ranks must call it together: they may compare their samplers. A TypeError for anything else.
     """
-    if _is_paddles(loader) and _has_indices(loader):
+    if is_map_style(loader):
         return MapStyleLoader(loader, name, shard)
     if isinstance(loader, Iterable):
         return IterableLoader(loader, name, shard)
@@ -158,9 +158,9 @@ def _is_paddles(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
-def _has_indices(loader: Any) -> bool:
+def is_map_style(loader: Any) -> bool:
     """Whether it is a DataLoader over a data set with indices."""
-    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return _is_paddles(loader) and not isinstance(loader.dataset, IterableDataset)
 
 
 class MapStyleLoader(LoaderAdapter):

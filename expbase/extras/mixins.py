@@ -4,7 +4,7 @@
 
 Each mixin is a class to name before ExperimentBase, in any order. An experiment that overrides one
 of these methods calls `super()`, too: `default_config`, `check_setup`, `evaluate`, `evaluating`,
-`predict`, `export`.
+`export`.
 """
 
 from __future__ import annotations
@@ -188,10 +188,6 @@ class ExponentialMovingAverage(ExperimentBase):
     def evaluating(self) -> Iterator[None]:
         with self.weight_averages.applied(), super().evaluating():
             yield
-
-    def predict(self, loader: Any) -> list[Any]:
-        with self.weight_averages.applied():
-            return super().predict(loader)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None

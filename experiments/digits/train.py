@@ -14,9 +14,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from expbase import Config, ExperimentBase, main
+from expbase.extras.prediction import Prediction
 
 
-class Digits(ExperimentBase):
+class Digits(Prediction, ExperimentBase):
     @classmethod
     def default_config(cls):
         config = super().default_config()

@@ -20,8 +20,8 @@ from expbase.config import Config
 from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import Shard, adapt_loader
 from expbase.events import on
-from expbase.experiment import ExperimentBase
 from expbase.extras.components.layers import Composed, Reader
+from expbase.extras.prediction import Prediction
 from expbase.state import rng
 from expbase.state.arrays import to_numpy
 
@@ -55,7 +55,7 @@ class EndlessBatches(TrainIterator):
         return super().read(iteration)
 
 
-class MultiHead(ExperimentBase):
+class MultiHead(Prediction):
     """A mixin: with each update train_batch trains the head that `draw_task` names.
 
     setup_model makes self.model, a Composed (in data_parallel with find_unused_parameters=True),
