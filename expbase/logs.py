@@ -18,6 +18,8 @@ from pathlib import Path
 
 from expbase.appended import AppendedFile
 
+ROUTINE = {"is_routine": True}  # the `extra` of a line of training
+
 
 def early_log() -> logging.Logger:
     """A logger, named `expbase`, that keeps its lines until `open_log` writes them.
@@ -57,32 +59,24 @@ def close_log(logger: logging.Logger) -> None:
     logger.addHandler(logging.NullHandler())
 
 
-def log_routine(logger: logging.Logger, text: str) -> None:
-    """A line of training: `logger.info(text)` in a third of the time.
-
-    No record is made for what needs none, and a terminal with a live line does not get it.
-    """
-    for handler in logger.handlers if logger.isEnabledFor(logging.INFO) else []:
-        if isinstance(handler, _Lines):
-            handler.write_routine(text)
-        elif not isinstance(handler, logging.NullHandler):
-            handler.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
-
-
 @contextlib.contextmanager
 def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> Iterator[None]:
-    """Keeps lines of `log_routine` off the terminal while `is_shown()`.
+    """Keeps what is logged with `extra=ROUTINE` off the terminal while `is_shown()`.
 
-    They say what the live line shows.
+    Such a line says what the live line shows.
     """
+
+    def passes(record: logging.LogRecord) -> bool:
+        return not (getattr(record, "is_routine", False) and is_shown())
+
     echoes = [h for h in logger.handlers if isinstance(h, _Lines) and h.file is None]
     for handler in echoes:
-        handler.is_shown_elsewhere = is_shown
+        handler.addFilter(passes)
     try:
         yield
     finally:
         for handler in echoes:
-            handler.is_shown_elsewhere = None
+            handler.removeFilter(passes)
 
 
 class _Lines(logging.Handler):
@@ -95,41 +89,27 @@ class _Lines(logging.Handler):
     def __init__(self, file: AppendedFile | None) -> None:
         super().__init__()
         self.file = file
-        self.is_shown_elsewhere: Callable[[], bool] | None = None  # a routine line
-        self._time_format = "%H:%M:%S " if file is None else "%Y-%m-%d %H:%M:%S "
-        self._second, self._time = -1, ""  # of the line before: to format a time takes long
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.file is None and getattr(record, "is_shown", False):
-            return
         try:
-            mark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
-            text = f"{mark}{record.getMessage()}"
-            if self.file is not None and record.exc_info:
-                text += "\n" + logging.Formatter().formatException(record.exc_info)
-            self._write(text, record.created)
+            if self.file is not None:
+                line = _line(record, "%Y-%m-%d %H:%M:%S")
+                if record.exc_info:
+                    line += f"{logging.Formatter().formatException(record.exc_info)}\n"
+                self.file.append(line.encode("utf-8", "backslashreplace"))
+            elif sys.stderr is not None and not getattr(record, "is_shown", False):  # None: 2>&-
+                sys.stderr.write(_line(record, "%H:%M:%S"))
+                sys.stderr.flush()
         except Exception:
             self.handleError(record)
-
-    def write_routine(self, text: str) -> None:
-        if self.is_shown_elsewhere is None or not self.is_shown_elsewhere():
-            try:
-                with self.lock:  # type: ignore[union-attr]  # the base class makes it
-                    self._write(text, time.time())
-            except Exception:
-                self.handleError(logging.makeLogRecord({"msg": text}))
-
-    def _write(self, text: str, now: float) -> None:
-        if self._second != (second := int(now)):
-            self._second, self._time = second, time.strftime(self._time_format, time.localtime(now))
-        line = f"{self._time}{text}\n"
-        if self.file is not None:
-            self.file.append(line.encode("utf-8", "backslashreplace"))
-        elif sys.stderr is not None:  # it was closed: 2>&-
-            sys.stderr.write(line)
-            sys.stderr.flush()
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
         super().close()
+
+
+def _line(record: logging.LogRecord, dates: str) -> str:
+    now = time.strftime(dates, time.localtime(record.created))
+    mark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
+    return f"{now} {mark}{record.getMessage()}\n"

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from expbase.logs import log_routine
+from expbase.logs import ROUTINE
 from expbase.meter import Meter, MetricsFile, line
 from expbase.visualizer import Visualizer
 
@@ -38,10 +38,7 @@ class MetricLog:
         It is routine if the progress line of a terminal shows it anyway.
         """
         text = line(iteration, {"epoch": epoch, **metrics} if epoch else metrics)
-        if is_routine:
-            log_routine(self._logger, text)
-        else:
-            self._logger.info("%s", text)
+        self._logger.info("%s", text, extra=ROUTINE if is_routine else None)
         self._file.write(iteration, epoch, metrics)
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.

@@ -1,5 +1,5 @@
 """VisualDL for one run: one record file, opened at first use. The only file that imports VisualDL,
-which it does for what is no scalar: a run that has curves alone need not wait for it.
+which it does at the first record.
 
 Every method takes tensors, arrays and numbers, and never changes them.
 
@@ -11,13 +11,10 @@ Every method takes tensors, arrays and numbers, and never changes them.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
 import struct
-import time
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +26,7 @@ from expbase.appended import AppendedFile
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
-_PENDING = 100  # points that are not in the file yet, at most
+_PENDING = 200  # records and their lengths that are not in the file yet, at most
 RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length in bytes
 
 
@@ -74,11 +71,9 @@ class Visualizer:
                 self._logger.warning("[%d] VisualDL: %r has two values here; %s", step, tag, text)
             return
         self._steps[tag] = step
-        if self._file.path is not None:
+        if self.writer is not None:
             number = value.item() if hasattr(value, "item") else value
-            self._file.pending.append(_point(tag, number, step))
-            if len(self._file.pending) >= _PENDING:
-                self.flush()
+            self.writer.add_scalar(_tag(tag), number, int(step))
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
         """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.
@@ -122,10 +117,12 @@ class Visualizer:
             names = column_names([*keys, *hparams])
             values = {names[key]: _plain(value) for key, value in hparams.items()}
             self.writer.add_hparams(values, [_tag(metric) for metric in metrics])
+            self.flush()
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
         if self.writer is not None:
             getattr(self.writer, f"add_{kind}")(_tag(tag), value, step, **options)
+            self.flush()
 
     def flush(self) -> None:
         """Writes the points that are not in the file yet."""
@@ -166,52 +163,26 @@ class _RecordFile(AppendedFile):
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path)
-        self.pending: list[bytes] = []  # records that are not in the file yet
+        self._pending: list[bytes] = []  # records that are not in the file yet
 
     def get_filename(self) -> str:
         return str(self.path)
 
     def add_record(self, record: Any) -> None:
-        self.pending.append(record.SerializeToString())
-        self.flush()
+        data = record.SerializeToString()
+        self._pending += [RECORD_HEAD.pack(len(data)), data]
+        if len(self._pending) >= _PENDING:
+            self.flush()
 
     def flush(self) -> None:
-        if self.pending:
-            records = [RECORD_HEAD.pack(len(record)) + record for record in self.pending]
-            self.pending.clear()
-            self.append(b"".join(records))
+        records = b"".join(self._pending)
+        self._pending.clear()
+        if records:
+            self.append(records)
 
     def close(self) -> None:
         self.flush()
         super().close()
-
-
-def _point(tag: str, value: float, step: int) -> bytes:
-    """A point of a curve as a record of VisualDL's, in protobuf's encoding.
-
-    VisualDL's own classes make the same bytes in four times the time.
-    """
-    number, milliseconds = _varint(int(step)), _varint(round(time.time() * 1000))
-    # Each field begins with its number and type.
-    data = b"\x08%b%b\x18%b" % (number, _name(tag), milliseconds)
-    data += b"\x25" + array("f", [value]).tobytes()
-    return b"\x0a%b%b" % (_varint(len(data)), data)
-
-
-@functools.lru_cache(1000)
-def _name(tag: str) -> bytes:
-    name = _tag(tag).encode()
-    return b"\x12%b%b" % (_varint(len(name)), name)
-
-
-@functools.lru_cache(16)  # the points of a line have one step, and mostly one time
-def _varint(number: int) -> bytes:
-    """A whole number in protobuf's encoding: seven bits in each byte, the lowest first."""
-    data = bytearray()
-    while number > 127:
-        data.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*data, number])
 
 
 def _log_writer(file: _RecordFile) -> Any:

