@@ -319,7 +319,8 @@ def test_the_place_counts_the_batches_of_all_ranks() -> None:
     pair.open(1)
     pair.read(), pair.read()
     state = pair.state_dict()
-    assert (state["taken"], state["batch_in_epoch"]) == ([[["shuffled", 10, 3], 4]], 2)
+    assert (state["key"], state["position"]) == (["shuffled", 10, 3], 4)
+    assert state["batch_in_epoch"] == 2
     three.attach(adapted(loader(batch_size=1), rank=0, world_size=3))
     three.load_state_dict(state)
     assert three.batch_in_epoch == 1  # four samples are a batch of each and a part
@@ -954,19 +955,55 @@ def rest(iterator: TrainIterator) -> list[int]:
 
 def test_other_sizes_go_on_with_the_samples_that_the_epoch_has_not_had() -> None:
     had = indices(drawn(adapted(sized(20))))[:6]
-    larger, (reason,) = continued(sized(20), sized(24, batch_size=5))
+    larger, (reason,) = continued(sized(20), sized(20, batch_size=5))
     assert reason == (
-        "self.train_loader: 20 samples in batches of 3 on 1 rank there, 24 samples in batches of "
+        "self.train_loader: 20 samples in batches of 3 on 1 rank there, 20 samples in batches of "
         "5 on 1 rank now: the epoch goes on with the samples that it has not had"
     )
     assert larger.batch_in_epoch == 1  # six samples, in batches of five
-    assert sorted(had + rest(larger)) == list(range(24))
-    assert larger.batch_in_epoch == 5
+    assert sorted(had + rest(larger)) == list(range(20))
+    assert larger.batch_in_epoch == 4
+
+
+def own_order(size: int) -> DataLoader:
+    return DataLoader(Noisy(size), batch_sampler=[[i] for i in range(size)])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (sized(20), sized(24), "20 samples, shuffled there, 24 samples, shuffled now"),
+        (sized(20), sized(20, shuffle=False), "20 samples, shuffled there, 20 samples, in order"),
+        (own_order(10), own_order(8), "10 samples, own there, 8 samples, own now"),
+        (
+            DataLoader(Lines(20), batch_size=3),
+            DataLoader(Lines(20), batch_size=3, num_workers=1),
+            "stream there",
+        ),
+    ],
+)
+def test_another_order_in_the_middle_of_an_epoch_is_refused_or_ends_it(
+    before: Any, after: Any, text: str
+) -> None:
+    iterator = train_iterator(before)
+    iterator.open(1)
+    iterator.read()
+    state = copy.deepcopy(iterator.state_dict())
+    resumed = train_iterator(after)
+    (problem,) = resumed.problems(state)
+    assert text in problem
+    assert "in the middle of epoch 1; expected the same, or --force" in problem
+    resumed.leaves_epochs = True
+    assert resumed.problems(state) == []
+    assert resumed.load_state_dict(state)
+    assert (resumed.epoch, resumed.ended, resumed.resumed_within_epoch) == (1, True, False)
+    resumed.open(2)
+    assert rest(resumed)
+    assert train_iterator(after).problems({**state, "ended": True}) == []
 
 
 def test_a_place_behind_the_new_end_is_the_end_of_the_epoch() -> None:
     for before, after in [
-        (sized(20, shuffle=False), sized(5, shuffle=False)),
         (DataLoader(Lines(20), batch_size=3), DataLoader(Lines(5), batch_size=3)),
         (list(range(8)), [1]),
     ]:
@@ -987,16 +1024,9 @@ def test_a_stream_goes_on_at_the_next_sample_or_says_that_it_cannot() -> None:
     assert "which ones they were is unknown" in reason
 
 
-def test_of_an_unknown_order_it_is_said_that_nobody_knows_the_rest() -> None:
-    def own(size: int) -> DataLoader:
-        return DataLoader(Noisy(size), batch_sampler=[[i] for i in range(size)])
-
-    resumed, (reason,) = continued(own(10), own(8))
-    assert reason.endswith(
-        "the epoch goes on behind 2 samples, but which ones they were is unknown: some may come "
-        "twice in it, others never"
-    )
-    assert rest(resumed) == [2, 3, 4, 5, 6, 7]
-    assert continued(own(10), own(10))[1] == []
+def test_an_own_order_that_is_cut_otherwise_goes_on_and_is_told() -> None:
+    assert continued(own_order(10), own_order(10))[1] == []
     pairs = DataLoader(Noisy(10), batch_sampler=[[i, i + 1, i + 2] for i in (0, 3, 6)])
-    assert plain(continued(own(10), pairs)[0].read())[0] == [2]  # the rest of the first one
+    resumed, (reason,) = continued(own_order(10), pairs)
+    assert plain(resumed.read())[0] == [2]  # the rest of the first one
+    assert "its sampler gives another order" in reason

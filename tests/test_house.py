@@ -72,8 +72,8 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 66_644, 83_894
-TUPLE_ASSIGNMENTS = 143
+CORE, ALL = 66_551, 83_801
+TUPLE_ASSIGNMENTS = 142
 BASES = 8
 PRIVATE_ATTRIBUTES = 44
 CROSSING_USES = 219

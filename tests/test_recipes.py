@@ -250,18 +250,20 @@ def test_the_best_checkpoint_is_tested_and_can_be_used_afterwards(tmp_path: Path
     np.testing.assert_allclose(exported(images).numpy(), exp.model(images).numpy(), atol=1e-5)
 
 
-def test_another_batch_size_and_more_data_go_on_with_what_the_epoch_has_not_had(
+def test_another_batch_size_goes_on_with_what_the_epoch_has_not_had_and_more_data_with_the_next(
     tmp_path: Path,
 ) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
     class Noting(experiment_of("mid_run")):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
-            seen.extend(indices if self.epoch == 1 else ())
+            seen.extend((self.epoch, index) for index in indices)
 
     run(Noting, tmp_path, "data.num_samples=100", "training.max_iteration=3")
-    words = ["--force", "data.num_samples=150", "data.batch_size=30", "optim.lr=0.5"]
-    exp = run(Noting, tmp_path, *words, "training.max_iteration=7")
-    assert sorted(seen) == [*range(150)]
-    assert exp.optimizer.get_lr() == 0.5
-    assert exp.epoch == 2
+    words = ["data.num_samples=100", "data.batch_size=30", "optim.lr=0.5"]
+    exp = run(Noting, tmp_path, "--force", *words, "training.max_iteration=6")
+    assert [exp.epoch, exp.optimizer.get_lr()] == [2, 0.5]
+    assert sorted(index for epoch, index in seen if epoch == 1) == [*range(100)]
+    del seen[:]
+    exp = run(Noting, tmp_path, "--force", "data.num_samples=150", "training.max_iteration=14")
+    assert sorted(index for epoch, index in seen if epoch == 3) == [*range(150)]

@@ -21,7 +21,6 @@ class MidRun(ExperimentBase):
         images, labels = load_digits(return_X_y=True)
         images, labels = paddle.to_tensor(images / 16, "float32"), paddle.to_tensor(labels)
         data = self.config.data
-        # More data stands behind the old: a sample is known by its index.
         train = TensorDataset([x[300 : 300 + data.num_samples] for x in (images, labels)])
         self.train_loader = DataLoader(train, batch_size=data.batch_size, shuffle=True)
         self.valid_loader = DataLoader(TensorDataset([images[:300], labels[:300]]), batch_size=100)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.order import LISTED, START, Place
+from expbase.data.order import DISTRIBUTED, START, Key, Place
 from expbase.data.workers import TAKEN, Items
 
 
@@ -31,10 +31,12 @@ class TrainIterator:
         self._iteration = 0  # for which the last batch was read
         self._reads = 0  # of batches for it
         self._is_resumed = False
+        self.leaves_epochs = False  # whether one of another order is left in its middle
 
-    def attach(self, adapter: LoaderAdapter) -> None:
+    def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
         """Sets the training data."""
         self.adapter = adapter
+        self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), ended=True)
 
     @property
@@ -99,21 +101,38 @@ class TrainIterator:
 
     def state_dict(self) -> dict[str, Any]:
         """The place. It counts the samples of all ranks, so that what they share may change."""
-        adapter, place = self.adapter, self.batches.place
+        adapter = self.adapter
+        changed_order = self.batches.place.key
         return {
             "epoch": self.epoch,
             "batch_in_epoch": self.batch_in_epoch,
-            "taken": [*map(list, place.earlier), [adapter.key, self.batches.taken[2]]],
+            "position": self.batches.taken[2],
+            "key": changed_order or adapter.key,
+            "is_changed": changed_order is not None,
             "ended": self.batches.ended or not self.epoch,
             "loader": adapter.state_dict(),
             "sizes": self._sizes,
+            "has_one_order": adapter.has_one_order,
             "order": None if self.batches.ended else adapter.checksum(),
         }
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """That there is no loader any more."""
-        lost = self.adapter.loader is None and state["epoch"]
-        return [f"{self.adapter.name}: not set; the checkpoint is of epoch {lost}."] if lost else []
+        """That there is no loader any more, or one of another order in the middle of an epoch."""
+        name, epoch = self.adapter.name, state["epoch"]
+        if self.adapter.loader is None:
+            return [f"{name}: not set; the checkpoint is of epoch {epoch}."] if epoch else []
+        if self._goes_on(state) or self.leaves_epochs:
+            return []
+        return [
+            f"{name}: {_order(state['key'])} there, {_order(self.adapter.key)} now, in the middle "
+            f"of epoch {epoch}; expected the same, or --force, which goes on with the next epoch."
+        ]
+
+    def _goes_on(self, state: Mapping[str, Any]) -> bool:
+        """Whether the epoch of a state has ended, or its order is known here."""
+        key, own = state["key"], self.adapter.key
+        is_distributed = key[0] == own[0] == DISTRIBUTED
+        return bool(state["ended"]) or key == own or (is_distributed and key[:3] == own[:3])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
@@ -125,49 +144,60 @@ class TrainIterator:
         if adapter.loader is None:
             return []
         reasons = adapter.load_state_dict(state["loader"])
-        place, is_known = self._place_in(state)
-        if state["ended"]:  # nothing is opened: the next thing to come is a new epoch
+        has_ended, goes_on = state["ended"], self._goes_on(state)
+        if has_ended or not goes_on:  # nothing is opened: the next thing to come is a new epoch
             self.batches.close()
+            place = Place(state["position"], self._batches_of(state))
             self._begin(state["epoch"], Batches(_nothing(), place, ended=True))
             how = "the next epoch is the first one of the new size"
         else:
-            self.open(state["epoch"], place)
-            self._is_resumed = True
-            how = "the epoch goes on with the samples that it has not had"
-            if not is_known:
-                how = (
-                    f"the epoch goes on behind {place.position} samples, but which ones they were "
-                    "is unknown: some may come twice in it, others never"
-                )
-        if state["sizes"][:2] != self._sizes[:2] or not (is_known or state["ended"]):
-            there, now = _size(state["sizes"]), _size(self._sizes)
-            return [f"{adapter.name}: {there} there, {now} now: {how}"]
-        if adapter.key[:2] != state["taken"][-1][0][:2]:
-            reasons.append(f"{adapter.name}: another order of its samples than before: {how}")
-        elif not state["ended"] and adapter.checksum() != state["order"]:
+            how = self._go_on(state)
+        there, now = state["sizes"], self._sizes
+        is_unknown = there != now and not has_ended and not self._is_known(state)
+        if there[:2] != now[:2] or is_unknown:
+            return [f"{adapter.name}: {_size(there)} there, {_size(now)} now: {how}"]
+        if not goes_on:
+            reasons.append(f"{adapter.name}: {_order(adapter.key)} now: the next epoch begins")
+        elif not has_ended and adapter.checksum() != state["order"]:
             reasons.append(
                 f"{adapter.name}: its sampler gives another order of this epoch than before; "
                 "expected one that draws from random, numpy or paddle, or has a state_dict"
             )
         return reasons
 
+    def _go_on(self, state: Mapping[str, Any]) -> str:
+        """Opens the epoch of a state behind its samples; says with which it goes on."""
+        key = state["key"]
+        is_changed = state["is_changed"] or state["sizes"] != self._sizes
+        order = key if key[0] == DISTRIBUTED and is_changed else None
+        position = state["position"]
+        self.open(state["epoch"], Place(position, self._batches_of(state), order))
+        self._is_resumed = True
+        if self._is_known(state):
+            return "the epoch goes on with the samples that it has not had"
+        return (
+            f"the epoch goes on behind {position} samples, but which ones they were is unknown: "
+            "some may come twice in it, others never"
+        )
+
+    def _is_known(self, state: Mapping[str, Any]) -> bool:
+        """Whether the position tells which samples were taken, also where sizes have changed."""
+        return self.adapter.has_one_order and bool(state["has_one_order"])
+
     @property
     def _sizes(self) -> list[int | None]:
         return [self.adapter.num_samples, self.adapter.batch_size, self.adapter.shard.world_size]
 
-    def _place_in(self, state: Mapping[str, Any]) -> tuple[Place, bool]:
-        """The place that a state has, and whether it is known which samples were taken before."""
-        *earlier, (key, position) = state["taken"]
-        adapter, batches = self.adapter, state["batch_in_epoch"]
-        *_, world = sizes = state["sizes"]
-        is_known = key == adapter.key or {key[0], adapter.key[0]} <= LISTED
-        if key != adapter.key:
-            earlier = [*earlier, (key, position)] if is_known and position else []
-        if sizes != self._sizes:
-            batches = batches * world // adapter.shard.world_size
-            if adapter.batch_size:
-                batches = position // (adapter.batch_size * adapter.shard.world_size)
-        return Place(position, batches, earlier), is_known
+    def _batches_of(self, state: Mapping[str, Any]) -> int:
+        """How many batches of now the samples amount to that were taken in the epoch."""
+        batches: int = state["batch_in_epoch"]
+        if state["sizes"] == self._sizes:
+            return batches
+        world = self.adapter.shard.world_size
+        if self.adapter.batch_size:
+            position: int = state["position"]
+            return position // (self.adapter.batch_size * world)
+        return batches * int(state["sizes"][2]) // world
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""
@@ -177,6 +207,11 @@ class TrainIterator:
 
 def _nothing() -> Items:
     yield from ()
+
+
+def _order(key: Key) -> str:
+    kind, size, *_ = key
+    return f"{'?' if size is None else size} samples, {kind}"
 
 
 def _size(sizes: list[Any]) -> str:

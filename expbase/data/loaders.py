@@ -78,7 +78,8 @@ class LoaderAdapter:
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
     sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
     # What the order of the samples depends on; a place in an order is one in all of equal keys.
-    key: order.Key = [None]  # noqa: RUF012
+    key: order.Key = [None, None]  # noqa: RUF012
+    has_one_order = True  # of all ranks, so that a position says which samples were before it
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         self.loader = loader
@@ -188,7 +189,7 @@ class MapStyleLoader(LoaderAdapter):
             self._compare_ranks()
         if self.is_sharded:
             self.sharding = "sharded by its sampler"
-            self.key = self.key if self.key[0] in order.LISTED else [*self.key, world]
+            self.has_one_order = self.key[0] == order.DISTRIBUTED
         else:
             self.sharding = f"dealt out over {world} ranks"
             if self.batches_per_epoch is not None:
@@ -207,7 +208,7 @@ class MapStyleLoader(LoaderAdapter):
         world = self.shard.world_size
         if world == 1:
             numbered = self._order.batches(epoch, place)
-        elif self.is_sharded and not place.earlier:
+        elif self.is_sharded and not place.key:
             numbered = self._placed(self._order.batches(epoch, Place(place.position // world)))
         else:
             numbered = self._dealt(epoch, place)
@@ -240,8 +241,7 @@ class MapStyleLoader(LoaderAdapter):
         while round_ := list(itertools.islice(batches, world)):
             end = round_[-1][2]
             if len(round_) < world:
-                # If the order was changed within the epoch, with the first since then.
-                begin = Place(place.earlier[-1][1] if place.earlier else 0, earlier=place.earlier)
+                begin = Place(key=place.key)
                 with unmoved(self._order.stateful):  # its sampler goes to the start again
                     start = list(itertools.islice(self._order.batches(epoch, begin), world))
                 # The start may be shorter than what is missing: then it is repeated.
@@ -301,9 +301,9 @@ class IterableLoader(LoaderAdapter):
         if self._is_list and shard.world_size == 1:
             self.batches_per_epoch = len(loader)
         self._batches_here = _is_paddles(loader) and not loader.num_workers
-        self.key = ["stream", shard.world_size]
-        if not self._batches_here:  # then it cannot be cut within a batch
-            self.key += [self.batch_size, getattr(loader, "num_workers", None)]
+        self.key = ["stream", None, getattr(loader, "num_workers", 0)]
+        # With workers it cannot be cut within a batch.
+        self.has_one_order = self._batches_here and shard.world_size == 1
 
     def open(self, epoch: int, place: Place = START) -> Batches:
         own = place.position // self.shard.world_size  # samples of this rank

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from paddle.base import core
 from paddle.io import (
     BatchSampler,
@@ -40,7 +39,7 @@ Numbered = tuple[int, Any, int]
 # What an order of samples depends on beside the epoch, as JSON values: its kind, the number of
 # samples, and more. Equal keys are the same order.
 Key = list[Any]
-LISTED = {"in order", "shuffled", "distributed"}  # kinds whose samples are known by the key alone
+DISTRIBUTED = "distributed"  # the kind of paddle's DistributedBatchSampler
 _HEAD = 1 << 14  # samples of an order by which the ranks are compared
 
 
@@ -50,9 +49,9 @@ class Place:
 
     position: int = 0  # samples taken of it
     batches: int = 0  # of one rank, that these amount to
-    # Orders that were changed in the epoch, and the position at which each was left, oldest first:
-    # a sample that was taken from one of them is not taken again.
-    earlier: Sequence[tuple[Key, int]] = ()
+    # The order of the epoch, if a DistributedBatchSampler of now would make another one: it depends
+    # on the number of ranks.
+    key: Key | None = None
 
 
 START = Place()
@@ -89,24 +88,23 @@ class BatchOrder:
         sampler, inner = self._sampler, self._inner
         cuts = type(sampler) is BatchSampler  # then the order does not depend on the batch size
         if sampler is None:
-            return ["ready batches"]
+            return ["ready batches", self.num_samples]
         if cuts and type(inner) is SequenceSampler:
             return ["in order", len(inner)]
         if cuts and type(inner) is RandomSampler:
             size = len(inner.data_source)
             if not inner.replacement and inner.generator is None and inner.num_samples == size:
                 return ["shuffled", size, self._seed]
-        # Its order depends on the number of ranks, and its last batches on their size, too.
         if type(sampler) is DistributedBatchSampler and sampler.nranks == world_size:
             size = len(sampler.dataset)
-            return ["distributed", size, world_size, sampler.shuffle, sampler.batch_size]
-        return ["own", self.num_samples, self._seed, None if cuts else self.batch_size]
+            return [DISTRIBUTED, size, sampler.shuffle, sampler.total_size]
+        return ["own", self.num_samples, self._seed]
 
     def batches(self, epoch: int, place: Place = START) -> Iterator[Numbered]:
         """The batches of an epoch (counted from 1), from a place on."""
         sampler, inner, size, start = self._sampler, self._inner, self.batch_size, place.position
-        if place.earlier:
-            return self._rest(epoch, place)
+        if place.key:
+            return _cut(_distributed(place.key, epoch), sampler, start)
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             return ((number, number, number + 1) for number in range(start, len(self._dataset)))
         self._go_to_start(epoch)
@@ -125,21 +123,6 @@ class BatchOrder:
         if type(sampler) is BatchSampler:  # cut from one list: millions of lists cost seconds
             return _cut(self._listed(epoch, seed, inner), sampler, start)
         return numbered(self._listed(epoch, seed, sampler), start)
-
-    def _rest(self, epoch: int, place: Place) -> Iterator[Numbered]:
-        """The batches of the samples that no earlier order had."""
-        orders = [*place.earlier, (self.key, place.position)]
-        had = np.zeros(max(key[1] for key, _ in orders), bool)
-        first = end = 0
-        for key, following in orders:
-            first, end = end, following
-            samples = _samples(key, epoch)
-            if first:
-                samples = samples[~had[samples]]
-                # Each once: a distributed order has some samples twice, to be the same everywhere.
-                samples = samples[np.sort(np.unique(samples, return_index=True)[1])]
-            had[samples[: end - first]] = True
-        return _cut(samples.tolist(), self._sampler, end, first)
 
     def head(self) -> tuple[int | None, int | None]:
         """A checksum of the first samples of epoch 1, and the number of batches if these are all.
@@ -219,28 +202,20 @@ def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> I
         before = end
 
 
-def _cut(samples: Sequence[Any], sampler: Any, position: int, first: int = 0) -> Iterator[Numbered]:
-    """The batches that paddle's samplers make of samples, the first of which has a position."""
-    size, start = sampler.batch_size, position - first
+def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[Numbered]:
+    """The batches that paddle's samplers make of samples, from a position on."""
+    size = sampler.batch_size
     end = len(samples) - (len(samples) - start) % size if sampler.drop_last else len(samples)
-    places = range(start, end, size)
-    return ((first + i, [*samples[i : i + size]], first + min(i + size, end)) for i in places)
+    return ((i, [*samples[i : i + size]], min(i + size, end)) for i in range(start, end, size))
 
 
-def _samples(key: Key, epoch: int) -> np.ndarray[Any, Any]:
-    """All samples of an order that its key alone tells, with those that paddle adds."""
-    kind, size, *rest = key
-    if kind == "in order":
-        return np.arange(size)
-    if kind == "shuffled":
-        rng.seed_cpu(rng.derive(rest[0], rng.ORDER, epoch))
-        return np.array([*RandomSampler(range(size))])
-    ranks, is_shuffled, _ = rest
-    padded = -(-size // ranks) * ranks
+def _distributed(key: Key, epoch: int) -> list[int]:
+    """All samples of an epoch of paddle's DistributedBatchSampler, with those that it adds."""
+    _, size, is_shuffled, padded = key
     # One rank whose one batch is the epoch; in round i rank r has batch i * ranks + r of it.
     sampler = DistributedBatchSampler(range(padded), padded, 1, 0, shuffle=is_shuffled)
     sampler.set_epoch(epoch)
-    return np.array([place % size for place in next(iter(sampler))])
+    return [place % size for place in next(iter(sampler))]
 
 
 def end_by_kill(iterator: Any) -> None:
