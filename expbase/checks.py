@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from expbase.state import objects
 from expbase.state.arrays import Array, is_piece
 from expbase.visualizer import Visualizer
 
+# Where Slurm and MPI tell a process how many there are. Paddle does not look.
+_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 # The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
 DONE_BY_MAIN = "done_by_main"
 
@@ -282,6 +285,10 @@ def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
     """What a person would want to be told before training; each may be meant so."""
     if text := check_paddle():
         yield text
+    for name in _SIZES:
+        size = os.environ.get(name, "1")
+        if size != "1" and distributed.world_size() == 1:
+            yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
     for key, ours in lookalikes(training).items():
         yield f"training.{key}: is a key of your own to expbase; did you mean {ours!r}?"
     valid, save = training["valid_interval"], training["save_interval"]

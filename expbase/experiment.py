@@ -38,7 +38,6 @@ from expbase.state import rng
 from expbase.stopping import StopReason, ValidationLeft
 
 _YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
-_BETWEEN, _WITHIN = Step.BETWEEN, Step.WITHIN  # an enum's members are slow to look up
 
 
 class ExperimentBase(SetupSteps, Checkpoints):
@@ -114,11 +113,11 @@ class ExperimentBase(SetupSteps, Checkpoints):
             RuntimeError: The iteration before was not ended.
         """
         loop = self._loop
-        if loop.step is not _BETWEEN and not self._begin_loop_or_epoch():
+        if loop.step is not Step.BETWEEN and not self._begin_loop_or_epoch():
             return False
         self.iteration += 1
         rng.seed_for(self.config.training.seed, rng.TRAIN, self.iteration, self.rank)
-        loop.step = _WITHIN
+        loop.step = Step.WITHIN
         return True
 
     def _begin_loop_or_epoch(self) -> bool:
@@ -144,7 +143,6 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
         self._note_before_first_update()
-        loop.has_listeners = "on_train_batch_end" in self._subscribers.subscribed
         if loop.is_pending:
             loop.step = Step.ENDING
             self._do_what_follows(self._due())
@@ -162,16 +160,13 @@ class ExperimentBase(SetupSteps, Checkpoints):
             RuntimeError: There is none: going_on() was not called.
         """
         loop = self._loop
-        if loop.step is not _WITHIN:  # need() looks again; without this a call for each iteration
-            loop.need(Step.WITHIN, "end_iteration")
-        if loop.has_listeners:
-            loop.step = Step.ENDING
-            self.fire("on_train_batch_end")
+        loop.need(Step.WITHIN, "end_iteration")
+        loop.step = Step.ENDING
+        self.fire("on_train_batch_end")
         if self.iteration >= loop.next_due or self._iterator.batches.ended:
-            loop.step = Step.ENDING
             self._do_what_is_due()
         else:
-            loop.step = _BETWEEN
+            loop.step = Step.BETWEEN
 
     def _do_what_is_due(self) -> None:
         """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""

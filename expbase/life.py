@@ -56,7 +56,6 @@ class LoopState:
     next_due: int = 0  # before this iteration nothing is due, unless an epoch ends; 0: look now
     epoch_is_open: bool = False  # an epoch began whose on_train_epoch_end has not come yet
     epochs_before: int = 0  # epochs that were used up when the last iteration ended
-    has_listeners: bool = False  # somebody subscribed to on_train_batch_end
     validated_at: int = -1  # the iteration of the last validation
     saved_at: int = -1  # the iteration of the last checkpoint
     results: dict[str, float] = field(default_factory=dict)  # of the last validation

@@ -323,3 +323,16 @@ def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
         complete({"training": {**TRIGGERS, key: 2}})
     with pytest.raises(ConfigError, match=text):
         complete({"training": TRIGGERS}).merge_from_list([f"training.{key}=2"])
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_one_process_of_several_that_a_scheduler_started_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    training = get_default_training_config()
+    monkeypatch.setenv(name, "1")
+    assert not list(likely_mistakes(training))
+    monkeypatch.setenv(name, "4")
+    assert [text.partition(",")[0] for text in likely_mistakes(training)] == [f"{name} is 4"]
+    monkeypatch.setattr("expbase.distributed.world_size", lambda: 4)
+    assert not list(likely_mistakes(training))
