@@ -978,7 +978,7 @@ def own_order(size: int) -> DataLoader:
         (
             DataLoader(Lines(20), batch_size=3),
             DataLoader(Lines(20), batch_size=3, num_workers=1),
-            "stream there",
+            "a stream there, ? samples, a stream of 1 workers now",
         ),
     ],
 )

@@ -35,7 +35,7 @@ def test_a_run_that_was_stopped_anywhere_ends_like_one_that_was_not(
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("workers", "exact"), ("another schedule", "refused"), ("not shuffled any more", "told")],
+    [("workers", "exact"), ("another schedule", "refused"), ("not shuffled any more", "refused")],
 )
 def test_a_change_between_two_starts_is_exact_refused_or_told(
     tmp_path: Path, name: str, expected: str

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.order import DISTRIBUTED, START, Key, Place
+from expbase.data.order import LISTED, START, Key, Place
 from expbase.data.workers import TAKEN, Items
+
+_GIVEN = 2  # of a key: the kind of an order and its size, which must stay in an epoch
 
 
 class TrainIterator:
@@ -131,8 +133,7 @@ class TrainIterator:
     def _goes_on(self, state: Mapping[str, Any]) -> bool:
         """Whether the epoch of a state has ended, or its order is known here."""
         key, own = state["key"], self.adapter.key
-        is_distributed = key[0] == own[0] == DISTRIBUTED
-        return bool(state["ended"]) or key == own or (is_distributed and key[:3] == own[:3])
+        return bool(state["ended"]) or key[:_GIVEN] == own[:_GIVEN]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
@@ -168,8 +169,8 @@ class TrainIterator:
     def _go_on(self, state: Mapping[str, Any]) -> str:
         """Opens the epoch of a state behind its samples; says with which it goes on."""
         key = state["key"]
-        is_changed = state["is_changed"] or state["sizes"] != self._sizes
-        order = key if key[0] == DISTRIBUTED and is_changed else None
+        is_changed = state["is_changed"] or [key, state["sizes"]] != [self.adapter.key, self._sizes]
+        order = key if key[0] in LISTED and is_changed else None
         position = state["position"]
         self.open(state["epoch"], Place(position, self._batches_of(state), order))
         self._is_resumed = True

@@ -189,7 +189,7 @@ class MapStyleLoader(LoaderAdapter):
             self._compare_ranks()
         if self.is_sharded:
             self.sharding = "sharded by its sampler"
-            self.has_one_order = self.key[0] == order.DISTRIBUTED
+            self.has_one_order = self.key[0] in order.LISTED
         else:
             self.sharding = f"dealt out over {world} ranks"
             if self.batches_per_epoch is not None:
@@ -301,7 +301,8 @@ class IterableLoader(LoaderAdapter):
         if self._is_list and shard.world_size == 1:
             self.batches_per_epoch = len(loader)
         self._batches_here = _is_paddles(loader) and not loader.num_workers
-        self.key = ["stream", None, getattr(loader, "num_workers", 0)]
+        workers = getattr(loader, "num_workers", 0)
+        self.key = [f"a stream of {workers} workers" if workers else "a stream", None]
         # With workers it cannot be cut within a batch.
         self.has_one_order = self._batches_here and shard.world_size == 1
 

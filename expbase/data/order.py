@@ -39,7 +39,7 @@ Numbered = tuple[int, Any, int]
 # What an order of samples depends on beside the epoch, as JSON values: its kind, the number of
 # samples, and more. Equal keys are the same order.
 Key = list[Any]
-DISTRIBUTED = "distributed"  # the kind of paddle's DistributedBatchSampler
+LISTED = ("shuffled", "distributed")  # kinds whose samples are known by the key alone
 _HEAD = 1 << 14  # samples of an order by which the ranks are compared
 
 
@@ -49,8 +49,8 @@ class Place:
 
     position: int = 0  # samples taken of it
     batches: int = 0  # of one rank, that these amount to
-    # The order of the epoch, if a DistributedBatchSampler of now would make another one: it depends
-    # on the number of ranks.
+    # The order of the epoch, if the sampler of now would make another one: a shuffled one depends
+    # on the seed, that of a DistributedBatchSampler on the number of ranks.
     key: Key | None = None
 
 
@@ -97,14 +97,14 @@ class BatchOrder:
                 return ["shuffled", size, self._seed]
         if type(sampler) is DistributedBatchSampler and sampler.nranks == world_size:
             size = len(sampler.dataset)
-            return [DISTRIBUTED, size, sampler.shuffle, sampler.total_size]
-        return ["own", self.num_samples, self._seed]
+            return ["distributed", size, sampler.shuffle, sampler.total_size]
+        return ["own", self.num_samples]
 
     def batches(self, epoch: int, place: Place = START) -> Iterator[Numbered]:
         """The batches of an epoch (counted from 1), from a place on."""
         sampler, inner, size, start = self._sampler, self._inner, self.batch_size, place.position
         if place.key:
-            return _cut(_distributed(place.key, epoch), sampler, start)
+            return _cut(_samples(place.key, epoch), sampler, start)
         if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             return ((number, number, number + 1) for number in range(start, len(self._dataset)))
         self._go_to_start(epoch)
@@ -209,9 +209,13 @@ def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[Numbered]
     return ((i, [*samples[i : i + size]], min(i + size, end)) for i in range(start, end, size))
 
 
-def _distributed(key: Key, epoch: int) -> list[int]:
-    """All samples of an epoch of paddle's DistributedBatchSampler, with those that it adds."""
-    _, size, is_shuffled, padded = key
+def _samples(key: Key, epoch: int) -> list[int]:
+    """All samples of an epoch of an order that its key tells, with those that paddle adds."""
+    kind, size, *rest = key
+    if kind == "shuffled":
+        rng.seed_cpu(rng.derive(rest[0], rng.ORDER, epoch))
+        return [*RandomSampler(range(size))]
+    is_shuffled, padded = rest
     # One rank whose one batch is the epoch; in round i rank r has batch i * ranks + r of it.
     sampler = DistributedBatchSampler(range(padded), padded, 1, 0, shuffle=is_shuffled)
     sampler.set_epoch(epoch)

@@ -267,8 +267,9 @@ class Checkpointer:
 
         What differed between several processes, like the statistics of batch norm, is rank 0's.
         """
-        states = self._read_fitting(path)
-        self._load({name: states[name] for name in (OBJECTS, "values", "own")})
+        entries = (OBJECTS, "values", "own")
+        states = self._read_fitting(path, entries)
+        self._load({name: states[name] for name in entries})
         self.inspected = path.name
         return dict(states["counters"])
 
@@ -286,8 +287,11 @@ class Checkpointer:
                 notes += entry.load_state_dict(states[name])
         return notes
 
-    def _read_fitting(self, path: Path) -> dict[str, Any]:
-        """This rank's states by entry, which fit. Sets `sizes` and `saved_by`."""
+    def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> dict[str, Any]:
+        """This rank's states by entry. Those of `entries` fit; by default all.
+
+        Sets `sizes` and `saved_by`.
+        """
         manifest, content = sharing.read_files(path)
         self.sizes = manifest["info"]
         saved = _parsed(path, content.pop(STATE_FILE, None))
@@ -302,7 +306,7 @@ class Checkpointer:
         tensors, values, problems = self._own_part(contents[OBJECTS], content, saved)
         problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
         states = {} if problems else _decoded(tensors, values)
-        for name in states:
+        for name in entries or states:
             if hasattr(contents.get(name), "problems"):
                 problems += contents[name].problems(states[name])
         self._raise_together(path, problems)

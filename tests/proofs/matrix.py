@@ -301,7 +301,7 @@ CASES: dict[str, tuple[Start, Start, str]] = {
     "more data": (SAME, with_(loader=lambda: shuffled(Points(60))), TOLD),
     "less data": (SAME, with_(loader=lambda: shuffled(Points(30))), TOLD),
     "larger batches": (SAME, with_(loader=lambda: shuffled(batch_size=8)), TOLD),
-    "not shuffled any more": (SAME, with_(loader=lambda: shuffled(shuffle=False)), TOLD),
+    "not shuffled any more": (SAME, with_(loader=lambda: shuffled(shuffle=False)), REFUSED),
     "workers": (SAME, with_(loader=lambda: shuffled(num_workers=2)), EXACT),
     "noise of its own": (
         with_(loader=noisy),
