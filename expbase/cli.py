@@ -259,9 +259,10 @@ def _answering_mistakes() -> Iterator[None]:
         vars(error)["exit_code"] = MISTAKE
         show = sys.excepthook
 
-        def show_and_exit(*raised: Any) -> None:
-            show(*raised)
-            sys.exit(MISTAKE)
+        def show_and_exit(kind: Any, raised: Any, trace: Any) -> None:
+            show(kind, raised, trace)
+            if exit_code_of(raised) == MISTAKE:
+                sys.exit(MISTAKE)
 
         sys.excepthook = show_and_exit  # for an exception that nobody catches, nor a debugger
         raise

@@ -202,6 +202,18 @@ def test_an_exception_in_training_is_tried_n_times_and_a_mistake_once(script: Pa
     assert stderr.count("holds a run of another config") == 1
 
 
+def test_a_mistake_that_was_caught_is_not_the_answer_of_what_comes_later(script: Path) -> None:
+    script.write_text(
+        "from tiny import Tiny\nfrom expbase import main\n"
+        "class Wrong(Tiny):\n    def setup_model(self):\n        raise ValueError('mine')\n"
+        "try:\n    main(Wrong)\nexcept ValueError:\n    1 / 0\n"
+    )
+    with started(script, "--output", "run") as process:
+        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
+    assert "ZeroDivisionError" in stderr
+    assert process.returncode == 1
+
+
 @pytest.mark.parametrize("words", [[], ["--restarts", "2"], ["--nprocs", "2"]])
 def test_a_mistake_in_setup_shows_its_traceback_and_answers_78(
     script: Path, words: list[str]

@@ -135,7 +135,7 @@ MISTAKES = [
                 self.config = {}
         """,
         r"self\.config: is \{\}; expected the template's own",
-        1,
+        78,
     ),
     Case(
         "another logger",
@@ -148,7 +148,7 @@ MISTAKES = [
                 self.logger = logging.getLogger("mine")
         """,
         r"self\.logger: is <Logger mine",
-        1,
+        78,
     ),
     Case(
         "a visualizer of another kind",
@@ -162,7 +162,7 @@ MISTAKES = [
                 self.visualizer = Writer()
         """,
         r"self\.visualizer: is a Writer; expected a class derived from expbase\.visualizer\.Vis",
-        1,
+        78,
     ),
     # --- calls ---
     update(
@@ -187,7 +187,7 @@ MISTAKES = [
                 config.optim = Config({"lr": 0.1})
         """,
         DEFAULTS,
-        1,
+        78,
     ),
     Case(
         "default_config without training",
@@ -198,7 +198,7 @@ MISTAKES = [
                 return Config({"optim": Config({"lr": 0.1})})
         """,
         DEFAULTS,
-        1,
+        78,
     ),
     Case(
         "save in on_save_checkpoint",
@@ -236,7 +236,7 @@ MISTAKES = [
                 self.tell = on("on_train_batch_end")(lambda: print("never"))
         """,
         r"self\.tell: is marked with @on after the experiment was made, so it would not be called",
-        1,
+        78,
     ),
     # --- curves ---
     update(
@@ -263,7 +263,7 @@ class Experiment(Tiny):
         self.train_loader = DataLoader(Points(24 if self.rank else 40), batch_size=4)
 """,
         r"self\.train_loader: 5 batches on rank 0, 3 batches on rank 1; expected the same",
-        1,
+        78,
         2,
     ),
     Case(
@@ -274,7 +274,7 @@ class Experiment(Tiny):
         self.config.training.log_interval += self.rank
 """,
         r"config\.training\.log_interval: 2 on rank 0, 3 on rank 1; expected the same",
-        1,
+        78,
         2,
     ),
     Case(
@@ -286,7 +286,7 @@ class Experiment(Tiny):
         self.head = paddle.nn.Linear(2, 2 + self.rank)
 """,
         r"head: 'weight': float32 \[2, 2\] on rank 0, float32 \[2, 3\] on rank 1",
-        1,
+        78,
         2,
     ),
     Case(
@@ -387,7 +387,7 @@ class Experiment(Tiny):
         "a mistyped monitor",
         "class Experiment(Tiny):\n    pass\n",
         r"training\.monitor: 'acuracy' given; expected one of the metrics .* accuracy",
-        1,
+        78,
         words=["monitor=acuracy"],
     ),
     Case(
