@@ -298,8 +298,8 @@ CASES: dict[str, tuple[Start, Start, str]] = {
         with_(loader=lambda: shuffled(collate_fn=lambda b: np.stack(b) * 2)),
         TOLD,
     ),
-    "more data": (SAME, with_(loader=lambda: shuffled(Points(60))), TOLD),
-    "less data": (SAME, with_(loader=lambda: shuffled(Points(30))), TOLD),
+    "more data": (SAME, with_(loader=lambda: shuffled(Points(60))), REFUSED),
+    "less data": (SAME, with_(loader=lambda: shuffled(Points(30))), REFUSED),
     "larger batches": (SAME, with_(loader=lambda: shuffled(batch_size=8)), TOLD),
     "not shuffled any more": (SAME, with_(loader=lambda: shuffled(shuffle=False)), REFUSED),
     "workers": (SAME, with_(loader=lambda: shuffled(num_workers=2)), EXACT),
@@ -316,7 +316,7 @@ CASES: dict[str, tuple[Start, Start, str]] = {
     "a stream for a data set": (
         SAME,
         with_(loader=lambda: shuffled(Stream(), shuffle=False)),
-        TOLD,
+        REFUSED,
     ),
     "an order of its own": (
         with_(loader=lambda: DataLoader(Points(), batch_sampler=OwnOrder())),
