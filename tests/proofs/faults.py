@@ -1,12 +1,12 @@
 """Proves that a run on two ranks heals itself under --restarts, whatever happens to it.
 
 Faults come at random to runs of the net of net.py: kill -9 of rank 0, of rank 1, of both, of a rank
-during the start; SIGSTOP; a hang. Each must be named with its rank, in the ledger's next start or on
-the terminal, and nobody helps. A disk that is full for a while (where a tmpfs may be mounted) must be named, and
-training goes on. Each run must end with the bits of one that nothing happened to, and with its
-curves and scores unless the disk was full. Printed are also the seconds from a fault to the next
-new iteration, and their ratio to a bare start; with --every the share of time that goes into new
-iterations.
+during the start; SIGSTOP; a hang. Each must be named with its rank, in the ledger's next start or
+on the terminal, and nobody helps. A disk that is full for a while (where a tmpfs may be mounted)
+must be named, and training goes on. Each run must end with the bits of one that nothing happened
+to, and with its curves and scores unless the disk was full. Printed are also the seconds from a
+fault to the next new iteration, and their ratio to a bare start; with --every the share of time
+that goes into new iterations.
 
     python tests/proofs/faults.py [--faults 200] [--seed 0] [--kinds kill,stop] [--every 15]
 """
