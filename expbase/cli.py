@@ -28,7 +28,7 @@ from expbase.config import (
 )
 from expbase.experiment import ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
-from expbase.processes import MISTAKE, MISTAKES, ended_by_sigterm, exit_code_of
+from expbase.processes import MISTAKE, ended_by_sigterm, exit_code_of
 from expbase.run_dir import CONFIG
 from expbase.smoke import Smoke
 from expbase.state.checkpoint import CheckpointError
@@ -255,13 +255,13 @@ def _answering_mistakes() -> Iterator[None]:
     """Makes a process that ends by a mistake in the experiment answer MISTAKE."""
     try:
         yield
-    except MISTAKES as error:
-        vars(error)["exit_code"] = MISTAKE
+    except Exception as error:
+        vars(error)["exit_code"] = exit_code_of(error, in_setup=True)
         show = sys.excepthook
 
-        def show_and_exit(kind: Any, raised: Any, trace: Any) -> None:
-            show(kind, raised, trace)
-            if exit_code_of(raised) == MISTAKE:
+        def show_and_exit(*raised: Any) -> None:
+            show(*raised)
+            if exit_code_of(raised[1]) == MISTAKE:
                 sys.exit(MISTAKE)
 
         sys.excepthook = show_and_exit  # for an exception that nobody catches, nor a debugger

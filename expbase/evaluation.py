@@ -280,8 +280,7 @@ class Evaluation(Reporting):
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
         if self.train_loader is not None:
             adapter = self._adapter(self.train_loader, "self.train_loader")
-            force = bool(getattr(self.args, "force", False))
-            self._iterator.attach(adapter, leaves_epochs=force)
+            self._iterator.attach(adapter, leaves_epochs=getattr(self.args, "force", False))
         self._on_close.callback(self._iterator.close)
         self._on_close.callback(self._evaluation.let_go)
         if self.parallel and isinstance(self.valid_loader, Iterable):

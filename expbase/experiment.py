@@ -251,7 +251,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
         training = self.config.training
         share = iterator.share(training.accumulation_steps)
         rng.seed_for(training.seed, rng.TRAIN, self.iteration, *share)
-        self.fire("on_train_batch_begin", batch, iterator.batches.indices)
+        if "on_train_batch_begin" in self._subscribers.subscribed:  # else nobody needs the indices
+            self.fire("on_train_batch_begin", batch, iterator.batches.indices)
         watch.batches += 1
         watch.data_seconds += watch.clock() - began
         return batch

@@ -29,7 +29,7 @@ from typing import Any
 STOPPED = (124, 129, 130, 143)
 MISTAKE = 78  # EX_CONFIG: no other start would mend it
 # What an exception in setup is when the experiment is wrong, and not something around it.
-MISTAKES = (TypeError, ValueError, AttributeError, NameError)
+_MISTAKES = (TypeError, ValueError, AttributeError, NameError)
 LAUNCHER = "paddle.distributed.launch"
 SHARED_MEMORY = Path("/dev/shm")
 # A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
@@ -95,8 +95,8 @@ def ended_by_sigterm(
     return handling(end if threading.current_thread() is threading.main_thread() else {})
 
 
-def exit_code_of(error: BaseException) -> int:
-    """What a process answers that ends by this exception."""
+def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
+    """What a process answers that ends by this exception, perhaps before training."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, SystemExit):
@@ -104,6 +104,8 @@ def exit_code_of(error: BaseException) -> int:
     cause = error.__cause__
     if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
         return 1  # a disk that is full, say: another start may do better
+    if in_setup and isinstance(error, _MISTAKES):
+        return MISTAKE
     return getattr(error, "exit_code", 1)
 
 

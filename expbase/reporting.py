@@ -21,7 +21,7 @@ from expbase.attributes import Attributes
 from expbase.config import differences, flatten
 from expbase.life import Life, Step
 from expbase.meter import Meter, NonFiniteError, short
-from expbase.processes import MISTAKE, MISTAKES, exit_code_of
+from expbase.processes import exit_code_of
 from expbase.record import card, hang
 from expbase.record.run_record import config_changes
 from expbase.stopping import StopReason
@@ -249,9 +249,9 @@ class Reporting(Attributes):
     def _note_end(self) -> None:
         failure, stopped_by = self._loop.failure, self._loop.stopped_by
         reason = repr(failure) if failure else str(stopped_by or "finished")
-        code = exit_code_of(failure) if failure else stopped_by.exit_code
-        if isinstance(failure, MISTAKES) and not self._run_record.has_begun:
-            code = MISTAKE
+        code = stopped_by.exit_code
+        if failure:
+            code = exit_code_of(failure, in_setup=not self._run_record.has_begun)
         self._run_record.write("end", iteration=self.iteration, reason=reason, exit_code=code)
 
     def _say_now(self, text: str, level: int = logging.WARNING) -> None:

@@ -72,7 +72,7 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 66_647, 83_897
+CORE, ALL = 66_645, 83_895
 TUPLE_ASSIGNMENTS = 141
 BASES = 8
 PRIVATE_ATTRIBUTES = 43

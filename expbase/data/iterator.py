@@ -16,8 +16,6 @@ from expbase.data.loaders import Batches, LoaderAdapter, Shard
 from expbase.data.order import LISTED, START, Key, Place
 from expbase.data.workers import TAKEN, Items
 
-_GIVEN = 2  # of a key: the kind of an order and its size, which must stay in an epoch
-
 
 class TrainIterator:
     """The training batches of one rank, epoch after epoch.
@@ -33,10 +31,9 @@ class TrainIterator:
         self._iteration = 0  # for which the last batch was read
         self._reads = 0  # of batches for it
         self._is_resumed = False
-        self.leaves_epochs = False  # whether one of another order is left in its middle
 
     def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
-        """Sets the training data."""
+        """Sets the training data, and whether an epoch of another order is left in its middle."""
         self.adapter = adapter
         self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), ended=True)
@@ -131,9 +128,9 @@ class TrainIterator:
         ]
 
     def _goes_on(self, state: Mapping[str, Any]) -> bool:
-        """Whether the epoch of a state has ended, or its order is known here."""
+        """Whether the epoch of a state has ended, or its kind of order and its size are as here."""
         key, own = state["key"], self.adapter.key
-        return bool(state["ended"]) or key[:_GIVEN] == own[:_GIVEN]
+        return bool(state["ended"]) or key[:2] == own[:2]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
@@ -196,8 +193,7 @@ class TrainIterator:
             return batches
         world = self.adapter.shard.world_size
         if self.adapter.batch_size:
-            position: int = state["position"]
-            return position // (self.adapter.batch_size * world)
+            return int(state["position"]) // (self.adapter.batch_size * world)
         return batches * int(state["sizes"][2]) // world
 
     def close(self) -> None:

@@ -351,9 +351,8 @@ class IterableLoader(LoaderAdapter):
 
     def _place(self) -> dict[str, Any]:
         """The state of a stateful loader."""
-        if self._stateful is None:
-            return {}
-        return {"loader": copy.deepcopy(self._stateful.state_dict())}
+        stateful = self._stateful
+        return {} if stateful is None else {"loader": copy.deepcopy(stateful.state_dict())}
 
     def once(self, purpose: int, number: int) -> Batches:
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)

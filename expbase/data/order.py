@@ -112,14 +112,15 @@ class BatchOrder:
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
         seed = rng.derive(self._seed, rng.ORDER, epoch)
+        drawn = Seeded(sampler, seed)
         if hasattr(sampler, "seek") and size:
             sampler.seek(start // size)
-            return numbered(Seeded(sampler, seed), start, before=start - start % size)
+            return numbered(drawn, start, before=start - start % size)
         if hasattr(inner, "seek") and type(sampler) is BatchSampler:
             inner.seek(start)
-            return numbered(Seeded(sampler, seed), start, before=start)
+            return numbered(drawn, start, before=start)
         if self.length is None:
-            return numbered(Seeded(sampler, seed), start)
+            return numbered(drawn, start)
         if type(sampler) is BatchSampler:  # cut from one list: millions of lists cost seconds
             return _cut(self._listed(epoch, seed, inner), sampler, start)
         return numbered(self._listed(epoch, seed, sampler), start)

@@ -236,9 +236,10 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
     for name, optimizer in found.optimizers.items():
         # A schedule that only its optimizer knows. One that has a name was seen before.
         _visit(found, seen, f"{name}{_RATE}", optimizers.innermost(optimizer)._learning_rate)
-    # A list of parameters says which they are; those of a layer are saved with it.
-    of_layers = {id(p) for layer in found.layers.values() for p in layer.parameters()}
-    found.parameters = {n: p for n, p in found.parameters.items() if id(p) not in of_layers}
+    if found.parameters:
+        # A list of parameters says which they are; those of a layer are saved with it.
+        of_layers = {id(p) for layer in found.layers.values() for p in layer.parameters()}
+        found.parameters = {n: p for n, p in found.parameters.items() if id(p) not in of_layers}
     return found
 
 
