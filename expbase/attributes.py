@@ -21,7 +21,7 @@ from expbase import checks, distributed, schedule
 from expbase.config import Config, check_training, fill, get_default_training_config
 from expbase.data.iterator import TrainIterator
 from expbase.events import Events, Subscribers
-from expbase.life import Life, LoopState, Step
+from expbase.life import Life, LoopState
 from expbase.logs import early_log
 from expbase.meter import MetricsFile
 from expbase.metrics import MetricLog
@@ -138,7 +138,7 @@ class Attributes(Events):
         """Whether training came to its end, by the config or by stop(); not interrupted."""
         loop = self._loop
         over = self._is_last or loop.stopped_by is StopReason.CALL
-        is_done = loop.step is Step.OVER and not loop.is_pending  # a stop may have left it
+        is_done = loop.is_over and not loop.todo  # a stop may have left it
         return is_done and over and loop.failure is None
 
     @property

@@ -80,16 +80,12 @@ class Checkpoints(TrainingSteps, ModelFiles):
         if loop.saved_at == self.iteration or self.read_only:
             return
         self._check_savable()
-        before, loop.step = loop.step, Step.CAPTURING
-        try:
-            with self._stopwatch.exclude("saving"):
-                self._check_finite()
-                self._update.check_complete()
-                self._update_scaler()
-                needed = self._is_last or bool(loop.stopped_by)  # there will be no later one
-                self._checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
-        finally:
-            loop.step = before
+        with self._stopwatch.exclude("saving"):
+            self._check_finite()
+            self._update.check_complete()
+            self._update_scaler()
+            needed = self._is_last or bool(loop.stopped_by)  # there will be no later one
+            self._checkpointer.save(self.iteration, self._metric_log.sizes(), needed=needed)
         loop.saved_at = self.iteration
         self._stop_requests.note_saved()
 
@@ -105,15 +101,13 @@ class Checkpoints(TrainingSteps, ModelFiles):
                 f"save: the state is that of {inspected}, loaded to be looked at; as iteration "
                 f"{self.iteration} it would spoil the run."
             )
-        if self._loop.step is Step.CAPTURING:
-            raise RuntimeError(
-                "save: called in on_save_checkpoint, which is a part of saving; expected values of "
-                "your own to be returned from it, and save() elsewhere."
-            )
 
     def _save_now(self) -> None:
+        """Between two iterations, where save() does not put it off."""
         loop = self._loop
-        before, loop.step, loop.save_requested = loop.step, Step.SAVING, False
+        loop.save_requested = False
+        before = loop.step
+        loop.step = Step.BETWEEN
         self.save()
         loop.step = before
         if loop.saved_at < 0 and type(self).save is not Checkpoints.save:
@@ -129,16 +123,16 @@ class Checkpoints(TrainingSteps, ModelFiles):
         The results of this iteration's validation are noted before it: a run that continues it
         does not validate again.
         """
-        loop, stopped_by = self._loop, self._loop.stopped_by
-        is_due = self._stop_requests.is_save_due  # by the clock, which must not choose the best one
-        # A signal's stop at another iteration must not choose another best checkpoint.
-        if loop.save_requested or stopped_by is StopReason.CALL:
-            loop.is_candidate = True
-        at_stop = bool(stopped_by) and schedule.is_wanted(self.config.training, "save")
-        saves = loop.save_requested or at_stop or is_due
-        is_validated = loop.validated_at == self.iteration and not loop.is_pending
+        loop = self._loop
+        # The clock, or a signal's stop at another iteration, must not choose another best one.
+        if loop.save_requested or loop.stopped_by is StopReason.CALL:
+            loop.planned_at = self.iteration
+        at_stop = bool(loop.stopped_by) and schedule.is_wanted(self.config.training, "save")
+        saves = loop.save_requested or at_stop or self._stop_requests.is_save_due
+        is_validated = loop.validated_at == self.iteration and not loop.todo
         if is_validated:
-            has_checkpoint = loop.is_candidate and (saves or loop.saved_at == self.iteration)
+            is_planned = loop.planned_at == self.iteration
+            has_checkpoint = is_planned and (saves or loop.saved_at == self.iteration)
             self._checkpointer.validations.add(
                 self.iteration, self.epoch, loop.results, has_checkpoint=has_checkpoint
             )
@@ -200,8 +194,8 @@ class Checkpoints(TrainingSteps, ModelFiles):
             self._metric_log.cut(sizes if own else None)
             validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if own else 0)
         if is_over:
-            self._loop.step = Step.OVER
-            self._loop.is_pending = False  # it was when the checkpoint was written
+            self._loop.is_over = True
+            self._loop.todo = []
 
     def _resume(self, path: Path) -> None:
         loop, own = self._loop, path == self._checkpointer.resumable
@@ -235,7 +229,7 @@ class Checkpoints(TrainingSteps, ModelFiles):
             RuntimeError: Training is under way.
             CheckpointError: There is no such checkpoint.
         """
-        by_hand = self.life is Life.RESTORED and self._loop.step is not Step.OVER
+        by_hand = self.life is Life.RESTORED and not self._loop.is_over
         if by_hand or self.life is Life.TRAINING:
             raise RuntimeError(
                 "load_checkpoint: called before the end of training, which would go on with other "

@@ -113,7 +113,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
             RuntimeError: The iteration before was not ended.
         """
         loop = self._loop
-        if loop.step is not Step.BETWEEN and not self._begin_loop_or_epoch():
+        is_ready = loop.step is Step.BETWEEN and not self._iterator.batches.ended
+        if not (is_ready or self._begin_loop_or_epoch()):
             return False
         self.iteration += 1
         rng.seed_for(self.config.training.seed, rng.TRAIN, self.iteration, self.rank)
@@ -123,11 +124,11 @@ class ExperimentBase(SetupSteps, Checkpoints):
     def _begin_loop_or_epoch(self) -> bool:
         """What going_on() does before the first iteration and between epochs; false: it is over."""
         loop = self._loop
-        if loop.step is Step.OUTSIDE:
+        if loop.step is Step.OUTSIDE and not loop.is_over:
             self._begin_loop()
-        if loop.step is Step.OVER:
+        if loop.is_over:
             return False
-        loop.need(Step.BETWEEN_EPOCHS, "going_on")
+        loop.need(Step.BETWEEN, "going_on")
         if self._iterator.ended:
             self.new_epoch()
         return True
@@ -143,21 +144,17 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self._stop_requests.start(self.iteration)
         self._stopwatch.start(self.iteration)
         self._note_before_first_update()
-        if loop.is_pending:
-            loop.step = Step.ENDING
-            self._do_what_follows(self._due())
+        if loop.todo:  # what the start before has left
+            self._do_what_follows()
         else:
-            loop.epochs_before = self.epochs_ended
             loop.stopped_by = self._stop_requests.agreed(self.iteration)
-        is_over = loop.stopped_by or self._is_last
-        loop.step = Step.OVER if is_over else Step.BETWEEN_EPOCHS
-        self._plan()
+            self._plan()
 
     def end_iteration(self) -> None:
         """Ends the iteration under way: on_train_batch_end, then whatever is due.
 
         Raises:
-            RuntimeError: There is none: going_on() was not called.
+            RuntimeError: There is none.
         """
         loop = self._loop
         loop.need(Step.WITHIN, "end_iteration")
@@ -170,45 +167,50 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
     def _do_what_is_due(self) -> None:
         """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
-        loop, due = self._loop, self._due()
-        self._check_first_updates(is_last=due.last)
+        loop = self._loop
+        due = schedule.due_at(
+            self.config.training,
+            self.iteration,
+            loop.epochs_before,
+            self.epochs_ended,
+            is_epoch_end=self._iterator.batches.ended,
+        )
+        self._check_first_updates()
         if due.log:
             self._log_line()
-        loop.is_pending, loop.is_candidate = True, due.checkpoint or loop.save_requested
-        if loop.is_candidate:
+        loop.todo = due.follows
+        if due.checkpoint or loop.save_requested:
+            loop.planned_at = self.iteration
             self._save_now()
-        self._do_what_follows(due)
+        self._do_what_follows()
 
-    def _do_what_follows(self, due: schedule.Due) -> None:
-        """What comes after the checkpoint of an iteration; a run that resumes there does it again.
-
-        Validates (by iterations), ends the epoch, validates (by epochs), asks whether to stop.
-        """
+    def _do_what_follows(self) -> None:
+        """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
         loop = self._loop
+        loop.step = Step.ENDING
         try:
-            if due.validation:
-                self._validate()
-            if self._iterator.ended:
-                self._end_epoch()
-            if due.epoch_validation:
-                self._validate()
-            loop.is_pending = False
+            while loop.todo:
+                self._do(loop.todo[0])
+                del loop.todo[0]
         except ValidationLeft:
             self.logger.info("[%d] left the validation; the next start makes it", self.iteration)
-        loop.stopped_by = self._stop_requests.agreed(self.iteration, ask_now=loop.is_pending)
+        loop.stopped_by = self._stop_requests.agreed(self.iteration, ask_now=bool(loop.todo))
         self._save_if_stopping()
         self._checkpointer.background.raise_failure()
-        loop.epochs_before = self.epochs_ended
-        between = Step.BETWEEN_EPOCHS if self._iterator.ended else Step.BETWEEN
-        loop.step = Step.OVER if due.last or loop.stopped_by else between
         self._plan()
 
-    def _due(self) -> schedule.Due:
-        training, before = self.config.training, self._loop.epochs_before
-        return schedule.due_at(training, self.iteration, before, self.epochs_ended)
+    def _do(self, what: str) -> None:
+        if what == schedule.END_EPOCH:
+            self._end_epoch()
+        elif what == schedule.VALIDATE or self._is_last:
+            self._validate()
 
     def _plan(self) -> None:
-        """Decides until which iteration the loop need not look at anything."""
+        """Decides whether the loop goes on, and until when it need not look at anything."""
+        loop = self._loop
+        loop.epochs_before = self.epochs_ended
+        loop.is_over = self._is_last or bool(loop.stopped_by)
+        loop.step = Step.OUTSIDE if loop.is_over else Step.BETWEEN
         requests = self._stop_requests
         next_due = schedule.next_due(self.config.training, self.iteration)
         self._loop.next_due = min(next_due, requests.next_iteration)
@@ -244,6 +246,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
         began = watch.clock()
         if iterator.batches.ended:
             self._loop.wake()  # an epoch that ends within an update has things due, too
+            if self._iterator.epoch:
+                self._end_epoch()
             self.new_epoch()
         self.fire("on_fetch_data_begin")
         batch = iterator.read(self.iteration)
@@ -259,20 +263,18 @@ class ExperimentBase(SetupSteps, Checkpoints):
 
     def new_epoch(self) -> None:
         """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
-        if self._iterator.resumed_within_epoch or self._loop.step is Step.OVER:
+        if self._iterator.resumed_within_epoch or self._loop.is_over:
             return
-        self._end_epoch()  # for a train() that calls new_epoch() in the middle of one
+        if self._iterator.epoch and not self._iterator.ended:  # it is left in its middle
+            self._end_epoch()
         self.epoch += 1
         self._iterator.open(self.epoch)
-        self._loop.epoch_is_open = True
         rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank)
         self.fire("on_train_epoch_begin")
 
     def _end_epoch(self) -> None:
-        if self._loop.epoch_is_open:
-            self._loop.epoch_is_open = False
-            rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
-            self.fire("on_train_epoch_end")
+        rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
+        self.fire("on_train_epoch_end")
 
     # --- setup ---------------------------------------------------------------------------
 
@@ -342,7 +344,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
                 self.resume_or_load()
             self._begin_record()
             self._watch_for_hanging()
-            if loop.step is Step.OVER:
+            if loop.is_over:
                 self.life = Life.ENDED
                 self._say_it_is_over()
             else:
@@ -358,7 +360,7 @@ class ExperimentBase(SetupSteps, Checkpoints):
         self.life = Life.TRAINING
         rng.seed_for(self.config.training.seed, rng.SETUP, 1, self.rank)
         self.fire("on_train_begin")
-        if self._loop.is_pending:  # a train() of the user's may not call going_on() again
+        if self._loop.todo:  # a train() of the user's may not call going_on() again
             self._begin_loop()
         self.train()
         self._check_end_of_train()
@@ -375,18 +377,18 @@ class ExperimentBase(SetupSteps, Checkpoints):
                 f"train: returned within iteration {self.iteration}; expected "
                 "self.end_iteration() after each self.train_batch()."
             )
-        if loop.step is Step.OUTSIDE:
+        if loop.step is Step.OUTSIDE and not loop.is_over:
             self.logger.warning(
                 f"[{self.iteration}] train() returned without self.going_on(): no signal was "
                 "heard, no line written, nothing validated or saved but by hand. Expected `while "
                 "self.going_on(): self.train_batch(); self.end_iteration()`."
             )
-        elif loop.step is not Step.OVER:
+        elif not loop.is_over:
             self.stop("train() returned")
             loop.stopped_by = StopReason.CALL
             if schedule.is_wanted(self.config.training, "save"):
                 self._save_now()
-        loop.step = Step.OVER
+        loop.is_over = True
 
     # --- the end -------------------------------------------------------------------------
 
@@ -433,7 +435,8 @@ class ExperimentBase(SetupSteps, Checkpoints):
         if error is not loop.failure:
             loop.failure = error
             self._say_failure(error)
-        loop.step = Step.OVER
+        loop.is_over = True
+        loop.step = Step.OUTSIDE
         if was_training:
             self.life = Life.ENDED
             for event, *args in (("on_exception", error), ("on_train_end",)):

@@ -34,6 +34,7 @@ class FirstUpdates:
 
     def __init__(self, optimizers: Iterable[Any], iteration: int) -> None:
         self.began = iteration  # of the last update before
+        self.was_checked = False  # what the first one alone shows
         self._is_open = True
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         # Running statistics, which change in the forward, are frozen parameters.

@@ -3,10 +3,8 @@
     Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
            any of them -- close, or a failure --> CLOSED
 
-    Step:  OUTSIDE -- the first going_on --> BETWEEN_EPOCHS
-           BETWEEN or BETWEEN_EPOCHS -- going_on --> WITHIN
-           WITHIN -- end_iteration --> ENDING, perhaps SAVING in it --> BETWEEN or BETWEEN_EPOCHS,
-           or, after the last iteration or a stop --> OVER
+    Step:  OUTSIDE -- the first going_on --> BETWEEN -- going_on --> WITHIN -- end_iteration -->
+           ENDING --> BETWEEN; or, after the last iteration or a stop, OUTSIDE, and it is over
 
 A leaf: nothing is decided here.
 """
@@ -20,7 +18,7 @@ from typing import Any
 
 from expbase.stopping import StopReason
 
-_SAVED = ("epoch_is_open", "epochs_before", "is_candidate", "is_pending")
+_SAVED = ("todo", "planned_at")
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 
 
@@ -38,14 +36,10 @@ class Life(enum.Enum):
 class Step(enum.Enum):
     """Where the loop is."""
 
-    OUTSIDE = "before the first iteration of this start"
-    BETWEEN_EPOCHS = "before the first iteration of an epoch or of this start"
-    BETWEEN = "between two iterations of an epoch"
+    OUTSIDE = "before the first iteration of this start, or after the last one"
+    BETWEEN = "between two iterations"
     WITHIN = "in an iteration that self.end_iteration() has not ended"
     ENDING = "in end_iteration()"
-    SAVING = "when a checkpoint is due"
-    CAPTURING = "while the state is captured for a checkpoint"
-    OVER = "after the last iteration"
 
 
 @dataclass(slots=True)
@@ -53,16 +47,15 @@ class LoopState:
     """What the loop remembers from one iteration to the next."""
 
     step: Step = Step.OUTSIDE
+    is_over: bool = False  # there is no iteration after this one
     next_due: int = 0  # before this iteration nothing is due, unless an epoch ends; 0: look now
-    epoch_is_open: bool = False  # an epoch began whose on_train_epoch_end has not come yet
+    todo: list[str] = field(default_factory=list)  # what is to be done before the next iteration
     epochs_before: int = 0  # epochs that were used up when the last iteration ended
     validated_at: int = -1  # the iteration of the last validation
-    saved_at: int = -1  # the iteration of the last checkpoint
     results: dict[str, float] = field(default_factory=dict)  # of the last validation
     save_requested: bool = False  # save() was called within the iteration
-    is_candidate: bool = False  # the checkpoint of this iteration may be the best one
-    is_pending: bool = False  # what follows the checkpoint of this iteration is not done yet
-    first_update_checked: bool = False  # what only the first update shows was looked at
+    planned_at: int = -1  # the iteration of the last checkpoint that may be the best one
+    saved_at: int = -1  # the iteration of the last checkpoint
     stopped_by: StopReason = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
 

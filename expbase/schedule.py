@@ -2,7 +2,7 @@
 Epochs count as ended when they are used up; one update that accumulates may end several. Values are
 read as items: an attribute of a config takes ten times as long.
 
-    due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3)
+    due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3, is_epoch_end=True)
     if due.checkpoint: ...
     next_due(config.training, iteration)     # nothing is due before, unless an epoch ends
 """
@@ -12,31 +12,45 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
+VALIDATE = "validate"
+VALIDATE_AT_END = "validate at the end"  # not if a run goes on that has come to its end
+END_EPOCH = "end the epoch"
+
 
 class Due(NamedTuple):
     """What is due at the end of one iteration, in the order in which it is done."""
 
     log: bool  # a line with the means since the last one
     checkpoint: bool
-    validation: bool  # asked for by iterations
-    epoch_validation: bool  # asked for by epochs; it comes after the end of the epoch
-    last: bool  # the config asks for no iteration after this one
+    follows: list[str]  # what comes after the checkpoint
 
 
-def due_at(training: Any, iteration: int, epochs_before: int, epochs_ended: int) -> Due:
-    """What is due at the end of an iteration; `epochs_before` had ended at the one before it."""
-    before, log_interval = iteration - 1, training["log_interval"]
+def due_at(
+    training: Any, iteration: int, epochs_before: int, epochs_ended: int, *, is_epoch_end: bool
+) -> Due:
+    """What is due at the end of an iteration; `epochs_before` had ended at the one before it.
+
+    Another epoch may have begun in this iteration since; else it is the end of one.
+    """
+    before = iteration - 1
+    log_interval = training["log_interval"]
     last = is_last(training, iteration, epochs_ended)
     of_epoch = passed(training["valid_every_epoch"], epochs_before, epochs_ended)
-    at_the_end = last and is_wanted(training, "valid") and not of_epoch
+    by_iterations = passed(training["valid_interval"], before, iteration)
+    at_end = last and is_wanted(training, "valid")
+    follows = [VALIDATE] if by_iterations else []
+    if at_end and not by_iterations and not of_epoch:
+        follows = [VALIDATE_AT_END]
+    if is_epoch_end:
+        follows += [END_EPOCH]
+    if of_epoch and not by_iterations:
+        follows += [VALIDATE]
     return Due(
         log=passed(log_interval, before, iteration) or (last and log_interval > 0),
         checkpoint=passed(training["save_interval"], before, iteration)
         or passed(training["save_every_epoch"], epochs_before, epochs_ended)
         or (last and is_wanted(training, "save")),
-        validation=passed(training["valid_interval"], before, iteration) or at_the_end,
-        epoch_validation=of_epoch,
-        last=last,
+        follows=follows,
     )
 
 

@@ -163,15 +163,15 @@ class TrainingSteps(Attributes):
     def _note_before_first_update(self) -> None:
         self._update.first = FirstUpdates(self._optimizers().values(), self.iteration)
 
-    def _check_first_updates(self, *, is_last: bool) -> None:
+    def _check_first_updates(self) -> None:
         """When something is due: what the updates of a start show, and nothing else would."""
-        loop, first = self._loop, self._update.first
+        first = self._update.first
         checks.check_template({"epoch": self._iterator.epoch}, vars(self))
-        if not loop.first_update_checked:
-            loop.first_update_checked = True
+        if not first.was_checked:
+            first.was_checked = True
             self._check_first_update()
         has_logged = self._metric_log.is_used or not self.config.training.log_interval
-        for text in first.look(self.iteration, is_last=is_last, has_logged=has_logged):
+        for text in first.look(self.iteration, is_last=self._is_last, has_logged=has_logged):
             self.logger.warning("[%d] %s", self.iteration, text)
 
     def _check_first_update(self) -> None:

@@ -1035,7 +1035,7 @@ def test_generators_on_self_that_valid_draws_from_are_not_felt_by_training(tmp_p
         trained(Drawing, tmp_path / str(interval), valid_interval=interval)
     one, other = (curve(tmp_path / folder, "train/drawn") for folder in ("0", "1"))
     assert one == other
-    same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("0", "1")))
+    same_bits(*(tmp_path / f / "checkpoints/step-00000006" for f in ("0", "1")), todo=False)
 
 
 def test_a_valid_that_does_not_read_what_evaluate_was_given_is_told(tmp_path: Path) -> None:

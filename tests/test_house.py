@@ -72,8 +72,8 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 66_645, 83_895
-TUPLE_ASSIGNMENTS = 141
+CORE, ALL = 66_608, 83_858
+TUPLE_ASSIGNMENTS = 133
 BASES = 8
 PRIVATE_ATTRIBUTES = 43
 CROSSING_USES = 219

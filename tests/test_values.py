@@ -159,7 +159,7 @@ def test_validating_has_no_effect_on_what_layers_carry(tmp_path: Path) -> None:
         run = tmp_path / str(interval)
         exp: Any = trained(Everything, run, valid_interval=interval, max_iteration=5)
         assert exp.drifting.calls == 5
-    same_bits(*(tmp_path / f / "checkpoints/step-00000004" for f in "01"))
+    same_bits(*(tmp_path / f / "checkpoints/step-00000004" for f in "01"), todo=False)
 
 
 def test_what_is_as_setup_left_it_stays_the_codes(tmp_path: Path) -> None:

@@ -200,16 +200,6 @@ MISTAKES = [
         DEFAULTS,
         78,
     ),
-    Case(
-        "save in on_save_checkpoint",
-        """
-        class Experiment(Tiny):
-            def on_save_checkpoint(self):
-                self.save()
-        """,
-        r"save: called in on_save_checkpoint, which is a part of saving",
-        1,
-    ),
     # --- events ---
     Case(
         "two mixins with states, one of which hides the other's",
