@@ -102,7 +102,7 @@ class Attributes(Events):
         self._run_dir = RunDirectory(self.output_dir, checks.as_written(args, "output"))
         self._run_record = RunRecord(None)
         self._stop_requests = StopRequests()
-        self._other_ranks: Any = None  # a FailureWatch
+        self._other_ranks: Any = None  # a Watch
         self._stopwatch = Stopwatch()
         self._metric_log = MetricLog(self.logger, MetricsFile(None), self.visualizer)
         self._iterator = TrainIterator()

@@ -11,13 +11,16 @@ fails if a rank is more than 30 s late, so whatever may take long on one rank is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import paddle
@@ -182,9 +185,77 @@ def add_to_store(key: str, number: int) -> int:
         return int(store.add(key, number))
 
 
-def use_store(store: Any) -> None:
-    """Makes this connection to the processes' common store the one for `add_to_store`."""
-    _stores.append(store)
+def connect_store(wait_for: Callable[[Callable[[], str]], object]) -> str:
+    """Makes the processes' common store on rank 0, connects the others to it; returns its host.
+
+    `wait_for` is called with a function, and returns when that names nobody who is missing.
+    """
+    host, port = _store_address()
+    if not dist.is_initialized():
+        if rank():
+            wait_for(lambda: "" if _own_address(host, port) else f"rank 0 at {host}:{port}")
+        _make_store()
+        _ask_at_once(host, port)
+        _choose_interface(_own_address(host, port))
+    return host
+
+
+def _store_address() -> tuple[str, int]:
+    # Found as paddle's init_parallel_env finds it, which does not tell.
+    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    address = ":".join(map(str, master)) if all(master) else os.environ.get("PADDLE_MASTER")
+    address = address or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _own_address(host: str, port: int) -> str:
+    """By which this machine reaches another one; "" if nobody listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 3.0) as connection:
+        return str(connection.getsockname()[0])
+    return ""
+
+
+def _make_store() -> None:
+    """Paddle would wait in here until all ranks have come, 15 minutes long, and no Python code, no
+    signal handler, would run meanwhile. It does not if it believes that there is one only.
+    """
+    number = os.environ["PADDLE_TRAINERS_NUM"]
+    os.environ["PADDLE_TRAINERS_NUM"] = "1"
+    try:
+        core.create_or_get_global_tcp_store()
+    finally:
+        os.environ["PADDLE_TRAINERS_NUM"] = number
+
+
+def _ask_at_once(host: str, port: int) -> None:
+    """Makes a question to the store take 0.05 ms and not 44, over a connection of our own.
+
+    Paddle sends it in pieces, and TCP keeps all but the first back until that one has come. Over
+    paddle's own connection it must: the addresses of each gloo group replace those of the last one
+    there, and a fast rank would read old ones (connection refused, or a crash later).
+    """
+    before = _sockets()
+    _stores.append(core.TCPStore(host, port, False, 1))
+    for path in _sockets() - before:
+        connection = socket.socket(fileno=int(path.name))
+        with contextlib.suppress(OSError):  # not of TCP
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.detach()
+
+
+def _sockets() -> set[Path]:
+    return {path for path in Path("/proc/self/fd").iterdir() if path.is_socket()}
+
+
+def _choose_interface(address: str) -> None:
+    """Gives gloo the interface of this address; it would take the host name's, often 127.0.1.1."""
+    if not address.startswith("127."):
+        import psutil  # comes with VisualDL; one machine alone need not pay 20 ms for it
+
+        for name, addresses in psutil.net_if_addrs().items():
+            if address in [own.address for own in addresses]:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:

@@ -30,6 +30,7 @@ STOPPED = (124, 129, 130, 143)
 MISTAKE = 78  # EX_CONFIG: no other start would mend it
 # What an exception in setup is when the experiment is wrong, and not something around it.
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError)
+_ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
 LAUNCHER = "paddle.distributed.launch"
 SHARED_MEMORY = Path("/dev/shm")
 # A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
@@ -188,7 +189,8 @@ def ending(pid: int | None) -> tuple[str, int]:
         if state in "ZX":
             code = os.waitstatus_to_exitcode(int(fields[48]))
             if code < 0:
-                return f"was killed by {signal.Signals(-code).name}", 128 - code
+                cause = _ABORTED if -code == signal.SIGABRT else ""
+                return f"was killed by {signal.Signals(-code).name}{cause}", 128 - code
             return (f"ended with code {code}, without a word", code) if code else ("", 0)
         time.sleep(0.02)
     return "", 0

@@ -205,8 +205,6 @@ class Reporting(Attributes):
         self.logger.error(text, self.iteration, error, exc_info=error, extra=raised)
         if self._loop.step is Step.WITHIN and isinstance(error, Exception):
             self._quietly("the batch", self._say_batch)
-        if self._other_ranks is not None and "gloo" in str(error):  # it does not say who is late
-            self._say_now(f"[{self.iteration}] {self._other_ranks.others()}", logging.ERROR)
         if self.life in (Life.NEW, Life.READY):  # there is no start in the ledger
             self._quietly("ledger", self._note_end)
 
@@ -267,12 +265,12 @@ class Reporting(Attributes):
 
     def _watch_for_hanging(self) -> None:
         if self._other_ranks is not None:
-            self._on_close.enter_context(self._other_ranks.last_words())
+            self._on_close.enter_context(self._other_ranks.heard_before_abort())
         if seconds := self.config.training.hang_seconds:
             end = self._end_hanging if self.config.training.hang_action == "end" else None
-            others = self._other_ranks.others if self._other_ranks else str
-            log = self.logger, self._log_path
-            watch = hang.watching(seconds, self._progress, *log, end, others)
+            watch = hang.watching(
+                seconds, self._progress, self.logger, self._log_path, end, parallel=self.parallel
+            )
             self._on_close.enter_context(watch)
 
     def _end_hanging(self, text: str) -> None:
@@ -288,11 +286,6 @@ class Reporting(Attributes):
         """What changes while the run makes progress; called in another thread."""
         place = {"iteration": self.iteration, "batch_in_epoch": self.batch_in_epoch}
         return {"phase": self.phase, **place}
-
-    def _place(self) -> str:
-        """Where this rank is, in words; called in another thread."""
-        is_set_up = self.life not in (Life.NEW, Life.READY)
-        return f"{self.phase if is_set_up else 'the start'} at iteration {self.iteration}"
 
     def _quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         """Calls it after a failure: what fails now is logged, and hides nothing."""

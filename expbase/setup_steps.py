@@ -61,10 +61,9 @@ class SetupSteps(Reporting):
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
-        from expbase.peers import FailureWatch  # here: one process has no peers
+        from expbase.watch import Watch  # here: one process has nobody to watch
 
-        end, silence = self._end_with_another_rank, self.config.training.hang_seconds
-        self._other_ranks = FailureWatch(end, self._say_now, self._place, silence)
+        self._other_ranks = Watch(self._end_with_another_rank, self._say_now)
         self._on_close.callback(self._other_ranks.stop)
         distributed.init_parallel(paddle.device.get_device())
 

@@ -13,7 +13,7 @@ from expbase.processes import remove_left_files
 
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """
-    proofs readme peers stopping evaluation experiment safe_first runner mixins verify distributed
+    proofs readme watch stopping evaluation experiment safe_first runner mixins verify distributed
     provenance first_updates training shares restarts launch console board experiments
 """.split()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from paddle.base import core
 from paddle.io import DataLoader
 from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
@@ -403,6 +406,30 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
         ValueError, match=r"'weight': float32 \[4, 2\] on rank 0, float32 \[4, 3\] on"
     ):
         make(Wide, tmp_path / "run").setup()
+
+
+def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connections() -> dict[str, bool]:
+        """Whether each connection of this process to the store sends at once, by its number."""
+        found = {}
+        for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
+            made = socket.socket(fileno=int(path.name))
+            with contextlib.suppress(OSError, IndexError):
+                if made.getpeername()[1] == port:
+                    found[path.name] = bool(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            made.detach()
+        return found
+
+    monkeypatch.setattr(distributed, "_stores", [])
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    paddles = core.TCPStore("127.0.0.1", port, True, 1)
+    before = connections()
+    distributed._ask_at_once("127.0.0.1", port)
+    assert not any(before.values())  # paddle's own stays as it is
+    assert [at_once for number, at_once in connections().items() if number not in before] == [True]
+    assert distributed.add_to_store("a", 2) == paddles.add("a", 0) == 2
 
 
 def test_with_one_process_everything_is_itself() -> None:

@@ -40,7 +40,7 @@ LAYERS = (
         "life",
         "schedule",
         "isolation",
-        "peers",
+        "watch",
         "machines",
     },
     {
@@ -72,11 +72,11 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 66_608, 83_858
-TUPLE_ASSIGNMENTS = 133
+CORE, ALL = 65_850, 83_100
+TUPLE_ASSIGNMENTS = 124
 BASES = 8
 PRIVATE_ATTRIBUTES = 43
-CROSSING_USES = 219
+CROSSING_USES = 214
 
 
 def name_of(path: Path) -> str:

@@ -56,7 +56,7 @@ def test_one_process_loads_no_module_for_it(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tiny import Tiny, trained\n"
         "trained(Tiny, Path(sys.argv[1]), max_iteration=2)\n"
-        "assert not {'expbase.machines', 'expbase.peers'} & {*sys.modules}"
+        "assert not {'expbase.machines', 'expbase.watch'} & {*sys.modules}"
     )
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "run")]
     result = forks.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)})

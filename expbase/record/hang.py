@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = "%s. The stacks of all threads are in %s; %s."
+_WAITS = "; it seems to wait for another rank"
 _LATER_SECONDS = 15.0
 
 
@@ -31,17 +32,18 @@ def watching(
     logger: logging.Logger,
     path: Path,
     end: Callable[[str], object] | None = None,
-    others: Callable[[], str] = str,
+    *,
+    parallel: bool = False,
 ) -> Iterator[None]:
     """In the block all stacks go to a file when nothing moved for so long, once for each time.
 
     `progress` returns what should move, by name; `path` is the logger's file. With `end`, which is
-    called with what hangs, the process ends. `others` says where the other ranks are, if any.
+    called with what hangs, the process ends. `parallel`: it may wait for another rank.
     """
 
-    def report(now: dict[str, Any]) -> None:
-        where = [" ".join(f"{name}={value}" for name, value in now.items()), others()]
-        text = f"no progress for {seconds:g} s: {'; '.join(filter(None, where))}"
+    def report(now: dict[str, Any], waits: bool) -> None:
+        where = " ".join(f"{name}={value}" for name, value in now.items())
+        text = f"no progress for {seconds:g} s: {where}{_WAITS if waits else ''}"
         try:
             logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
             # It writes below Python: to a file with a descriptor, not to a logger.
@@ -52,7 +54,7 @@ def watching(
                 end(text)
 
     ended = threading.Event()
-    work = (ended, seconds, progress, report, end is not None)
+    work = (ended, seconds, progress, report, end is not None, parallel)
     # A daemon: an interpreter that ends within the block must not wait for it.
     thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
     thread.start()
@@ -67,8 +69,9 @@ def _watch(
     ended: threading.Event,
     seconds: float,
     progress: Callable[[], dict[str, Any]],
-    report: Callable[[dict[str, Any]], object],
+    report: Callable[[dict[str, Any], bool], object],
     ends: bool,
+    parallel: bool,
 ) -> None:
     pause = min(seconds / 4, 5.0)
     before, since, is_reported = progress(), time.monotonic(), False
@@ -77,18 +80,18 @@ def _watch(
             faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
         if ended.wait(pause):
             return faulthandler.cancel_dump_traceback_later() if ends else None
-        now, patience = progress(), 2 * pause if ends and _waits_for_others() else 0.0
+        now = progress()
+        waits = parallel and _waits_for_others()
+        # More patience, so that the rank that it waits for ends first, and is named.
+        patience = 2 * pause if ends and waits else 0.0
         if now != before:
             before, since, is_reported = now, time.monotonic(), False
         elif not is_reported and time.monotonic() - since >= seconds + patience:
             is_reported = True
-            report(now)
+            report(now, waits)
 
 
 def _waits_for_others() -> bool:
-    """Whether the main thread is in paddle, perhaps in a collective, or waits for all ranks.
-
-    Such a rank has more patience, so that the one that it waits for ends first, and is named.
-    """
+    """Whether the main thread is in paddle, perhaps in a collective, or waits for all ranks."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.distributed"))

@@ -5,21 +5,22 @@ Ranks that fail by an error are in test_stopping.py.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import forks
 import pytest
-from paddle.base import core
-from tiny import Tiny, make, run_ranks, run_script
+from tiny import run_ranks, run_script
 
-from expbase import distributed, peers, processes
+from expbase import processes
+from expbase.watch import LIMIT, Watch
 
 KILLED = '''
 import os, signal, subprocess, sys
@@ -53,30 +54,6 @@ if __name__ == "__main__":
 '''
 
 
-def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connections() -> dict[str, bool]:
-        """Whether each connection of this process to the store sends at once, by its number."""
-        found = {}
-        for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
-            made = socket.socket(fileno=int(path.name))
-            with contextlib.suppress(OSError, IndexError):
-                if made.getpeername()[1] == port:
-                    found[path.name] = bool(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            made.detach()
-        return found
-
-    monkeypatch.setattr(distributed, "_stores", [])
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    paddles = core.TCPStore("127.0.0.1", port, True, 1)
-    before = connections()
-    peers._ask_at_once("127.0.0.1", port)
-    assert not any(before.values())  # paddle's own stays as it is
-    assert [at_once for number, at_once in connections().items() if number not in before] == [True]
-    assert distributed.add_to_store("a", 2) == paddles.add("a", 0) == 2
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
@@ -103,8 +80,19 @@ def test_a_rank_that_is_killed_is_named_with_the_signal_by_the_other_one(
         assert text in (script.parent / "launch_log/workerlog.0").read_text()
 
 
+def test_a_death_is_told_to_those_who_are_connected_to_rank_zero_alone(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLED_RANK", "2")
+    run = script.parent / "run"
+    words = ["--output", str(run), "--device", "cpu", "training.max_iteration=100000"]
+    run_script(script, *words, "--nprocs", "3")
+    last_line = (run / "worker_1.log").read_text().splitlines()[-1]
+    assert "another rank failed: rank 2 was killed by SIGKILL" in last_line
+
+
 STOPPED = """
-import os, signal, time
+import os, signal
 from tiny import Tiny
 from expbase import main
 
@@ -115,46 +103,52 @@ class Stopped(Tiny):
         if self.iteration == 5 and self.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def valid(self):
-        if self.iteration == 3 and self.rank == 1:
-            time.sleep(8)  # longer than the limit, but its thread answers
-        return super().valid()
-
 
 if __name__ == "__main__":
     main(Stopped)
 """
 
 
-def test_a_rank_that_is_stopped_is_named_with_its_place_and_one_that_is_busy_is_waited_for(
+def test_a_rank_that_is_stopped_ends_the_run_if_a_hang_does_and_the_launcher_names_it(
     tmp_path: Path,
 ) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(STOPPED)
-    words = ["training.valid_interval=3", "training.hang_seconds=6"]
-    result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2", *words)
+    words = ["--nprocs", "2", "training.hang_seconds=2", "training.hang_action=end"]
+    result = run_script(script, "--output", str(run), "--device", "cpu", *words)
     assert result.returncode == 1
-    last_line = (run / "worker_0.log").read_text().splitlines()[-1]
-    text = r"rank 1 has not answered for \d+ s \(last in \w+ at iteration \d\): it is stopped, or"
-    assert re.search(rf"\[[56]\] ended, because another rank failed: {text}", last_line)
+    assert result.stderr.splitlines()[-1] == "rank 1 was stopped by SIGSTOP"
+    log = (run / "worker_0.log").read_text()
+    text = "no progress for 2 s: phase=train .*; it seems to wait for another rank. The stacks of"
+    assert re.search(text, log)
 
 
-# Gloo aborts in C++ when a rank is late; the text before it is what the others' threads told.
+# Gloo aborts as soon as it sees a death, when the thread has perhaps not said it yet.
 ABORTED = """
-import os, time
+import os, signal, threading, time
 from tiny import Tiny
-from expbase import main, peers
+from expbase import main, watch
 
-peers._ABORT_SECONDS = 0.1
+heard, ending = threading.Event(), watch.ending
+
+
+def slow_ending(pid):
+    heard.set()
+    time.sleep(0.5)  # for the main thread to abort
+    return ending(pid)
+
+
+watch.ending = slow_ending
 
 
 class Aborted(Tiny):
     def train_batch(self):
-        while self.iteration == 3 and self.rank == 1:
-            if "train at iteration 3" in self._other_ranks.others():
-                os.abort()
-            time.sleep(0.1)
         super().train_batch()
+        if self.iteration == 3 and self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.iteration == 3:
+            heard.wait()
+            os.abort()
 
 
 if __name__ == "__main__":
@@ -162,31 +156,96 @@ if __name__ == "__main__":
 """
 
 
-def test_a_rank_that_gloo_aborts_names_the_others_and_ends_with_code_1(tmp_path: Path) -> None:
+def test_a_rank_that_gloo_aborts_names_the_death_that_is_the_cause_before_it_ends(
+    tmp_path: Path,
+) -> None:
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(ABORTED)
-    result = run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2")
-    assert result.returncode == 1
-    text = "rank 1 aborted, as gloo does when another rank is 30 s late, or gone; rank 0"
-    for rank in (0, 1):
-        last_line = (run / f"worker_{rank}.log").read_text().splitlines()[-1]
-        assert re.search(f"{text}: last in train at iteration 3, heard .* s ago", last_line)
+    run_script(script, "--output", str(run), "--device", "cpu", "--nprocs", "2")
+    last_line = (run / "worker_0.log").read_text().splitlines()[-1]
+    assert last_line.endswith("another rank failed: rank 1 was killed by SIGKILL")
 
 
-def test_after_an_error_of_gloos_a_line_says_where_the_others_were_last(tmp_path: Path) -> None:
-    class Late(Tiny):
-        def train_batch(self) -> None:
-            raise RuntimeError("[/third_party/gloo/pair.cc] Timed out waiting 30000ms for recv")
+@pytest.mark.parametrize(
+    ("received", "left"),
+    [
+        (b'[1, 2, "there"]\n["rank 1: OSError()", 1]\n', ("rank 1: OSError()", 1)),
+        (b'[1, 2, "there"]\n["rank 1: KeyboardInterrupt()", 130]\n',
+         ("rank 1: KeyboardInterrupt()", 130)),
+        (b'[1, 2, "there"]\n["", 0]\n', ("", 0)),
+        (b'[1, 2, "there"]\n', ("rank 1 died without a word", 1)),
+        (b"GET / HTTP/1.1\r\n\r\n", ("", 0)),
+        (b"", ("", 0)),
+    ],
+)  # fmt: skip
+def test_how_a_rank_left_is_read_when_its_connection_closes_and_strangers_are_nobody(
+    received: bytes, left: tuple[str, int]
+) -> None:
+    assert end_of(received, socket.socketpair) == left
 
-    where = "rank 1: last in train at iteration 1, heard 31 s ago"
-    exp = make(Late, tmp_path / "run")
-    exp.setup()
-    exp._other_ranks = SimpleNamespace(
-        others=lambda: where, last_words=contextlib.nullcontext, tell=lambda error: None
-    )
-    with pytest.raises(RuntimeError):
-        exp.run()
-    assert f"ERROR: [1] {where}" in (tmp_path / "run/worker_0.log").read_text()
+
+def end_of(received: bytes, connect: Callable[[], Any]) -> tuple[str, int]:
+    """With what a rank ends when the other end has sent this and closes its connection."""
+    own, other = connect()
+    watch = object.__new__(Watch)
+    watch.__dict__ |= {"_received": {own: b""}, "_error": ""}
+    ends = [("", 0)]
+    watch._end = lambda *end: ends.append(end)
+    other.sendall(received)
+    other.close()
+    while watch._received:
+        watch._receive(own)
+    return ends[-1]
+
+
+class Gone:
+    """A connection whose other end does not acknowledge anything any more."""
+
+    sent = b""
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+    def recv(self, size: int) -> bytes:
+        sent, self.sent = self.sent, b""
+        if sent:
+            return sent
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_machine_that_is_gone_is_named_by_its_rank() -> None:
+    gone = Gone()
+    text = "rank 1 fell silent: its machine or its network is gone"
+    assert end_of(b'[1, 2, "there"]\n', lambda: (gone, gone)) == (text, 1)
+
+
+def test_what_a_rank_says_last_can_be_read_before_its_process_has_ended() -> None:
+    own, other = socket.socketpair()
+    watch = object.__new__(Watch)
+    watch._received = {own: b""}
+    other.settimeout(60)
+    watch._leave("rank 1: OSError()", 1)
+    assert other.makefile().read() == '["rank 1: OSError()", 1]\n'  # until its end
+    own.close()
+    other.close()
+
+
+def test_a_connection_asks_whether_the_machine_at_its_other_end_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = socket.create_connection(server.getsockname())
+        watch = object.__new__(Watch)
+        watch._received = {}
+        watch._greet(connection)
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    seconds = {
+        name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+        for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
+    }
+    assert seconds == {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
+    connection.close()
 
 
 def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:
@@ -199,7 +258,7 @@ def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path
                 "PADDLE_TRAINERS_NUM": "2",
                 "PADDLE_TRAINER_ID": "1",
                 "PADDLE_TRAINER_ENDPOINTS": f"{endpoint},127.0.0.1:1",
-                peers.LIMIT: "3",
+                LIMIT: "3",
                 "PYTHONPATH": str(Path(__file__).parent),
                 "PYTHONWARNINGS": "ignore",
             },
@@ -213,19 +272,19 @@ EAGER = """
 import os, sys
 from pathlib import Path
 from tiny import Tiny, make, wait_until
-from expbase import peers
+from expbase import watch
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 (folder / f"came_{os.environ['PADDLE_TRAINER_ID']}").touch()
 wait_until(lambda: len([*folder.glob("came_*")]) == number)
-peers._SAY_SECONDS = 0.0, 60.0
+watch._SAY_SECONDS = 0.0, 60.0
 make(Tiny, folder / "run").setup()
 """
 
 
 def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path) -> None:
     words = ["-c", EAGER, str(tmp_path), "2"]
-    ends = run_ranks([words, [], words], **{peers.LIMIT: "3"})
+    ends = run_ranks([words, [], words], **{LIMIT: "3"})
     assert len(ends) == 2
     for end in ends:
         assert end.returncode == 1
@@ -234,10 +293,14 @@ def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+GLOO = "gloo aborts a rank when another one is 30 s late, or gone"
+
+
 @pytest.mark.parametrize(
     ("script", "text", "code"),
     [
         ("kill -9 $$", "was killed by SIGKILL", 137),
+        ("kill -ABRT $$", f"was killed by SIGABRT ({GLOO})", 134),
         ("exit 3", "ended with code 3, without a word", 3),
     ],
 )
@@ -257,22 +320,22 @@ def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
         assert processes.ending(process.pid) == ("", 0)
 
 
-def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path: Path) -> None:
+def test_a_mistake_that_all_ranks_make_is_reported_by_each_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "from tiny import Tiny, wait_until\nfrom expbase import main, peers\n"
+        "from tiny import Tiny, wait_until\nfrom expbase import main, watch\n"
         "from expbase.config import ConfigError\n"
-        "tell = peers.FailureWatch.tell\n"
+        "tell = watch.Watch.tell\n"
         "class Mistaken(Tiny):\n"
         "    def setup_model(self):\n"
-        "        peers._TELL_SECONDS = 100 * self.rank\n"  # rank 0 is as late as it likes
+        "        watch._TELL_SECONDS = 100 * self.rank\n"  # rank 0 is as late as it likes
         "        made = self.output_dir / 'made'\n"
-        "        def noting(watch, error):\n"
-        "            watch._error = repr(error)\n"
+        "        def noting(self, error):\n"
+        "            self._error = repr(error)\n"
         "            made.touch()\n"
-        "            tell(watch, error)\n"
+        "            tell(self, error)\n"
         "        if self.rank:\n"
-        "            peers.FailureWatch.tell = noting\n"
+        "            watch.Watch.tell = noting\n"
         "        else:\n"
         "            wait_until(made.exists)\n"
         "        raise ConfigError('optim.lr: -1 given; expected more than 0.')\n"
@@ -282,4 +345,5 @@ def test_a_mistake_that_all_ranks_make_is_reported_by_rank_zero_itself(tmp_path:
     assert result.returncode == 78
     last_line = "train.py: error: optim.lr: -1 given; expected more than 0."
     assert result.stderr.splitlines()[-1] == last_line
-    assert "another rank" not in (tmp_path / "run/worker_0.log").read_text()
+    logs = [(tmp_path / f"run/worker_{rank}.log").read_text() for rank in (0, 1)]
+    assert "another rank" not in "".join(logs)

@@ -1,0 +1,240 @@
+"""The other ranks: whether all have come, and whether one of them has failed or died.
+
+Every rank is connected to rank 0. The system closes the connections of a process that ends, however
+it ends and on whatever machine: so a death is known at once. Keep-alive finds a machine that is
+gone. A rank that is stopped, or busy for ever, stays connected: record/hang.py is for that.
+
+    watch = Watch(on_failure, say)    # all ranks have come
+    watch.tell(error)                 # this rank ends by an error: the others end, too
+    watch.stop()                      # this rank leaves in good order
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import itertools
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+
+import paddle.distributed as dist
+
+from expbase.distributed import RankZeroError, add_to_store, connect_store, rank, world_size
+from expbase.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
+
+LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for
+_LIMIT_SECONDS = 300.0
+_SAY_SECONDS = 10.0, 60.0  # until the first line about missing ranks, and until each further one
+_POLL_SECONDS = 0.01
+# After which a rank that fails tells it: by then all make the same mistake, or the cause is known.
+_TELL_SECONDS = 1.0
+_ABORT_SECONDS = 6.0  # for the thread to hear of the death for which gloo aborts
+# A machine that acknowledges nothing for a minute is gone: after an answer, and after a question.
+# The last one, in ms, holds for both; keepalive does not ask while data is under way.
+_SILENT_MACHINE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
+
+_counter = itertools.count()  # numbers the watches of this process: it may run many experiments
+
+
+class Watch:
+    """Tells the other ranks that this one has failed, and ends this one when another has.
+
+    A rank whose peer is gone waits in a collective, where no Python code of its main thread runs.
+    So a thread listens: it calls `on_failure` with what is known of the failure, and ends the
+    process, with the code of a signal or Ctrl-C if the other rank has ended by one, else with 1.
+
+    Over a connection go two lines of JSON: `[rank, id of the process, machine]` when it is made,
+    and `[failure, code]` when it is left, the failure being "" if all is well. They are read when
+    it is closed.
+
+    Args:
+        on_failure: Called in the thread, with a text and that code.
+        say: Called with a line of text while ranks are missing.
+
+    Raises:
+        TimeoutError: One has not come in time.
+    """
+
+    def __init__(
+        self, on_failure: Callable[[str, int], object], say: Callable[[str], object]
+    ) -> None:
+        self._on_failure = on_failure
+        self._say = say
+        self._limit = float(os.environ.get(LIMIT) or _LIMIT_SECONDS)
+        self._key = f"expbase/watch/{next(_counter)}"  # in the common store
+        self._error = ""  # by which this rank has failed
+        self._stopped = False
+        self._received: dict[socket.socket, bytes] = {}  # over each connection
+        # Paddle may wait for rank 0 without limit, and holds Python's lock then.
+        faulthandler.dump_traceback_later(self._limit + _TELL_SECONDS, exit=True, file=2)
+        try:
+            self._door = self._connect()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        os.register_at_fork(after_in_child=self._close)  # a child would hold them after a death
+        self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+        add_to_store(f"{self._key}/{rank()}", 1)
+        try:
+            self._wait_for(self._missing)
+        except BaseException as error:
+            self.tell(error)
+            raise
+
+    def _connect(self) -> socket.socket:
+        """Rank 0's door, or the connection to it; the common store knows its port."""
+        if not dist.is_initialized():
+            die_with_parent()  # so a launcher that is killed with -9 leaves no rank behind
+        host = connect_store(self._wait_for)
+        if rank() == 0:
+            door = socket.create_server(("", 0))
+            add_to_store(self._key, door.getsockname()[1])
+            return door
+        self._wait_for(lambda: "" if add_to_store(self._key, 0) else "rank 0")
+        door = socket.create_connection((host, add_to_store(self._key, 0)))
+        self._greet(door)
+        return door
+
+    def _wait_for(self, missing: Callable[[], str]) -> None:
+        """Waits until no rank is missing; the lines and the error tell which are."""
+        began = time.monotonic()
+        say_at, pause = _SAY_SECONDS
+        while names := missing():
+            waited = time.monotonic() - began
+            if waited > self._limit:
+                raise TimeoutError(
+                    f"{names}: did not come within {self._limit:.0f} s. Look whether its "
+                    "process was started, what its log says, and whether its machine can be "
+                    f"reached; to wait longer, set {LIMIT}."
+                )
+            if waited > say_at:
+                say_at += pause
+                limit = f"the limit is {self._limit:.0f} s ({LIMIT})"
+                self._say(f"waiting for {names} since {waited:.0f} s; {limit}")
+            time.sleep(_POLL_SECONDS)
+
+    def _missing(self) -> str:
+        missing = [str(n) for n in range(world_size()) if not add_to_store(f"{self._key}/{n}", 0)]
+        words = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {world_size()}"
+        return words if missing else ""
+
+    def _greet(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _SILENT_MACHINE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._received[connection] = b""
+        _send(connection, [rank(), os.getpid(), machine()])
+
+    def _watch(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has them
+        door = [self._door] if rank() == 0 else []
+        while connections := [*door, *self._received]:
+            for connection in wait(connections):
+                if self._stopped:
+                    return
+                if connection in self._received:
+                    self._receive(connection)
+                else:
+                    with contextlib.suppress(OSError):  # it is gone again
+                        self._greet(self._door.accept()[0])
+
+    def _receive(self, connection: socket.socket) -> None:
+        is_silent = False
+        try:
+            received = connection.recv(1 << 16)
+        except OSError as error:
+            received = b""
+            is_silent = not isinstance(error, ConnectionError)
+        if received:
+            self._received[connection] += received
+            return
+        failure, code = _how_it_left(self._received.pop(connection), is_silent)
+        connection.close()
+        if failure and not (self._error and failure.endswith(self._error)):  # it says so itself
+            self._end(failure, code)
+
+    def _end(self, failure: str, code: int) -> None:
+        """Passes a failure on, and ends this process."""
+        code = code if code in STOPPED else 1
+        self._leave(failure, code)
+        try:
+            self._on_failure(failure, code)
+        finally:
+            os._exit(code)  # nothing gentler ends a main thread that waits in a collective
+
+    def _leave(self, failure: str, code: int) -> None:
+        for connection in self._received:
+            _send(connection, [failure, code])
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+
+    @contextlib.contextmanager
+    def heard_before_abort(self) -> Iterator[None]:
+        """In the block an abort waits until the thread has named the death that is its cause.
+
+        Gloo aborts a backward milliseconds after the death of another rank, and holds Python's lock
+        then, so that the thread cannot run.
+        """
+        libc = ctypes.CDLL(None)
+        # Python's own handlers would run too late. In a loader's worker the thread has ended.
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: self._thread.join(_ABORT_SECONDS))
+        libc.signal(signal.SIGABRT, handler)
+        try:
+            yield
+        finally:
+            libc.signal(signal.SIGABRT, None)  # after the end of Python the handler would crash
+
+    def tell(self, error: BaseException) -> None:
+        """Tells the other ranks by what this one failed.
+
+        If that is the consequence of another one's failure, the process ends in here.
+        """
+        self._error = repr(error)
+        self._thread.join(_TELL_SECONDS)
+        told = isinstance(error, RankZeroError)  # by rank 0
+        self.stop("" if told else f"rank {rank()}: {self._error}", exit_code_of(error))
+
+    def stop(self, failure: str = "", code: int = 0) -> None:
+        """Stops watching. May be called twice."""
+        if self._stopped:
+            return
+        self._stopped = True
+        atexit.unregister(self.stop)
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RD)  # wakes the thread
+        self._thread.join()
+        self._leave(failure, code)
+        self._close()
+
+    def _close(self) -> None:
+        for connection in [self._door, *self._received]:
+            connection.close()
+
+
+def _send(connection: socket.socket, words: list[object]) -> None:
+    with contextlib.suppress(OSError):  # it is gone, which the thread will find
+        connection.sendall(json.dumps(words).encode() + b"\n")
+
+
+def _how_it_left(received: bytes, is_silent: bool) -> tuple[str, int]:
+    """By what failure the rank at the other end left, "" if by none, and with what code."""
+    try:
+        (number, pid, where), *last = map(json.loads, received.splitlines())
+        if last:
+            failure, code = last[0]
+            return str(failure), int(code)
+    except (TypeError, ValueError):  # a stranger
+        return "", 0
+    if is_silent:
+        return f"rank {number} fell silent: its machine or its network is gone", 1
+    how, code = ending(pid if where == machine() else None)
+    return how and f"rank {number} {how}", code
