@@ -156,5 +156,5 @@ class SetupSteps(Reporting):
                 f"self.{name}: has one half of state_dict and load_state_dict (or set_state_dict), "
                 "so it is not saved; expected both, or exclude_from_state."
             )
-        self._checkpointer.expect(found, read_only=self.read_only)
+        self._checkpointer.expect(found)
         self._say_what_there_is()

@@ -14,7 +14,7 @@ from expbase.processes import remove_left_files
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """
     proofs readme watch stopping evaluation experiment safe_first runner mixins verify distributed
-    provenance first_updates training shares restarts launch console board experiments
+    provenance first_updates training local restarts launch console board experiments
 """.split()
 
 

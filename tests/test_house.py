@@ -45,9 +45,8 @@ LAYERS = (
     },
     {
         "state.validations",
-        "state.shares",
+        "state.local",
         "state.values",
-        "state.sharing",
         "state.checkpointer",
         "data.order",
         "data.workers",
@@ -72,8 +71,8 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 65_850, 83_100
-TUPLE_ASSIGNMENTS = 124
+CORE, ALL = 64_921, 82_171
+TUPLE_ASSIGNMENTS = 120
 BASES = 8
 PRIVATE_ATTRIBUTES = 43
 CROSSING_USES = 214

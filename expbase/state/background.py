@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
+from typing import Any
 
 import numpy as np
 
@@ -51,16 +52,22 @@ class SnapshotBuffer:
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def snapshot(self, tensors: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
-        """Copies all arrays; the copies are valid until the next snapshot."""
-        size = sum(array.data.nbytes for arrays in tensors.values() for array in arrays.values())
+    def room(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The memory, of so many bytes, with whatever is in it."""
         if self._memory.nbytes < size:
             self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+    def snapshot(self, tensors: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
+        """Copies all arrays; the copies are valid until the next snapshot."""
+        memory = self.room(
+            sum(array.data.nbytes for arrays in tensors.values() for array in arrays.values())
+        )
         copies: dict[str, dict[str, Array]] = {file: {} for file in tensors}
         end = 0
         for file, arrays in tensors.items():
             for key, array in arrays.items():
                 start, end = end, end + array.data.nbytes
-                np.copyto(self._memory[start:end], array.data)
-                copies[file][key] = Array(array.dtype, array.shape, self._memory[start:end])
+                np.copyto(memory[start:end], array.data)
+                copies[file][key] = Array(array.dtype, array.shape, memory[start:end])
         return copies

@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,60 +69,36 @@ def write(
     iteration: int,
     files: Mapping[str, Iterable[Any]],
     info: Mapping[str, Any] | None = None,
-    written: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes one checkpoint; it is complete and on disk when this returns.
 
     `files` has for each file the buffers that are its content. `info` goes into the manifest.
-    `written` has what `add` returned for files that are in the directory of `begin` already.
 
     Raises:
         CheckpointError: The system refused; earlier checkpoints are unchanged.
     """
     target = directory / name_of(iteration)
     temporary = directory / f".writing-{target.name}"
-    with explained(temporary):
-        if written is None:
-            begin(directory, iteration)
-        entries = {**(written or {}), **add(temporary, files)}
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
         _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
         _flush(temporary)
         _put_in_place(temporary, target)
         _flush(directory)
-    return target
-
-
-@contextlib.contextmanager
-def explained(temporary: Path) -> Iterator[None]:
-    """Around the writing of a checkpoint: a failure removes the directory, and says what to do."""
-    try:
-        yield
+        return target
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, OSError):
             raise
-        newest = listed(temporary.parent)[-1:]
+        newest = listed(directory)[-1:]
         kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
-        target = temporary.with_name(temporary.name.removeprefix(".writing-"))
         raise CheckpointError(
             f"{target}: cannot be written: {error.strerror or error}. "
             f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
             "and run the same command again."
         ) from error
-
-
-def begin(directory: Path, iteration: int) -> Path:
-    """Makes the empty hidden directory to write a checkpoint in; a CheckpointError if refused."""
-    temporary = directory / f".writing-{name_of(iteration)}"
-    with explained(temporary):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    return temporary
-
-
-def add(temporary: Path, files: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
-    """Writes files, flushed to disk, into the directory of `begin`; their manifest's entries."""
-    return {name: _write_file(temporary / name, parts) for name, parts in files.items()}
 
 
 def flush_logs(run: Path) -> None:

@@ -23,13 +23,13 @@ from typing import Any
 
 from expbase import distributed
 from expbase.meter import NonFiniteError
-from expbase.state import checkpoint, shares, sharing, validations
-from expbase.state.arrays import Array, parse
+from expbase.state import checkpoint, local, validations
+from expbase.state.arrays import Array
 from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
 from expbase.state.objects import StatefulObjects, Tensors
-from expbase.state.snapshot import FORMATS, RANK, STATE_FILE, SUFFIX, Part, Snapshot
+from expbase.state.snapshot import FORMAT, STATE_FILE, Snapshot
 
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
@@ -55,12 +55,11 @@ class Checkpointer:
         self.background = Background()
         self.saved_by = self._world_size  # processes that wrote the restored checkpoint
         self._has_deleted = False  # in this start, which is told once
-        self._has_shares = False  # whether a rank holds something alone
         self._directory = directory
         self._logger = logger
         self._training = training
         self._buffer = SnapshotBuffer()
-        self._drifted: set[tuple[str, str]] | None = None  # what differed at the first save
+        self._gatherer = local.Gatherer(logger)
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
@@ -71,8 +70,8 @@ class Checkpointer:
             self._logger.warning("damaged checkpoint: %s", text)
         return path
 
-    def expect(self, found: StatefulObjects, *, read_only: bool = False) -> None:
-        """After setup: notes what has state, and whether ranks hold something alone.
+    def expect(self, found: StatefulObjects) -> None:
+        """After setup: notes what has state.
 
         Raises:
             TypeError: Nobody has set `contents`.
@@ -82,8 +81,6 @@ class Checkpointer:
                 "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
             )
         self._keys = _keys(found)
-        if self._world_size > 1 and not read_only:
-            self._has_shares = shares.expected(found, self._directory.parent)
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
@@ -98,8 +95,6 @@ class Checkpointer:
                 checkpoint cannot hold; something with state was added after setup.
             NonFiniteError: A trained parameter or an accumulator is not finite.
         """
-        if self._rank:
-            self.background.wait()  # its failure is this rank's
         distributed.on_rank_zero(self.background.wait, "saving")  # the one before
         snapshot = self._snapshot()
         # What is written is of now, and not looked at again while training goes on.
@@ -107,49 +102,23 @@ class Checkpointer:
         snapshot.facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
         snapshot.facts |= {_SOURCES: self.sources}
         snapshot.best = self.validations.kept()
-        if self._has_shares:
-            begin = functools.partial(self._begin, snapshot)
-            snapshot.path = distributed.on_rank_zero(begin, "saving")
-            if snapshot.path is None:
-                return
-        write = functools.partial(shares.write if self._rank else self._write, snapshot)
-        is_writing = self._rank == 0 or self._has_shares
-        if is_writing and self._training.background_save:
-            snapshot.tensors = self._buffer.snapshot(snapshot.tensors)
-            self.background.start(write)
-        elif is_writing and self._rank:
-            write()
+        write = functools.partial(self._write, snapshot)
         if not self._training.background_save:
             distributed.on_rank_zero(write, "saving")
+        elif self._rank == 0:
+            self.background.start(write)
 
     def _snapshot(self) -> Snapshot:
-        """What this rank has to write; live views."""
+        """What is to be written, on rank 0; live views, unless that is done in the background."""
         contents = self.contents()
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
         tensors, values = _capture(contents)
         self._refuse_growth(found)
+        if self._rank == 0 and self._training.background_save:
+            tensors = self._buffer.snapshot(tensors)
         distributed.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
-        # Trained parameters and optimizers are the same on all ranks: that is DataParallel's job.
-        trained = sharing.trained(found)
-        trained |= {(name, key) for name in found.optimizers for key in tensors.get(name, ())}
-        share: Tensors = {}
-        others = 0
-        if self._has_shares:
-            tensors, share, others = shares.split(found, tensors)
-            trained |= {(file, f"{name}/{key}") for file in share for name, key in trained}
-        sharing.check_names({(f, key) for f in found.optimizers for key in tensors.get(f, ())})
-        ranks = self._parts_of_ranks(tensors, values, trained)
-        tensors = share if self._rank else tensors | share
-        must_be_finite = trained if self._training.nonfinite != "ignore" else set()
-        return Snapshot(tensors, values, ranks, must_be_finite, others)
-
-    def _begin(self, snapshot: Snapshot) -> Path | None:
-        """Where all ranks write their shares; None, and a line says so, if there is no room."""
-        if lack := snapshot.lack_of_room(self._directory, snapshot.files()):
-            self._say_there_is_none(snapshot.iteration, lack)
-            return None
-        return checkpoint.begin(self._directory, snapshot.iteration)
+        return self._gatherer.gather(found, tensors, values)
 
     @property
     def newest_name(self) -> str:
@@ -179,45 +148,23 @@ class Checkpointer:
                     "would not fit a resumed run. Change the layer in setup_model."
                 )
 
-    def _parts_of_ranks(
-        self, tensors: Tensors, values: dict[str, Any], same: set[tuple[str, str]]
-    ) -> list[Part]:
-        """What each rank has other than rank 0; `same` should not differ."""
-        if self._drifted is not None:
-            return sharing.differing(tensors, values, same - self._drifted)
-        ranks = sharing.differing(tensors, values, set())  # the first save compares everything
-        own = {(file, key) for other, _ in ranks for file, keys in other.items() for key in keys}
-        self._drifted = own & same
-        for file, key in sorted(self._drifted)[:1]:
-            self._logger.warning(
-                f"{file}.{key} differs between the ranks: each trains a model of its own. Put what "
-                "you train into self.data_parallel and call that in train_batch."
-            )
-        return ranks
-
     def _write(self, snapshot: Snapshot) -> None:
-        """Writes what was captured, if it is good and there is room; with the others' shares."""
-        iteration, written, bad, lack = snapshot.iteration, None, snapshot.nonfinite(), ""
-        files: dict[str, list[Any]] = {}
-        if self._has_shares:
-            written, bad = shares.write_together(snapshot, bad)
-        elif not bad:
-            files = snapshot.files()
-            lack = snapshot.lack_of_room(self._directory, files)
+        """Writes what was captured, if it is good and there is room."""
+        bad = "" if self._training.nonfinite == "ignore" else snapshot.nonfinite()
         if bad and self._training.nonfinite == "error":
-            raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
-        if bad or lack:
-            return self._say_there_is_none(iteration, f"not finite: {bad}" if bad else lack)
+            raise NonFiniteError(f"{bad} after iteration {snapshot.iteration}", self.newest_name)
+        files = {} if bad else snapshot.files()
+        reason = f"not finite: {bad}" if bad else snapshot.lack_of_room(self._directory, files)
+        if reason:
+            text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
+            self._logger.warning(text, snapshot.iteration, reason, self.newest_name)
+            return
         checkpoint.flush_logs(self._directory.parent)  # the facts count on them
         self.newest_saved = checkpoint.write(
-            self._directory, iteration, files, snapshot.facts, written
+            self._directory, snapshot.iteration, files, snapshot.facts
         )
-        self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+        self._logger.info("[%d] saved %s", snapshot.iteration, self.newest_saved.name)
         self._prune(snapshot.best)
-
-    def _say_there_is_none(self, iteration: int, reason: str) -> None:
-        text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
-        self._logger.warning(text, iteration, reason, self.newest_name)
 
     def _prune(self, best: Sequence[int]) -> None:
         keep = self._training
@@ -292,18 +239,16 @@ class Checkpointer:
 
         Sets `sizes` and `saved_by`.
         """
-        manifest, content = sharing.read_files(path)
-        self.sizes = manifest["info"]
-        saved = _parsed(path, content.pop(STATE_FILE, None))
-        if saved.get("format") not in FORMATS:
-            raise CheckpointError(
-                f"{path}: has format {saved.get('format')}; expected {FORMATS[0]} or {FORMATS[1]}. "
-                "Finish the run with the version of expbase that wrote it, 0.1 for a format below "
-                "8, or begin one from its weights: --init_model_path."
-            )
-        self.saved_by = len(saved["ranks"])
+        opened = local.open_checkpoint(path)
+        self.sizes = opened.manifest["info"]
+        saved = _parsed(path, opened.state)
+        self.saved_by = len(saved["local"])
         contents = self.contents()
-        tensors, values, problems = self._own_part(contents[OBJECTS], content, saved)
+        tensors, problems = local.take(opened, contents[OBJECTS], self.saved_by)
+        values = saved["values"]
+        if self.saved_by == self._world_size:
+            for name, entry in saved["local"][self._rank].items():
+                values[name] |= entry
         problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
         states = {} if problems else _decoded(tensors, values)
         for name in entries or states:
@@ -311,26 +256,6 @@ class Checkpointer:
                 problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
         return states
-
-    def _own_part(
-        self, found: StatefulObjects, content: Mapping[str, Any], saved: Mapping[str, Any]
-    ) -> tuple[Tensors, dict[str, Any], list[str]]:
-        """This rank's tensors and values, and what cannot be among them.
-
-        With another number of ranks everybody's are rank 0's, but for the shares.
-        """
-        files = {name.removesuffix(SUFFIX): parse(data) for name, data in content.items()}
-        others = {name: files.pop(name) for name in list(files) if name.startswith(RANK)}
-        rank = self._rank if self.saved_by == self._world_size else None
-        problems = shares.take(found, files, rank)
-        values = saved["values"]
-        if rank is not None:
-            for name, array in others.get(f"{RANK}{rank}", {}).items():
-                file, _, key = name.partition("/")
-                files.setdefault(file, {})[key] = array
-            for name, entry in saved["ranks"][rank].items():
-                values[name] |= entry
-        return files, values, problems
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(distributed.gather_objects(problems)):
@@ -349,15 +274,21 @@ def _keys(found: StatefulObjects) -> dict[str, set[str]]:
     return {name: keys.get(name, set()) for name in found.names()}
 
 
-def _parsed(path: Path, data: Any) -> dict[str, Any]:
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     """The content of a state.json, whose parts are all there."""
     try:
-        saved: dict[str, Any] = json.loads(data.tobytes())
-        for part in (saved["values"], *saved["values"].values(), *saved["ranks"]):
-            part.items()  # each is a mapping
-        return saved
+        saved: dict[str, Any] = json.loads(data)
+        if saved["format"] == FORMAT:
+            for part in (saved["values"], *saved["values"].values(), *saved["local"]):
+                part.items()  # each is a mapping
+            return saved
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}/{STATE_FILE}: is not one of expbase: {error!r}.") from error
+    raise CheckpointError(
+        f"{path}: has format {saved['format']}; expected {FORMAT}. Finish the run with the version "
+        "of expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
+        "--init_model_path."
+    )
 
 
 def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint, and the names of its files."""
+"""What rank 0 writes of a checkpoint, and the names of its files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ from typing import Any
 from expbase.state.arrays import serialize
 from expbase.state.objects import Tensors
 
-FORMATS = 8, 9  # of state.json: without and with shares
+FORMAT = 10  # of state.json
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
-# Names of files that no attribute can have.
-RANK = "@rank_"  # of what a rank has other than rank 0
-SHARE = "@share_"  # of what a rank holds alone
+LOCAL = "@local_"  # what the name of the files of local state begins with; no attribute's can
 
-Part = tuple[Tensors, dict[str, Any]]  # tensors and values that one rank has other than rank 0
+Name = tuple[str, str]  # file and key of a tensor
 
 
 @dataclass
 class Snapshot:
-    """Of rank 0 what all have, and of each rank its share."""
+    """The state of all ranks at a save."""
 
     tensors: Tensors
     values: dict[str, Any]
-    ranks: list[Part]
-    trained: set[tuple[str, str]]  # file and key of what must be finite
-    others: int = 0  # bytes in the shares of the other ranks
-    path: Path | None = None  # where all ranks write their shares
+    local: list[dict[str, Any]]  # the values that each rank has other than rank 0
+    trained: set[Name]  # must be finite
     iteration: int = 0
     is_needed: bool = True  # then that there is no room is an error
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest
@@ -39,33 +35,21 @@ class Snapshot:
 
     def nonfinite(self) -> str:
         """The first tensors that are not finite; "" if all are."""
-        here = [(file, key) for file, key in self.trained if key in self.tensors.get(file, ())]
-        bad = [f"{file}.{key}" for file, key in here if not self.tensors[file][key].is_finite()]
+        bad = [f"{f}.{key}" for f, key in self.trained if not self.tensors[f][key].is_finite()]
         return ", ".join(sorted(bad)[:3])
 
     def lack_of_room(self, directory: Path, files: Mapping[str, Sequence[Any]]) -> str:
-        """What is needed, all shares included, and what there is; "" if enough, or `is_needed`."""
+        """What is needed, and what there is; "" if it is enough, or the checkpoint `is_needed`."""
         size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
-        # Up to a block more for each file, and for the directory.
-        needed = size + self.others + 4096 * (len(files) + 2)
+        needed = size + 4096 * (len(files) + 2)  # up to a block more for each, and the directory
         if self.is_needed or needed <= (free := shutil.disk_usage(directory.parent).free):
             return ""
         return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
 
-    def tensor_files(self) -> dict[str, list[Any]]:
-        """The content of each file of tensors, in buffers."""
-        return {f"{n}{SUFFIX}": [*serialize(arrays)] for n, arrays in self.tensors.items()}
-
     def files(self) -> dict[str, list[Any]]:
-        """On rank 0: the content of each file."""
-        files = self.tensor_files()
-        for rank, (other, _) in enumerate(self.ranks):
-            flat = {f"{file}/{key}": array for file, a in other.items() for key, array in a.items()}
-            if flat:
-                files[f"{RANK}{rank}{SUFFIX}"] = [*serialize(flat)]
-        text = {
-            "format": FORMATS[any(name.startswith(SHARE) for name in files)],
-            "values": self.values,
-            "ranks": [of_rank for _, of_rank in self.ranks],
+        """The content of each file, in buffers."""
+        state = {"format": FORMAT, "values": self.values, "local": self.local}
+        return {
+            **{f"{name}{SUFFIX}": [*serialize(arrays)] for name, arrays in self.tensors.items()},
+            STATE_FILE: [json.dumps(state, allow_nan=False).encode()],
         }
-        return {**files, STATE_FILE: [json.dumps(text, allow_nan=False).encode()]}

@@ -20,7 +20,7 @@ from expbase.processes import MISTAKE
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, is_piece, parse, serialize
 from expbase.state.objects import misfits
-from expbase.state.snapshot import SHARE, SUFFIX
+from expbase.state.snapshot import LOCAL, SUFFIX
 
 Weights = dict[str, Array]
 
@@ -48,7 +48,7 @@ def read_weights(path: Path) -> dict[str, Weights]:
             checkpoint.verify(path)
             files = checkpoint.read(path).items()
             found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
-            return _without_shares(found)
+            return _without_local(found)
         if path.suffix == SUFFIX:
             return {"": parse(path.read_bytes())}
         if path.suffix == ".pdparams":
@@ -63,14 +63,13 @@ def read_weights(path: Path) -> dict[str, Weights]:
     )
 
 
-def _without_shares(files: Mapping[str, Weights]) -> dict[str, Weights]:
-    shares = [file for file in files if file.startswith(SHARE)]
-    for name in [name for file in shares for name in files[file] if name.count("/") == 1]:
-        raise ValueError(  # an accumulator's name has two
+def _without_local(files: Mapping[str, Weights]) -> dict[str, Weights]:
+    for name in files.get(f"{LOCAL}0", ()):  # rank 0 has nothing else that is local
+        raise ValueError(
             f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, and "
             "their whole state by --checkpoint_path."
         )
-    return {file: weights for file, weights in files.items() if file not in shares}
+    return {file: weights for file, weights in files.items() if not file.startswith(LOCAL)}
 
 
 def _need_whole(layer: Any, place: object) -> None:

@@ -1,4 +1,4 @@
-"""Proves that state which no rank holds alone is saved whole or not at all, and restored exactly.
+"""Proves that what a rank has alone is saved whole or not at all, and restored exactly.
 
 The experiment is parts.py: fleet's sharded optimizer on two ranks, and a part of each rank's own.
 
@@ -8,8 +8,8 @@ The experiment is parts.py: fleet's sharded optimizer on two ranks, and a part o
     --degrees    What two ranks have saved is continued by one, by two again, by four: every tensor
                  is somewhere, with its bits. (Paddle 3.3 sometimes fails to make gloo's groups of
                  four ranks on a busy machine: then this is tried again.)
-    --memory GB  How much more memory a save and a resume take than training, over the bytes that a
-                 rank writes, with that many GB in each rank's share.
+    --memory GB  How much more memory a save and a resume take than training, over the bytes that
+                 rank 0 writes and that rank 1 has, with that many GB that each rank has alone.
 
     python tests/proofs/shards.py --kills 200 --degrees --memory 1
 """
@@ -40,7 +40,7 @@ from expbase.state.arrays import parse
 PARTS = Path(__file__).with_name("parts.py")
 TARGETS = ((0,), (1,), (0, 1), None)  # the ranks that are killed; None: whatever belongs to the run
 KILLS_OF_A_RUN = 12  # at most; then it may finish
-TIMES = 1.3  # of the bytes that a rank writes: what it may need beyond training
+TIMES = 1.3  # of those bytes: what a rank may need beyond training
 _LONG_SECONDS = 300.0  # that nothing here takes
 _GONE_SECONDS = 30.0  # within which the others end after a kill
 
@@ -145,13 +145,13 @@ def kill(folder: Path, kills: int, seed: int) -> Counter[str]:
 
 
 def sums_of(path: Path) -> dict[str, int]:
-    """The checksums of the trained tensors and the accumulators of a checkpoint, whoever wrote."""
+    """The checksums of the trained tensors and the accumulators of a checkpoint."""
     found: dict[str, int] = {}
     for name, data in checkpoint.read(path).items():
-        if not name.endswith(".safetensors") or name.startswith(("@rank_", "@values")):
+        if not name.endswith(".safetensors") or name.startswith(("@local_", "@values")):
             continue
-        file = "" if name.startswith("@share_") else f"{name.removesuffix('.safetensors')}/"
-        found |= {f"{file}{key}": zlib.crc32(array.data) for key, array in parse(data).items()}
+        file = name.removesuffix(".safetensors")
+        found |= {f"{file}/{key}": zlib.crc32(array.data) for key, array in parse(data).items()}
     return found
 
 
@@ -190,7 +190,7 @@ def peaks(output: Path) -> list[float]:
 
 
 def memory(folder: Path, name: str, *words: str) -> bool:
-    """Whether a save and a resume need little more than what a rank writes; prints how much."""
+    """Whether a save and a resume need little more than what a rank has; prints how much."""
     common = [*words, "training.log_interval=1", "training.valid_interval=0"]
     run(folder / "bare", 2, *common, "training.save_interval=0", "training.max_iteration=4")
     run(folder / "saving", 2, *common, "training.save_interval=2", "training.max_iteration=4")
@@ -200,13 +200,13 @@ def memory(folder: Path, name: str, *words: str) -> bool:
     run(folder / "saving", 2, *common, *again)
     bare, resumed, is_good = peaks(folder / "bare"), peaks(folder / "saving"), True
     for rank in (0, 1):
-        own = sizes[f"@share_{rank}.safetensors"]
-        part = own if rank else sum(sizes.values()) - sizes["@share_1.safetensors"]
+        others = sizes.get("@local_0.safetensors", 0) + sizes.get("optimizer.safetensors", 0) / 2
+        part = sum(sizes.values()) - (others if rank else 0)
         more = {"save": saving[rank] - bare[rank], "resume": resumed[rank] - bare[rank]}
         is_good = is_good and max(more.values()) <= TIMES * part
         print(
-            f"{name}, rank {rank}: share {own:.2f} GB, writes {part:.2f} GB; training alone needs "
-            f"{bare[rank]:.2f} GB; beyond that "
+            f"{name}, rank {rank} {'has' if rank else 'writes'} {part:.2f} GB; "
+            f"training alone needs {bare[rank]:.2f} GB; beyond that "
             + ", ".join(f"a {k} {v:.2f} GB ({v / part:.2f} times)" for k, v in more.items()),
             flush=True,
         )

@@ -24,7 +24,7 @@ from pathlib import Path
 TOP = Path(__file__).parents[2]
 _TESTS = (
     "arrays background checkpoint checkpointer config data distributed encoding evaluation events "
-    "experiment loop meter metrics mixins objects pdparams rng run_dir safe_first schedule shares "
+    "experiment local loop meter metrics mixins objects pdparams rng run_dir safe_first schedule "
     "stopping training visualizer weights"
 ).split()
 _SECONDS = 1800.0  # for one command
