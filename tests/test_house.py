@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports from its own layer or from those before it, never in a circle.
 LAYERS = (
-    {"_version", "appended", "front", "sources"},
+    {"_version", "appended", "front", "sources", "state.unpickler"},
     {"config", "meter", "processes", "stopwatch", "console", "logs", "state.arrays"},
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"distributed", "launch"},
@@ -71,7 +71,7 @@ TOPICS = {
 
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 64_921, 82_171
+CORE, ALL = 64_902, 82_144
 TUPLE_ASSIGNMENTS = 120
 BASES = 8
 PRIVATE_ATTRIBUTES = 43

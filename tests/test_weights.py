@@ -55,12 +55,16 @@ def test_a_malicious_pdparams_does_not_run(tmp_path: Path, monkeypatch: Any) -> 
     assert not (tmp_path / "harm").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"text", pickle.dumps({"a": 1})[:5], pickle.dumps([1, 2])])
+CRASHING = b"})" + b"\x85" * 1_000_000 + b"K\x01s."  # a key whose hash Python cannot make
+
+
+@pytest.mark.parametrize("data", [b"", pickle.dumps({"a": 1})[:5], pickle.dumps([1]), CRASHING])
 def test_what_is_no_model_file_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.pdparams"
     path.write_bytes(data)
-    with pytest.raises(WeightsError, match=r"x\.pdparams"):
+    with pytest.raises(WeightsError, match=r"x\.pdparams: cannot be read: .*[a-z]") as caught:
         read_weights(path)
+    assert ("Convert it to safetensors" in str(caught.value)) == (data is CRASHING)
 
 
 def test_an_unknown_ending_is_an_error_both_ways(tmp_path: Path) -> None:

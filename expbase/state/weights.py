@@ -54,7 +54,7 @@ def read_weights(path: Path) -> dict[str, Weights]:
         if path.suffix == ".pdparams":
             from expbase.state import pdparams  # here: few runs read one, and it takes 2 ms
 
-            return {"": pdparams.parse(path.read_bytes())}
+            return {"": pdparams.parse(path)}
     except (OSError, ValueError, checkpoint.CheckpointError) as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     raise WeightsError(

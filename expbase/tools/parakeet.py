@@ -23,8 +23,8 @@ def read_pdopt(path: str | Path, layer: Any) -> dict[str, Any]:
         WeightsError: One cannot be read, or the state is not that of the layer's parameters alone.
     """
     try:
-        state, _ = pdparams.unpack(Path(f"{path}.pdopt").read_bytes())
-        _, theirs = pdparams.unpack(Path(f"{path}.pdparams").read_bytes())
+        state, _ = pdparams.unpack(Path(f"{path}.pdopt"))
+        _, theirs = pdparams.unpack(Path(f"{path}.pdparams"))
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     parameters = dict(layer.named_parameters())
