@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
 
-from expbase import distributed
+from expbase import distributed, schedule
 from expbase.config import Config, ConfigError, differences, fill_in, lookalikes
 from expbase.data.loaders import LoaderAdapter
 from expbase.state import objects
@@ -98,8 +97,11 @@ def check_paddle() -> str:
     return "" if (3, 0) <= found <= (3, 3) else text
 
 
-def check_class(experiment: type, base: type, required: Sequence[str]) -> None:
+def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
     """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
+    required = ["setup_dataloader", "setup_model", "train_batch"]
+    if inspected(args) is not None or schedule.is_wanted(training, "valid"):
+        required += ["valid"]
     missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
     if missing:
         raise TypeError(
@@ -127,13 +129,43 @@ def check_class(experiment: type, base: type, required: Sequence[str]) -> None:
             ) from None
 
 
-def check_early_attributes(experiment: type, attributes: Iterable[str]) -> None:
-    """Raises a TypeError if an attribute was set before the template's: it looks like one."""
-    for name in attributes:
+def check_made(experiment: object, name: str) -> None:
+    """Raises a TypeError if an attribute of ExperimentBase.__init__ is not there."""
+    if name not in vars(experiment):
         raise TypeError(
-            f"{experiment.__name__}.__init__: self.{name} was set before super().__init__(config, "
-            "args), so its state would not be saved. Call super().__init__ first."
+            f"{type(experiment).__name__}.__init__: did not call super().__init__(config, args)."
         )
+
+
+def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
+    """What `log` was given without a keyword; a TypeError if it has no names."""
+    if others or not isinstance(mapping, Mapping):
+        raise TypeError(
+            f"log: {mapping!r} given without a name; expected self.log(loss=loss) or "
+            'self.log({"loss": loss}).'
+        )
+    return mapping
+
+
+def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, float]:
+    """What valid() has logged and returned, as numbers; a TypeError if that cannot be."""
+    if results is not None and not isinstance(results, Mapping):
+        raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
+    numbers = {}
+    for name, value in {**logged, **(results or {})}.items():
+        try:
+            numbers[name] = distributed.number(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
+            ) from None
+    return numbers
+
+
+def check_layer_alike(layer: Any) -> None:
+    """Raises a ValueError if the ranks give layers with other parameters to data_parallel."""
+    own = objects.StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
+    check_alike(own.shapes())
 
 
 def as_written(args: Any, name: str) -> str:
@@ -183,29 +215,6 @@ def inspected(args: Any) -> str | None:
     return next((str(which) for which in given if which not in (None, False)), None)
 
 
-def check_private_names(experiment: type, names: Iterable[str]) -> None:
-    """Raises a TypeError if a class defines one of the template's private attributes."""
-    for name in sorted(names):
-        if name.startswith("_") and hasattr(experiment, name):
-            raise TypeError(
-                f"{experiment.__name__}.{name}: {name} is an attribute of the template's own. "
-                "Choose another name."
-            )
-
-
-def check_template(expected: Mapping[str, Any], attributes: dict[str, Any]) -> None:
-    """Raises a TypeError if one of the template's attributes was replaced, and puts it back."""
-    for name, own in expected.items():
-        now, is_free = attributes.get(name), name.endswith("_loader") or name == "life"
-        if not is_free and now is not own and repr(now) != repr(own):
-            attributes[name] = own  # it is needed to tell this and to close
-            raise TypeError(
-                f"self.{name}: is {reprlib.repr(now)}; expected the template's own, "
-                f"{reprlib.repr(own)}. Choose another name for yours; values of self.config may "
-                "be changed one by one, and self.visualizer is made in setup_visualizer."
-            )
-
-
 def check_names(attributes: Mapping[str, Any], base: type) -> None:
     """Raises an error if an attribute hides a method of the base class, or lacks its methods."""
     visualizer = attributes["visualizer"]
@@ -241,12 +250,12 @@ def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def check_shares(runs: Sequence[int]) -> None:
-    """Raises a RuntimeError if valid() read its share of the data on some ranks only."""
-    if 0 in runs and any(runs):
+def check_loops(begun: Sequence[int]) -> None:
+    """Raises a RuntimeError if valid() began loops over its data on some ranks only."""
+    if 0 in begun and any(begun):
         raise RuntimeError(
-            f"valid: valid_batches() was called on rank {runs.index(max(runs))} and not on rank "
-            f"{runs.index(0)}, whose share of the data nobody validates. Call it on every rank: "
+            f"valid: valid_batches() was called on rank {begun.index(max(begun))} and not on rank "
+            f"{begun.index(0)}, whose share of the data nobody validates. Call it on every rank: "
             "look for `if self.rank == 0`, @rank_zero_only or a return before it."
         )
 
@@ -272,7 +281,7 @@ def check_accumulation(accumulation_steps: int, *, accumulates: bool) -> None:
 def unread_data(attributes: Mapping[str, Any], batches: int) -> str:
     """What to tell if the first update, which has read so many batches, left the data alone."""
     loaders = {name for name, v in attributes.items() if isinstance(v, paddle.io.DataLoader)}
-    has_loader = attributes["train_loader"] is not None
+    has_loader = attributes.get("train_loader") is not None
     if batches or not (has_loader or loaders - {"valid_loader", "test_loader"}):
         return ""
     return (

@@ -27,6 +27,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
+from expbase.config import ConfigError
 from expbase.processes import signals_held
 
 P = ParamSpec("P")
@@ -89,6 +90,31 @@ def init_parallel(device: str) -> None:
     if device == "cpu":
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     dist.init_parallel_env()
+
+
+def set_device(device: str | None, option: str, *, deterministic: bool) -> None:
+    """Makes paddle use a device, "cpu" or "gpu:1", by default the GPU if there is one.
+
+    `option` is where it was given; with `deterministic` its kernels are repeatable.
+
+    Raises:
+        ConfigError: There is no such device, or the processes would share one.
+    """
+    device = device or default_device()
+    if world_size() > 1 and ":" in device:
+        raise ConfigError(
+            f"{option}: {device!r} given with {world_size()} processes; expected "
+            f"{device.partition(':')[0]!r}: each process takes its own."
+        )
+    try:
+        paddle.set_device(device)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{option}: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
+            f"this machine has and this paddle was built for. ({error})"
+        ) from error
+    if deterministic and device.startswith("gpu"):
+        paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
 
 
 def default_device() -> str:

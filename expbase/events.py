@@ -266,6 +266,8 @@ class Subscribers:
 
     def fire(self, event: str, *args: Any) -> Any:
         """Calls the event's method and its listeners; returns what the method returned."""
+        if event not in self.subscribed:
+            return None
         returned = [call() for _, call in self.each(event, *args)]
         return returned[0]
 

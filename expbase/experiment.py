@@ -1,81 +1,123 @@
-"""ExperimentBase: the life of a training run. The one file of expbase that you must read.
+"""ExperimentBase: what you write, call and override. Read this file and run.py, and you know it.
 
-A subclass writes four methods, `setup_dataloader`, `setup_model`, `train_batch` and `valid`; the
-rest is done here, and every method without a leading underscore may be overridden. The class does
-not know your model, your loss or your batch: forward, backward, step and schedule are in your
-`train_batch`, and nothing is moved, wrapped, cast or stepped behind your back.
-
-    setup:  device, processes, output directory, config dump, VisualDL, log, seed, your two
-            setup methods, checks
-    run:    the state is restored if there is one; on_train_begin, train, on_train_end;
-            terminal, then each step of setup is undone
-    train:  while self.going_on():
-                self.train_batch()
-                self.end_iteration()
+You write four methods, and may override the others. Your model, your loss and your batch are not
+known here: forward, backward, step and schedule are in your `train_batch`, and nothing is moved,
+wrapped, cast or stepped behind your back. The order of things is in run.py, events in events.py.
 
 The words: an iteration is one call of train_batch, one update. An epoch is one pass over the
-training data. A batch is what the loader yields. A checkpoint holds the state right after an
-update. A start is one process's part of a run; a run may need several. The states of a run and of
-its loop are drawn in life.py.
+training data. A batch is what the loader yields. A checkpoint holds the state after an update, and
+what was still to be done of its iteration. A run may need several starts of the program; an object
+of this class is one of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from expbase import checks, schedule
-from expbase.checkpoints import Checkpoints
-from expbase.config import check_training
+import paddle
+
+from expbase import checkpoints, checks, distributed, model_files, setup_steps, validation
+from expbase.config import Config, check_training, fill, get_default_training_config
+from expbase.events import Events
 from expbase.front import with_mixins
-from expbase.life import Life, Step
-from expbase.logs import close_log
-from expbase.setup_steps import SetupSteps
-from expbase.state import rng
-from expbase.stopping import StopReason, ValidationLeft
-
-_YOURS = ("setup_dataloader", "setup_model", "train_batch", "valid")
+from expbase.run import Run
+from expbase.state import checkpoint, objects
+from expbase.stopping import StopReason
+from expbase.visualizer import Visualizer
 
 
-class ExperimentBase(SetupSteps, Checkpoints):
+class ExperimentBase(Events):
     """One training run, from its config to its last checkpoint.
 
-    Here are its life and its loop. What is due when is in schedule.py, the events are in events.py.
-    The other topics: attributes.py (all attributes, what is state), setup_steps.py, training.py
-    (the parts of an update), evaluation.py, checkpoints.py (what a checkpoint holds),
-    model_files.py, reporting.py (what is logged and recorded; the format is in meter.py).
-
     Args:
-        config: A Config with a `training` section, in which max_iteration, valid_interval and
-            save_interval are needed; what else is missing there gets its default.
+        config: A Config with a `training` section; what is missing in it gets its default.
         args: `output` and `device` are needed; `checkpoint_path`, `init_model_path`, `fresh` and
             `force` are used if there.
 
     Raises:
-        TypeError: One of the four methods is missing, or an attribute was set too early.
+        TypeError: One of the four methods is missing.
         ConfigError: The config, the args or this version of paddle cannot be used.
+
+    Attributes:
+        config: The completed config, a copy.
+        args: As given.
+        model, optimizer: Yours; free in name and number.
+        train_loader: Yours: a paddle.io.DataLoader or any iterable of batches; None: the
+            experiment makes its own data, and has no epochs.
+        valid_loader, test_loader: Yours, for `valid_batches`; for `--evaluate`, if there is one.
+        iteration: Updates done; within train_batch the number of the one under way.
+        epoch: Epochs begun.
+        epochs_ended: Those that are used up: all that began, but for the one under way.
+        batch_in_epoch: Batches that this rank has read in this epoch.
+        batches_per_epoch: Of this rank; None if nobody knows. Known after setup_dataloader.
+        phase: "train", "valid" or "predict".
+        life: What the run has done last, a Life.
+        finished: Whether training came to its end, by the config or by stop(); not interrupted.
+        read_only: Whether it only looks at a run (--evaluate, --export), and writes nothing.
+        evaluated_loader: What valid_batches() reads: evaluate's loader, else self.valid_loader.
+        evaluated_indices: Of the samples in the last batch of valid_batches(), or None.
+        stepping: The optimizers that step_optimizers is about; empty outside of it.
+        grad_scaler: The GradScaler that is an attribute of the experiment, if there is one.
+        logger: The text log of this rank; rank 0's also goes to stderr.
+        visualizer: VisualDL; writes on rank 0 alone.
+        output_dir, checkpoint_dir: Of this run; in it.
+        rank, world_size, parallel: Of this process; the number of processes; whether it is above 1.
     """
+
+    model: Any = None
+    optimizer: Any = None
+    train_loader: Any = None
+    valid_loader: Any = None
+    test_loader: Any = None
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         return super().__new__(with_mixins(cls))  # what a tool that is at work puts in front
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_paddle()
-        super().__init__(config, args)
-        needs_valid = self.read_only or schedule.is_wanted(self.config.training, "valid")
-        checks.check_class(type(self), ExperimentBase, _YOURS if needs_valid else _YOURS[:3])
-        self._names.template = dict.fromkeys(vars(self).keys() - {"model", "optimizer"})
-        checks.check_private_names(type(self), self._names.template)
+        # What mixins add is there, however the config was made.
+        config = fill({**fill(type(self).default_config()), **config})
+        check_training(config.training)
+        checks.check_arguments(args, config)
+        checks.check_class(type(self), ExperimentBase, config.training, args)
+        self.__run = Run(self, config, args)
+        self.visualizer = Visualizer(None)
+
+    config = property(lambda self: self.__run.config)
+    args = property(lambda self: self.__run.args)
+    iteration = property(
+        lambda self: self.__run.iteration,
+        lambda self, number: self.__run.count_from("iteration", number),
+    )
+    epoch = property(
+        lambda self: self.__run.epoch, lambda self, number: self.__run.count_from("epoch", number)
+    )
+    epochs_ended = property(lambda self: self.__run.epochs_ended)
+    batch_in_epoch = property(lambda self: self.__run.data.batch_in_epoch)
+    batches_per_epoch = property(lambda self: self.__run.data.adapter.batches_per_epoch)
+    phase = property(lambda self: self.__run.evaluation.phase)
+    life = property(lambda self: self.__run.life)
+    finished = property(lambda self: self.__run.finished)
+    read_only = property(lambda self: self.__run.read_only)
+    evaluated_loader = property(lambda self: self.__run.evaluation.evaluated_loader)
+    evaluated_indices = property(lambda self: self.__run.evaluation.indices)
+    stepping = property(lambda self: self.__run.update.stepping)
+    grad_scaler = property(lambda self: self.__run.update.grad_scaler)
+    logger = property(lambda self: self.__run.logger)
+    output_dir = property(lambda self: self.__run.output_dir)
+    checkpoint_dir = property(lambda self: self.__run.output_dir / checkpoint.FOLDER)
+    rank = property(lambda self: self.__run.rank)
+    world_size = property(lambda self: self.__run.world_size)
+    parallel = property(lambda self: self.__run.parallel)
 
     # --- yours ---------------------------------------------------------------------------
 
     def setup_dataloader(self) -> None:
-        """Sets self.train_loader, unless training makes its own data and has no epochs, and
-        self.valid_loader if valid() uses valid_batches().
-        """
+        """Sets self.train_loader, and self.valid_loader if valid() uses valid_batches()."""
         raise NotImplementedError
 
     def setup_model(self) -> None:
@@ -94,7 +136,109 @@ class ExperimentBase(SetupSteps, Checkpoints):
         """
         raise NotImplementedError
 
-    # --- the loop ------------------------------------------------------------------------
+    # --- the whole run -------------------------------------------------------------------
+
+    @classmethod
+    def default_config(cls) -> Config:
+        """The config with all its keys and default values; add sections of your own."""
+        return Config({"training": get_default_training_config()})
+
+    def setup(self) -> None:
+        """Everything before the first batch; errors say what lacks or does not fit."""
+        checks.check_made(self, "_ExperimentBase__run")
+        setup_steps.set_up(self.__run)
+
+    def run(self) -> None:
+        """Trains to the end, from wherever the state is, or does --evaluate or --export; closes.
+
+        Raises:
+            SystemExit: It was stopped by a signal or a time limit; with the exit code for that.
+            BaseException: Whatever training raised, after everything was closed.
+        """
+        self.life.need_open()
+        if not self.read_only:
+            return self.__run.train_to_the_end()
+        with self.closing():
+            checkpoints.inspect(self.__run)
+
+    def closing(self) -> contextlib.AbstractContextManager[None]:
+        """Closes after the block; an error in it is logged first, and nothing hides it."""
+        return self.__run.closing()
+
+    def close(self) -> None:
+        """Ends what setup began: terminal, then each step of setup backwards. Once."""
+        self.__run.close()
+
+    def terminal(self) -> None:
+        """The final step of a start, once, also after a failure. Signals wait for it."""
+
+    def prepare(self) -> None:
+        """The first thing in setup: downloads, environment. Does nothing here."""
+
+    def startup(self) -> None:
+        """After setup_model: fills parameters, sets the iteration to count from. Does nothing."""
+
+    def setup_device(self) -> None:
+        """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
+        device = getattr(self.args, "device", None)
+        option = checks.as_written(self.args, "device")
+        distributed.set_device(device, option, deterministic=self.config.training.deterministic)
+
+    def init_parallel(self) -> None:
+        """Waits for all processes, watches over them from then on, and connects them."""
+        setup_steps.watch_ranks(self.__run)
+        distributed.init_parallel(paddle.device.get_device())
+
+    def setup_output_dir(self) -> None:
+        """Makes and locks the output directory; a ConfigError if it is another run's."""
+        setup_steps.take_directory(self.__run)
+
+    def dump_config(self) -> None:
+        """Writes the resolved config, once in the life of a run."""
+        if self.__run.writes:
+            self.__run.directory.dump(self.config)
+
+    def setup_visualizer(self) -> None:
+        """Prepares VisualDL; its file is opened at the first record."""
+        self.visualizer = Visualizer(self.output_dir if self.__run.writes else None, self.logger)
+
+    def setup_logger(self) -> None:
+        """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
+        setup_steps.open_records(self.__run)
+
+    def setup_checkpointer(self) -> None:
+        """Looks for a checkpoint of this run: it is continued."""
+        checkpoints.find(self.__run)
+
+    def check_setup(self) -> None:
+        """Checks that training has what it needs, and says what there is."""
+        setup_steps.check_setup(self.__run, ExperimentBase)
+
+    def data_parallel(self, layer: Any, **options: Any) -> Any:
+        """The layer in a paddle.DataParallel if there are several processes, else itself.
+
+        `options` are those of paddle.DataParallel: find_unused_parameters=True, say.
+        """
+        if not self.parallel:
+            return layer
+        checks.check_layer_alike(layer)  # paddle's own would hang, or end the process
+        return paddle.DataParallel(layer, **options)
+
+    def unwrap(self, layer: Any) -> Any:
+        """Your layer in what data_parallel returned: its attributes and methods are there."""
+        return objects.unwrap(layer)
+
+    def register_stateful(self, *names: str) -> None:
+        """Names values that are state. Plain attributes that change are saved without it; those of
+        other objects are not: `"sampler.position"`.
+        """
+        self.__run.state.register(names)
+
+    def exclude_from_state(self, *names: str) -> None:
+        """Names attributes that are not state: a frozen judge, a large cache, `"model.cache"`."""
+        self.__run.state.exclude(names)
+
+    # --- the loop, and an update ---------------------------------------------------------
 
     def train(self) -> None:
         """The loop. Override it to write your own: going_on() before and end_iteration() after each
@@ -107,342 +251,196 @@ class ExperimentBase(SetupSteps, Checkpoints):
             self.end_iteration()
 
     def going_on(self) -> bool:
-        """Begins the next iteration, and an epoch if there is none; false at the end of training.
-
-        Raises:
-            RuntimeError: The iteration before was not ended.
-        """
-        loop = self._loop
-        is_ready = loop.step is Step.BETWEEN and not self._iterator.batches.ended
-        if not (is_ready or self._begin_loop_or_epoch()):
-            return False
-        self.iteration += 1
-        rng.seed_for(self.config.training.seed, rng.TRAIN, self.iteration, self.rank)
-        loop.step = Step.WITHIN
-        return True
-
-    def _begin_loop_or_epoch(self) -> bool:
-        """What going_on() does before the first iteration and between epochs; false: it is over."""
-        loop = self._loop
-        if loop.step is Step.OUTSIDE and not loop.is_over:
-            self._begin_loop()
-        if loop.is_over:
-            return False
-        loop.need(Step.BETWEEN, "going_on")
-        if self._iterator.ended:
-            self.new_epoch()
-        return True
-
-    def _begin_loop(self) -> None:
-        self._need_setup("going_on")
-        if self.read_only:
-            raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
-        loop = self._loop
-        if self.life is Life.READY:  # a loop by hand, without run()
-            self.resume_or_load()
-        self._begin_record()
-        self._stop_requests.start(self.iteration)
-        self._stopwatch.start(self.iteration)
-        self._note_before_first_update()
-        if loop.todo:  # what the start before has left
-            self._do_what_follows()
-        else:
-            loop.stopped_by = self._stop_requests.agreed(self.iteration)
-            self._plan()
+        """Begins the next iteration, and an epoch if there is none; false if it is over."""
+        return self.__run.going_on()
 
     def end_iteration(self) -> None:
-        """Ends the iteration under way: on_train_batch_end, then whatever is due.
+        """Ends the iteration under way: on_train_batch_end, then whatever is due."""
+        self.__run.end_iteration()
 
-        Raises:
-            RuntimeError: There is none.
-        """
-        loop = self._loop
-        loop.need(Step.WITHIN, "end_iteration")
-        loop.step = Step.ENDING
-        self.fire("on_train_batch_end")
-        if self.iteration >= loop.next_due or self._iterator.batches.ended:
-            self._do_what_is_due()
-        else:
-            loop.step = Step.BETWEEN
-
-    def _do_what_is_due(self) -> None:
-        """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
-        loop = self._loop
-        due = schedule.due_at(
-            self.config.training,
-            self.iteration,
-            loop.epochs_before,
-            self.epochs_ended,
-            is_epoch_end=self._iterator.batches.ended,
-        )
-        self._check_first_updates()
-        if due.log:
-            self._log_line()
-        loop.todo = due.follows
-        if due.checkpoint or loop.save_requested:
-            loop.planned_at = self.iteration
-            self._save_now()
-        self._do_what_follows()
-
-    def _do_what_follows(self) -> None:
-        """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
-        loop = self._loop
-        loop.step = Step.ENDING
-        try:
-            while loop.todo:
-                self._do(loop.todo[0])
-                del loop.todo[0]
-        except ValidationLeft:
-            self.logger.info("[%d] left the validation; the next start makes it", self.iteration)
-        loop.stopped_by = self._stop_requests.agreed(self.iteration, ask_now=bool(loop.todo))
-        self._save_if_stopping()
-        self._checkpointer.background.raise_failure()
-        self._plan()
-
-    def _do(self, what: str) -> None:
-        if what == schedule.END_EPOCH:
-            self._end_epoch()
-        elif what == schedule.VALIDATE or self._is_last:
-            self._validate()
-
-    def _plan(self) -> None:
-        """Decides whether the loop goes on, and until when it need not look at anything."""
-        loop = self._loop
-        loop.epochs_before = self.epochs_ended
-        loop.is_over = self._is_last or bool(loop.stopped_by)
-        loop.step = Step.OUTSIDE if loop.is_over else Step.BETWEEN
-        requests = self._stop_requests
-        next_due = schedule.next_due(self.config.training, self.iteration)
-        self._loop.next_due = min(next_due, requests.next_iteration)
-        # A signal since agreed() has called wake(), and the line above has overwritten it. Several
-        # ranks stop only where they ask each other.
-        if requests.reason and not self.parallel:
-            self._loop.wake()
-
-    def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
-        """Ends training after the iteration under way, with a checkpoint of it.
-
-        Args:
-            reason: For the log.
-            on_all_ranks: That all ranks call it in this iteration, so that it is the last one.
-                Else they ask each other, about twice a second, and end at a later one together.
-        """
-        self._stop_requests.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
-        self._loop.wake()
-
-    # --- data ----------------------------------------------------------------------------
+    def new_epoch(self) -> None:
+        """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
+        self.__run.new_epoch()
 
     def read_batch(self) -> Any:
         """The next training batch of this rank; goes on into the next epoch by itself.
 
         Call it in train_batch only; elsewhere it takes data from training.
         """
-        if self.phase != "train":
-            raise RuntimeError(
-                f"read_batch: called in the phase {self.phase!r}, where it would take training "
-                "data; expected valid_batches()."
-            )
-        watch, iterator = self._stopwatch, self._iterator
-        began = watch.clock()
-        if iterator.batches.ended:
-            self._loop.wake()  # an epoch that ends within an update has things due, too
-            if self._iterator.epoch:
-                self._end_epoch()
-            self.new_epoch()
-        self.fire("on_fetch_data_begin")
-        batch = iterator.read(self.iteration)
-        self.fire("on_fetch_data_end")
-        training = self.config.training
-        share = iterator.share(training.accumulation_steps)
-        rng.seed_for(training.seed, rng.TRAIN, self.iteration, *share)
-        if "on_train_batch_begin" in self._subscribers.subscribed:  # else nobody needs the indices
-            self.fire("on_train_batch_begin", batch, iterator.batches.indices)
-        watch.batches += 1
-        watch.data_seconds += watch.clock() - began
-        return batch
+        return self.__run.read_batch()
 
-    def new_epoch(self) -> None:
-        """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
-        if self._iterator.resumed_within_epoch or self._loop.is_over:
-            return
-        if self._iterator.epoch and not self._iterator.ended:  # it is left in its middle
-            self._end_epoch()
-        self.epoch += 1
-        self._iterator.open(self.epoch)
-        rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank)
-        self.fire("on_train_epoch_begin")
+    def micro_batches(self) -> Iterator[Any]:
+        """The training.accumulation_steps batches of one update, for a loop in train_batch.
 
-    def _end_epoch(self) -> None:
-        rng.seed_for(self.config.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
-        self.fire("on_train_epoch_end")
+        Among several ranks gradients are averaged with the last one, so do not leave it early. An
+        epoch may end in between. A by-hand loss.backward() in it divides the loss itself.
+        """
+        return self.__run.update.micro_batches(self.read_batch)
 
-    # --- setup ---------------------------------------------------------------------------
+    def backward(self, loss: Any) -> None:
+        """Adds the gradients of a loss, in micro_batches divided by their number.
 
-    def setup(self) -> None:
-        """Everything before the first batch.
+        Args:
+            loss: A mean over the samples of one batch; it goes through the grad_scaler.
+        """
+        self.__run.update.backward(loss)
+
+    def step_optimizers(self, *optimizers: Any) -> None:
+        """Unscales the gradients, steps, clears them. Schedules are yours to step.
+
+        By default all that are attributes of the experiment.
+        """
+        self.__run.update.step(optimizers)
+
+    def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
+        """Notes numbers or one-element tensors of this iteration, by name; at log_interval their
+        means become one line. A TypeError if something has no name.
+        """
+        if mapping is not None or misplaced:
+            scalars = {**checks.named_scalars(mapping, misplaced), **scalars}
+        self.__run.evaluation.meter.add(self.iteration, scalars)
+
+    def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
+        """Ends training after the iteration under way, with a checkpoint of it.
+
+        Several ranks agree on a stop about twice a second, so a few more iterations may run; with
+        `on_all_ranks`, if every rank calls it in the same one, that one is the last.
+        """
+        self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
+        self.__run.loop.look_now()
+
+    def evaluate(self, loader: Any = None) -> dict[str, float]:
+        """Runs valid() in eval mode, without gradients, with random numbers of its own.
+
+        Args:
+            loader: What valid_batches() reads; None: self.valid_loader.
+
+        Returns:
+            What valid() returned on rank 0, as numbers; on every rank. After an update in training
+            those of self.valid_loader are the validation of that iteration and logged as
+            `valid/…`; others only go into the text log.
+        """
+        return validation.evaluate(self.__run, loader)
+
+    def valid_batches(self, loader: Any = None) -> Iterator[Any]:
+        """This rank's part of the validation data: each sample exactly once over all ranks.
+
+        Args:
+            loader: By default self.evaluated_loader. Of an IterableDataset or another iterable
+                each rank gets what it yields: dealing it out is yours.
+
+        Returns:
+            The batches; on some rank possibly none.
+        """
+        loader = self.evaluated_loader if loader is None else loader
+        return self.__run.evaluation.batches(loader, self.iteration)
+
+    def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
+        """The mean of each metric over the ranks, by weight. Call it once, after the loop.
+
+        Args:
+            metrics: Numbers or tensors of one, each a mean over this rank's part.
+            weight: The size of the part, in samples. With 0 the metrics are not looked at.
+
+        Returns:
+            The same on every rank; empty if all weights are 0.
+        """
+        self.__run.evaluation.wait("self.average()")
+        return distributed.weighted_average(metrics, weight)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
+        self.__run.evaluation.wait("self.gather()")
+        return distributed.gather_objects(value)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Eval mode, no gradients and random numbers of its own for what you do in the block.
+
+        It has no effect on training: for samples that a listener draws, say. What is logged in it
+        goes into the text log, as means.
+        """
+        return validation.evaluating(self.__run)
+
+    # --- checkpoints and model files -----------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless this iteration has one already.
+
+        Within an iteration it is written at its end, where a resumed run can go on. All ranks call
+        it. A RuntimeError if an update failed, or a checkpoint was loaded to be looked at.
+        """
+        self.__run.save()
+
+    def resume_or_load(self) -> None:
+        """Restores the state: this run's own, else checkpoint_path's, else init_model_path's.
+
+        Not with --evaluate or --export. A CheckpointError or WeightsError if it does not fit.
+        """
+        checkpoints.resume_or_load(self.__run)
+
+    def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
+        """Loads models, optimizers and values of a checkpoint, to look at them.
+
+        The place in training stays, and save() is refused afterwards: the run's own checkpoints
+        are not spoiled.
+
+        Args:
+            which: "best", "last" or the number of an iteration.
+            run: Another run's output directory, or a checkpoint itself; this run by default.
 
         Raises:
-            ConfigError: What the config or the args say cannot be done.
-            TypeError, ValueError: The experiment lacks something, or something does not fit.
+            RuntimeError: Training is under way.
+            CheckpointError: There is no such checkpoint.
         """
-        if "_loop" not in vars(self):
-            raise TypeError(
-                f"{type(self).__name__}.__init__: did not call super().__init__(config, args)."
-            )
-        if self.life is not Life.NEW:
-            raise RuntimeError("setup: called a second time; make a new experiment.")
-        try:
-            self._setup()
-        except BaseException as error:
-            self._fail(error)
-            raise
+        directory = self.output_dir if run is None else Path(run)
+        checkpoints.load_checkpoint(self.__run, which, directory)
 
-    def _setup(self) -> None:
-        check_training(self.config.training)  # it may have been changed since it was made
-        self.prepare()
-        self.setup_device()
-        if self.parallel:
-            self.init_parallel()
-        self.setup_output_dir()
-        self.dump_config()
-        self.setup_visualizer()
-        self.setup_logger()
-        self.setup_checkpointer()
-        # The steps until here have made the template's attributes: from now on these stay.
-        self._names.template = {name: vars(self)[name] for name in self._names.template}
-        rng.seed_for(self.config.training.seed, rng.SETUP)  # the same on all ranks
+    def load_best(self) -> None:
+        """load_checkpoint("best"), for a final test."""
+        self.load_checkpoint("best")
 
-        self.fire("on_setup_begin")
-        self.setup_dataloader()
-        self._attach_data()
-        self.setup_model()
-        self.startup()
-        checks.check_names(vars(self), ExperimentBase)
-        self.check_setup()
-        self.life = Life.READY
-        self.fire("on_setup_end")
-        self._names.values.begin()
+    def save_model(self, path: str | Path, layer: Any = None) -> None:
+        """Writes the weights of a model, on rank 0, whole or not at all.
 
-    # --- the run -------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Trains to the end, from wherever the state is, or does --evaluate or --export; closes.
-
-        Raises:
-            SystemExit: It was stopped by a signal or a time limit; with the exit code for that.
-            BaseException: Whatever training raised, after everything was closed.
+        Args:
+            path: Ends in `.safetensors`, or in `.pdparams` for paddle.load.
+            layer: self.model by default.
         """
-        self._need_setup("run")
-        if self.life is Life.CLOSED:
-            raise RuntimeError("run: this experiment is closed; make a new one.")
-        if self.read_only:
-            with self.closing():
-                return self._inspect()
-        loop = self._loop
-        with self._stop_requests.installed(loop.wake, self._say_waiting), self.closing():
-            if self.life is Life.READY:
-                self.resume_or_load()
-            self._begin_record()
-            self._watch_for_hanging()
-            if loop.is_over:
-                self.life = Life.ENDED
-                self._say_it_is_over()
-            else:
-                self._say_the_goal()
-                with self._live_line():
-                    self._train_with_events()
-                self._say_the_end()
-            self._stop_requests.now_seconds = 0.0  # what is left to do is short, and must be done
-        if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it
-            sys.exit(code)
+        model_files.save(self.__run, path, layer)
 
-    def _train_with_events(self) -> None:
-        self.life = Life.TRAINING
-        rng.seed_for(self.config.training.seed, rng.SETUP, 1, self.rank)
-        self.fire("on_train_begin")
-        if self._loop.todo:  # a train() of the user's may not call going_on() again
-            self._begin_loop()
-        self.train()
-        self._check_end_of_train()
-        self.life = Life.ENDED
-        self.fire("on_train_end")
-        if self.finished:
-            self._checkpointer.finish(self.iteration, self.epoch)
+    def load_model(
+        self, path: str | Path, *, into: str | None = None, partial: bool = False
+    ) -> None:
+        """Loads weights, and nothing else; what fitted goes into the log.
 
-    def _check_end_of_train(self) -> None:
-        """After train(), maybe the user's own: a RuntimeError if it left an iteration open."""
-        loop = self._loop
-        if loop.step is Step.WITHIN:
-            raise RuntimeError(
-                f"train: returned within iteration {self.iteration}; expected "
-                "self.end_iteration() after each self.train_batch()."
-            )
-        if loop.step is Step.OUTSIDE and not loop.is_over:
-            self.logger.warning(
-                f"[{self.iteration}] train() returned without self.going_on(): no signal was "
-                "heard, no line written, nothing validated or saved but by hand. Expected `while "
-                "self.going_on(): self.train_batch(); self.end_iteration()`."
-            )
-        elif not loop.is_over:
-            self.stop("train() returned")
-            loop.stopped_by = StopReason.CALL
-            if schedule.is_wanted(self.config.training, "save"):
-                self._save_now()
-        loop.is_over = True
-
-    # --- the end -------------------------------------------------------------------------
-
-    def terminal(self) -> None:
-        """The final step of a start, once, also after a failure. Signals wait for it."""
-
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """Closes after the block; an error in it is logged first, and nothing hides it."""
-        try:
-            yield
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self.close()
-
-    def close(self) -> None:
-        """Ends what setup began: terminal, then each step of setup backwards. Once."""
-        if self.life is Life.CLOSED:
-            return
-        self.life = Life.CLOSED
-        try:
-            with self._on_close:
-                self._finish()
-        except Exception as error:
-            error.__suppress_context__ = True
-            self.logger.error("while closing: %r", error, exc_info=error)
-            raise
-        finally:
-            close_log(self.logger)
-
-    def _finish(self) -> None:
-        try:
-            self.terminal()
-        except BaseException as error:  # the record of this start must not say that all is well
-            self._loop.failure = self._loop.failure or error
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        """Every failure goes through here: it is logged, on_exception and on_train_end are fired,
-        the other ranks are told, everything is closed, and nothing hides it.
+        Args:
+            path: A checkpoint, a run, a `.safetensors` or a `.pdparams`. Nothing in it is run.
+            into: The name of the layer among the attributes: for a file with one model, if there
+                are several layers and none is called `model`.
+            partial: Whether missing, additional and differently shaped weights are allowed.
         """
-        loop, was_training = self._loop, self.life is Life.TRAINING
-        if error is not loop.failure:
-            loop.failure = error
-            self._say_failure(error)
-        loop.is_over = True
-        loop.step = Step.OUTSIDE
-        if was_training:
-            self.life = Life.ENDED
-            for event, *args in (("on_exception", error), ("on_train_end",)):
-                for name, handler in self._subscribers.each(event, *args):
-                    self._quietly(name, handler)
-        if self._other_ranks is not None:
-            self._quietly("telling the other ranks", self._other_ranks.tell, error)
-        self._quietly("close", self.close)
-        self._quietly("close", ExperimentBase.close, self)  # if an override failed before super's
+        model_files.load(self.__run, path, into, partial=partial)
+
+    def export(
+        self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
+    ) -> None:
+        """Writes a model for inference, by paddle.jit.save, on rank 0.
+
+        Args:
+            path: Without a suffix: files of this name with paddle's own suffixes are written.
+            input_spec: A paddle.static.InputSpec for each input; self.input_spec by default.
+            layer: self.model by default.
+        """
+        model_files.export(self.__run, path, input_spec, layer)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Of each optimizer among the attributes, by the name of its curve."""
+        return self.__run.state.learning_rates()
+
+    def stateful_objects(self) -> objects.StatefulObjects:
+        """What has state among your attributes, what is excluded, too."""
+        return self.__run.state.found()
+
+    def fire(self, event: str, *args: Any) -> Any:
+        """Calls an event's method and its listeners; returns what the method returned."""
+        return self.__run.events.fire(event, *args)

@@ -18,7 +18,7 @@ from typing import Any
 
 from expbase.stopping import StopReason
 
-_SAVED = ("todo", "planned_at")
+_SAVED = ("todo", "may_be_best_at")
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 
 
@@ -31,6 +31,17 @@ class Life(enum.Enum):
     TRAINING = "in train()"
     ENDED = "training is over"
     CLOSED = "closed"
+
+    def need_setup(self, name: str) -> None:
+        """Raises a RuntimeError if a method is called before setup()."""
+        if self is Life.NEW:
+            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
+
+    def need_open(self) -> None:
+        """Raises a RuntimeError if run() is called before setup(), or after the end."""
+        self.need_setup("run")
+        if self is Life.CLOSED:
+            raise RuntimeError("run: this experiment is closed; make a new one.")
 
 
 class Step(enum.Enum):
@@ -54,19 +65,63 @@ class LoopState:
     validated_at: int = -1  # the iteration of the last validation
     results: dict[str, float] = field(default_factory=dict)  # of the last validation
     save_requested: bool = False  # save() was called within the iteration
-    planned_at: int = -1  # the iteration of the last checkpoint that may be the best one
+    may_be_best_at: int = -1  # the iteration of the last checkpoint that may be the best one
     saved_at: int = -1  # the iteration of the last checkpoint
     stopped_by: StopReason = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
 
-    def wake(self) -> None:
+    def look_now(self) -> None:
         """Makes the loop look at the end of this iteration what is due."""
         self.next_due = 0
+
+    def end(self) -> None:
+        """There is no further iteration."""
+        self.is_over = True
+        self.step = Step.OUTSIDE
+
+    def has_finished(self, *, is_last: bool) -> bool:
+        """Whether training came to its end; is_last: the config asks for no more."""
+        is_done = self.is_over and not self.todo  # a stop may have left it
+        return is_done and self.failure is None and (is_last or self.stopped_by is StopReason.CALL)
+
+    def need_no_count(self, name: str, number: int) -> None:
+        """Raises an AttributeError if a user sets a counter that the loop counts."""
+        if self.step is not Step.OUTSIDE:
+            raise AttributeError(
+                f"self.{name}: {number!r} given; expected it to be set in startup() alone, since "
+                "the template counts. Choose another name for yours."
+            )
 
     def need(self, step: Step, method: str) -> None:
         """Raises a RuntimeError unless the loop is where a method may be called."""
         if self.step is not step:
             raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
+
+    def check_end(self, iteration: int) -> str:
+        """When train(), maybe the user's own, has returned: what to tell.
+
+        Raises:
+            RuntimeError: It left an iteration open.
+        """
+        if self.step is Step.WITHIN:
+            raise RuntimeError(
+                f"train: returned within iteration {iteration}; expected self.end_iteration() "
+                "after each self.train_batch()."
+            )
+        if self.step is not Step.OUTSIDE or self.is_over:
+            return ""
+        return (
+            f"[{iteration}] train() returned without self.going_on(): no signal was heard, no line "
+            f"written, nothing validated or saved but by hand. Expected {_LOOP}."
+        )
+
+    def check_savable(self, iteration: int) -> None:
+        """Raises a RuntimeError if the state is not one to go on from."""
+        if self.failure is not None:
+            raise RuntimeError(
+                f"save: iteration {iteration} failed, and the state is half its update; the run "
+                "continues from the checkpoint before."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of it; the rest belongs to one start."""

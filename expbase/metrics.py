@@ -27,7 +27,7 @@ class MetricLog:
         self.last: Mapping[str, float] = {}  # what the last line of training said
         self._logger = logger
         self._file = file
-        self._visualizer = visualizer
+        self.visualizer = visualizer
         self.is_compared = False  # whether VisualDL's file has the row for its table of runs
 
     def write(
@@ -43,25 +43,25 @@ class MetricLog:
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
-            self._visualizer.add_scalar(tag, value, iteration)
-        self._visualizer.flush()
+            self.visualizer.add_scalar(tag, value, iteration)
+        self.visualizer.flush()
 
     @property
     def is_used(self) -> bool:
         """Whether something was logged in training, or the experiment draws curves of its own."""
-        own = (tag for tag in self._visualizer.tags if not tag.startswith(_OURS))
+        own = (tag for tag in self.visualizer.tags if not tag.startswith(_OURS))
         return self.meter.is_used or any(own)
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""
-        return {"metrics_bytes": self._file.size(), "visualdl_bytes": self._visualizer.size()}
+        return {"metrics_bytes": self._file.size(), "visualdl_bytes": self.visualizer.size()}
 
     def cut(self, sizes: Mapping[str, int] | None) -> None:
         """Removes what was written after the files had these sizes; None: everything."""
         self.is_compared = self.is_compared and sizes is not None
         sizes = sizes or {}
         self._file.cut(sizes.get("metrics_bytes", 0))
-        self._visualizer.cut(sizes.get("visualdl_bytes", 0))
+        self.visualizer.cut(sizes.get("visualdl_bytes", 0))
 
     def state_dict(self) -> dict[str, Any]:
         """What was logged since the last line, and whether the table of runs knows this one."""
@@ -76,4 +76,4 @@ class MetricLog:
     def close(self) -> None:
         """Closes the files. May be called twice."""
         self._file.close()
-        self._visualizer.close()
+        self.visualizer.close()

@@ -1,160 +1,218 @@
-"""The steps of setup that every run takes alike; their order is in experiment.py.
-
-Each step adds to `_on_close` how it is undone.
-"""
+"""The order of setup, and its steps. Each adds to `run.on_close` how it is undone."""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-
-import paddle
+from pathlib import Path
+from typing import Any
 
 from expbase import checks, distributed
-from expbase.config import ConfigError, flatten
+from expbase.config import check_training, flatten
 from expbase.data.loaders import num_samples
+from expbase.life import Life
 from expbase.logs import open_log
 from expbase.meter import METRICS, MetricsFile
 from expbase.metrics import MetricLog
 from expbase.processes import remove_left_files
-from expbase.record import provenance
+from expbase.record import card, hang, provenance
 from expbase.record.run_record import LEDGER, RunRecord
-from expbase.reporting import Reporting
+from expbase.run import Run
+from expbase.state import rng
 from expbase.state.objects import half_protocols, hidden_layers
 from expbase.stopping import StopRequests
-from expbase.visualizer import Visualizer
 
 
-class SetupSteps(Reporting):
-    """Device, processes, output directory, config dump, VisualDL, log; the checks at the end."""
+def set_up(run: Run) -> None:
+    """Everything before the first batch; a failure closes the run."""
+    if run.life is not Life.NEW:
+        raise RuntimeError("setup: called a second time; make a new experiment.")
+    try:
+        _set_up(run)
+    except BaseException as error:
+        run.fail(error)
+        raise
 
-    def prepare(self) -> None:
-        """The first thing in setup: downloads, environment. Does nothing here."""
 
-    def startup(self) -> None:
-        """After setup_model: fills parameters, or sets the iteration to count from, say.
+def _set_up(run: Run) -> None:
+    experiment = run.experiment
+    check_training(run.training)  # it may have been changed since it was made
+    experiment.prepare()
+    experiment.setup_device()
+    if run.parallel:
+        experiment.init_parallel()
+    experiment.setup_output_dir()
+    experiment.dump_config()
+    experiment.setup_visualizer()
+    experiment.setup_logger()
+    experiment.setup_checkpointer()
+    rng.seed_for(run.training.seed, rng.SETUP)  # the same on all ranks
 
-        A state that is restored overrides it.
-        """
+    run.events.fire("on_setup_begin")
+    experiment.setup_dataloader()
+    _attach_data(run)
+    experiment.setup_model()
+    experiment.startup()
+    experiment.check_setup()
+    run.state.is_named = True
+    run.life = Life.READY
+    run.events.fire("on_setup_end")
+    run.state.values.begin()
 
-    def setup_device(self) -> None:
-        """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU.
 
-        Raises:
-            ConfigError: There is no such device, or the processes would share one.
-        """
-        device = getattr(self.args, "device", None) or distributed.default_device()
-        option = checks.as_written(self.args, "device")
-        if self.parallel and ":" in device:
-            raise ConfigError(
-                f"{option}: {device!r} given with {self.world_size} processes; expected "
-                f"{device.partition(':')[0]!r}: each process takes its own."
-            )
+def _attach_data(run: Run) -> None:
+    """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
+    experiment = run.experiment
+    if experiment.train_loader is not None:
+        adapter = run.evaluation.adapt(experiment.train_loader, "self.train_loader")
+        run.data.attach(adapter, leaves_epochs=getattr(run.args, "force", False))
+    run.on_close.callback(run.data.close)
+    run.on_close.callback(run.evaluation.let_go)
+    if run.parallel and isinstance(experiment.valid_loader, Iterable):
+        run.evaluation.adapter(experiment.valid_loader)
+
+
+def watch_ranks(run: Run) -> None:
+    """Waits for all processes, and watches over them from then on."""
+    from expbase.watch import Watch  # here: one process has nobody to watch
+
+    def end(text: str, code: int) -> None:
+        """The last thing that this rank does when another one ended; called in a thread."""
+        run.ledger.write("end", iteration=run.iteration, reason=text, exit_code=code)
+        how, level = ("failed", logging.ERROR) if code == 1 else ("was stopped", logging.WARNING)
+        run.report.now(f"[{run.iteration}] ended, because another rank {how}: {text}", level)
+
+    run.rank_watch = Watch(end, run.report.now)
+    run.on_close.callback(run.rank_watch.stop)
+    run.guards.append(run.rank_watch.heard_before_abort())
+
+
+def _log_path(run: Run) -> Path:
+    return Path(run.output_dir / f"worker_{run.rank}.log")
+
+
+def _watch_for_hanging(run: Run) -> None:
+    """Prepares what writes all stacks when nothing moves, and may end the process."""
+
+    def progress() -> dict[str, Any]:
+        place = {"iteration": run.iteration, "batch_in_epoch": run.data.batch_in_epoch}
+        read = run.evaluation.batches_read
+        return {"phase": run.evaluation.phase, **place, "evaluated_batches": read}
+
+    def end(text: str) -> None:
+        """Called in a thread: the main one may be where no Python code runs."""
         try:
-            paddle.set_device(device)
-        except (ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"{option}: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
-                f"this machine has and this paddle was built for. ({error})"
-            ) from error
-        if self.config.training.deterministic and device.startswith("gpu"):
-            paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
+            run.ledger.write("end", iteration=run.iteration, reason=text, exit_code=1)
+            if run.rank_watch is not None:
+                run.rank_watch.tell(TimeoutError(text))
+        finally:
+            os._exit(1)
 
-    def init_parallel(self) -> None:
-        """Waits for all processes, watches over them from then on, and connects them."""
-        from expbase.watch import Watch  # here: one process has nobody to watch
+    seconds = run.training.hang_seconds
+    if seconds:
+        ends = end if run.training.hang_action == "end" else None
+        log = run.logger, _log_path(run)
+        parallel = run.parallel
+        run.guards.append(hang.watching(seconds, progress, *log, ends, parallel=parallel))
 
-        self._other_ranks = Watch(self._end_with_another_rank, self._say_now)
-        self._on_close.callback(self._other_ranks.stop)
-        distributed.init_parallel(paddle.device.get_device())
 
-    def setup_output_dir(self) -> None:
-        """Makes and locks the output directory.
+def take_directory(run: Run) -> None:
+    """Makes and locks the output directory."""
+    directory = run.directory
+    if run.read_only:  # it writes nothing, so it needs no lock
+        return directory.expect()
+    run.on_close.callback(directory.release)
+    fresh = getattr(run.args, "fresh", False)
+    force = getattr(run.args, "force", False)
+    moved_aside = distributed.on_rank_zero(
+        lambda: directory.claim(run.config, fresh=fresh, force=force), "output directory"
+    )
+    if fresh and not directory.is_of_rank_zero():
+        moved_aside = directory.move_aside()
+    if fresh:
+        distributed.wait_for_all("--fresh")  # several ranks may share what one moves aside
+    if run.rank > 0:  # perhaps on another machine
+        directory.make()
+        directory.lock(run.rank)
+    if moved_aside is not None:
+        run.logger.info("the run that was here is now in %s", moved_aside)
+    remove_left_files()
+    run.on_close.callback(remove_left_files)
 
-        Raises:
-            ConfigError: It cannot be used, is in use, or holds a run of another config.
-        """
-        if self.read_only:  # it writes nothing, so it needs no lock
-            return self._run_dir.expect()
-        self._on_close.callback(self._run_dir.release)
-        fresh, force = getattr(self.args, "fresh", False), getattr(self.args, "force", False)
-        moved_aside = distributed.on_rank_zero(
-            lambda: self._run_dir.claim(self.config, fresh=fresh, force=force), "output directory"
+
+def open_records(run: Run) -> None:
+    """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
+    experiment, training = run.experiment, run.training
+    directory = run.output_dir
+    path = None if run.read_only else _log_path(run)
+    open_log(run.logger, path, echo=run.rank == 0)
+    file = MetricsFile(directory / METRICS if run.writes else None)
+    run.report.metrics = MetricLog(run.logger, file, experiment.visualizer)
+    run.evaluation.meter = run.report.metrics.meter
+    run.on_close.callback(run.report.metrics.close)
+    run.ledger = RunRecord(directory / LEDGER if run.writes else None)
+    if run.writes:  # in a thread: the rest of setup does not wait for git
+        # Closing waits for it: it writes into the directory, too.
+        submit = run.on_close.enter_context(ThreadPoolExecutor(1)).submit
+        run.ledger.gathered = submit(provenance.gather, directory, type(experiment))
+    supervisor = getattr(run.args, "supervisor", None)
+    run.stop = StopRequests(
+        directory / "STOP" if run.writes else None,
+        training.time_limit_seconds,
+        save_seconds=training.save_seconds if run.writes else 0,
+        parallel=run.parallel,
+        began=supervisor and supervisor.began,
+    )
+    run.on_close.callback(run.stop.remove_stop_file)
+    _watch_for_hanging(run)
+    if supervisor and supervisor.reason:
+        run.warn(supervisor.reason)
+
+
+def check_setup(run: Run, base: type) -> None:
+    """Checks that training has what it needs, and says what there is."""
+    experiment, state = run.experiment, run.state
+    everything, own, found = state.everything, state.attributes(), state.saved()
+    checks.check_names(everything, base)
+    run.events.check_known()
+    checks.check_data(run.data.adapter, experiment.train_loader, own, run.training)
+    checks.check_state(found)
+    facts = {f"config.{key}": repr(value) for key, value in flatten(run.config).items()}
+    facts["self.train_loader"] = f"{run.data.adapter.batches_per_epoch} batches"
+    facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
+    checks.check_alike({**facts, **found.shapes()})
+    for name in hidden_layers(everything, found):
+        run.warn(
+            f"self.{name}: a layer within a plain object is not saved; expected an attribute "
+            "of the experiment, or a list, a dict or a layer with it."
         )
-        if fresh and not self._run_dir.is_of_rank_zero():
-            moved_aside = self._run_dir.move_aside()
-        if fresh:
-            distributed.wait_for_all("--fresh")  # several ranks may share what one moves aside
-        if self.rank > 0:  # perhaps on another machine
-            self._run_dir.make()
-            self._run_dir.lock(self.rank)
-        if moved_aside is not None:
-            self.logger.info("the run that was here is now in %s", moved_aside)
-        remove_left_files()
-        self._on_close.callback(remove_left_files)
-
-    @property
-    def _writes(self) -> bool:
-        return self.rank == 0 and not self.read_only
-
-    def dump_config(self) -> None:
-        """Writes the resolved config, once in the life of a run."""
-        if self._writes:
-            self._run_dir.dump(self.config)
-
-    def setup_visualizer(self) -> None:
-        """Prepares VisualDL; its file is opened at the first record."""
-        self.visualizer = Visualizer(self.output_dir if self._writes else None, self.logger)
-
-    def setup_logger(self) -> None:
-        """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
-        path = None if self.read_only else self._log_path
-        open_log(self.logger, path, echo=self.rank == 0)
-        file = MetricsFile(self.output_dir / METRICS if self._writes else None)
-        self._metric_log = MetricLog(self.logger, file, self.visualizer)
-        self._on_close.callback(self._metric_log.close)
-        self._run_record = RunRecord(self.output_dir / LEDGER if self._writes else None)
-        if self._writes:  # in a thread: the rest of setup does not wait for git
-            # Closing waits for it: it writes into the directory, too.
-            submit = self._on_close.enter_context(ThreadPoolExecutor(1)).submit
-            self._run_record.gathered = submit(provenance.gather, self.output_dir, type(self))
-        training, supervisor = self.config.training, self._supervisor
-        self._stop_requests = StopRequests(
-            self.output_dir / "STOP" if self._writes else None,
-            training.time_limit_seconds,
-            save_seconds=training.save_seconds if self._writes else 0,
-            parallel=self.parallel,
-            began=supervisor and supervisor.began,
+    for name in half_protocols(own):
+        run.warn(
+            f"self.{name}: has one half of state_dict and load_state_dict (or set_state_dict), "
+            "so it is not saved; expected both, or exclude_from_state."
         )
-        self._on_close.callback(self._stop_requests.remove_stop_file)
-        if supervisor and supervisor.reason:
-            self.logger.warning("%s", supervisor.reason)
+    run.checkpointer.expect(found)
+    _say_what_there_is(run)
 
-    def check_setup(self) -> None:
-        """Checks that training has what it needs, and says what there is.
 
-        Raises:
-            ValueError: Something is missing, would fail at the first batch, or differs by rank.
-        """
-        counters = {"iteration": self.iteration, "epoch": self.epoch}  # startup may set them
-        checks.check_template({**self._names.template, **counters}, vars(self))
-        self._subscribers.check_known()
-        found = self._saved_objects()
-        adapter, own = self._iterator.adapter, self._user_attributes()
-        checks.check_data(adapter, self.train_loader, own, self.config.training)
-        checks.check_state(found)
-        facts = {f"config.{key}": repr(value) for key, value in flatten(self.config).items()}
-        facts["self.train_loader"] = f"{self.batches_per_epoch} batches"
-        facts["self.valid_loader"] = f"{num_samples(self.valid_loader)} samples"
-        checks.check_alike({**facts, **found.shapes()})
-        for name in hidden_layers(self.__dict__, found):
-            self.logger.warning(
-                f"self.{name}: a layer within a plain object is not saved; expected an attribute "
-                "of the experiment, or a list, a dict or a layer with it."
-            )
-        for name in half_protocols(own):
-            self.logger.warning(
-                f"self.{name}: has one half of state_dict and load_state_dict (or set_state_dict), "
-                "so it is not saved; expected both, or exclude_from_state."
-            )
-        self._checkpointer.expect(found)
-        self._say_what_there_is()
+def _say_what_there_is(run: Run) -> None:
+    """The card, and what looks like a mistake."""
+    experiment, saved = run.experiment, run.state.saved()
+    for text in card.card(
+        type(experiment).__name__,
+        run.report.config_changes(),
+        saved.layers,
+        run.data.adapter,
+        experiment.valid_loader,
+        run.world_size,
+        run.training.accumulation_steps,
+        str(run.args.output),
+    ):
+        run.logger.info("%s", text)
+    if run.read_only:
+        return
+    left_out = checks.likely_left_out(run.state.found(), saved, parallel=run.parallel)
+    for text in (*checks.likely_mistakes(run.training), *left_out):
+        run.warn(text)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from expbase.processes import handling
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
 _LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
+_exits = itertools.count()  # numbers those of this process
 _PATIENCE_SECONDS = 5.0  # from a signal to the line that says what it waits for
 
 
@@ -84,7 +86,7 @@ class StopRequests:
         self.reason = StopReason.NONE  # the strongest request of this process so far
         self.text = ""  # what stop() was given, for the log
         self.is_save_due = False  # by the clock, in the iteration in which they asked last
-        self.now_seconds = _NOW_SECONDS  # 0: a second Ctrl-C changes nothing any more
+        self._now_seconds = _NOW_SECONDS
         self._stop_file = stop_file
         self._limit = time_limit_seconds
         self._parallel = parallel
@@ -101,6 +103,10 @@ class StopRequests:
         self.reason = max(self.reason, reason)
         self.text = text or self.text
         self._on_all_ranks = self._on_all_ranks or on_all_ranks
+
+    def ignore_second_ctrl_c(self) -> None:
+        """From now on it does not mean "at once"."""
+        self._now_seconds = 0.0
 
     def poll(self) -> None:
         """Looks at the file and the clock."""
@@ -168,7 +174,7 @@ class StopRequests:
         def note(signum: int, frame: Any) -> None:
             if signum == signal.SIGINT:
                 before, self._last_ctrl_c = self._last_ctrl_c, self._clock()
-                if self._last_ctrl_c - before < self.now_seconds:
+                if self._last_ctrl_c - before < self._now_seconds:
                     raise KeyboardInterrupt
             self._signalled_at = min(self._signalled_at, time.monotonic())
             self.add(StopReason[signal.Signals(signum).name])
@@ -202,11 +208,12 @@ class ValidationExit:
 
     A rank leaves before a batch, and says so in the processes' store. One that has read its share
     waits for the others; it asks them to leave, and leaves when another one has. So nobody leaves
-    once all have come to where they wait for each other: all go on from there, or none does. The
-    number of the validation is the same on all ranks.
+    once all have come to where they wait for each other: all go on from there, or none does. All
+    ranks make the same ones, in the same order.
     """
 
-    def __init__(self, requests: StopRequests, number: int) -> None:
+    def __init__(self, requests: StopRequests) -> None:
+        number = next(_exits)
         self._requests = requests
         self._asked, self._left = f"expbase/asked/{number}", f"expbase/left/{number}"
         self._next_look = 0.0

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import paddle
 import pytest
 from paddle.io import IterableDataset
-from tiny import Points, Tiny, make, metrics, trained
+from tiny import Points, Tiny, make, metrics, run_of, trained
 
-from expbase import console
+from expbase import console, distributed
 from expbase.record.card import clock
 
 
@@ -80,9 +80,8 @@ def test_only_one_rank_draws_on_the_terminal(
 
     monkeypatch.setattr(console, "is_terminal", lambda stream: True)
     monkeypatch.setattr(console, "live_line", draw)
-    exp = make(Tiny, tmp_path / "run")
-    exp.rank = 1
-    with exp._live_line():
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    with run_of(make(Tiny, tmp_path / "run")).report.live(lambda: ("train", 1, 1)):
         pass
 
 

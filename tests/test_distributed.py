@@ -75,7 +75,7 @@ class Probe(Tiny):
     def is_closed_in_a_child(self):
         child = os.fork()
         if child == 0:
-            os._exit(self._other_ranks._door.fileno() != -1)
+            os._exit(self._ExperimentBase__run.rank_watch._door.fileno() != -1)
         return os.waitpid(child, 0)[1] == 0
 
     def read_of(self, there):
@@ -405,7 +405,7 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
 ) -> None:
     class Wide(Tiny):
         def setup_model(self) -> None:
-            self.parallel = True
+            self._ExperimentBase__run.parallel = True  # type: ignore[attr-defined]
             self.data_parallel(paddle.nn.Linear(4, 2))
 
     def gathered(value: Any) -> list[Any]:

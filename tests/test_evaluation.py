@@ -30,7 +30,19 @@ from paddle.io import (
     RandomSampler,
     SequenceSampler,
 )
-from tiny import Facts, Notes, Points, Tiny, curve, make, metrics, run_ranks, same_bits, trained
+from tiny import (
+    Facts,
+    Notes,
+    Points,
+    Tiny,
+    curve,
+    make,
+    metrics,
+    run_of,
+    run_ranks,
+    same_bits,
+    trained,
+)
 
 from expbase import main, on
 from expbase.extras.prediction import Prediction
@@ -302,7 +314,7 @@ def test_persistent_workers_serve_after_the_run_too(tmp_path: Path) -> None:
         assert exp.evaluate()["loss"] == curve(tmp_path / "run", "valid/loss")[2]
         assert len(exp.predict(exp.valid_loader)) == 10
     finally:
-        exp._evaluation.let_go()
+        run_of(exp).evaluation.let_go()
 
 
 def test_evaluate_after_the_run_gives_the_numbers_of_then_and_logs_no_curve(tmp_path: Path) -> None:

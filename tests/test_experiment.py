@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Notes, Tiny, curve, make, metrics, same_bits, trained, training_config
+from tiny import Notes, Tiny, curve, make, metrics, run_of, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.config import load_yaml
@@ -72,7 +72,7 @@ def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_an_init_without_super_is_named(tmp_path: Path) -> None:
     class Lonely(Tiny):
         def __init__(self, config: Any, args: Any) -> None:
-            self.config = config
+            self.mine = config
 
     with pytest.raises(TypeError, match=r"Lonely\.__init__: did not call super"):
         make(Lonely, tmp_path / "run").setup()
@@ -999,7 +999,7 @@ class Reading(Tiny):
 
     def read_batch(self) -> Any:
         points, labels = super().read_batch()
-        self.noted[self.iteration] = (points.numpy().copy(), self._iterator.batches.indices)
+        self.noted[self.iteration] = (points.numpy().copy(), run_of(self).data.batches.indices)
         points.zero_()
         return points, labels
 
@@ -1020,7 +1020,7 @@ def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, 
     if how == "stop":
         options["save_interval"] = 100
     exp = trained(Rising, tmp_path, **options)
-    assert exp._checkpointer.validations.best[0] == (3, 0)
+    assert run_of(exp).checkpointer.validations.best[0] == (3, 0)
 
 
 def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> None:

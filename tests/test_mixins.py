@@ -14,7 +14,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import Facts, Notes, Points, Tiny, curve, same_bits, training_config
+from tiny import Facts, Notes, Points, Tiny, curve, run_of, same_bits, training_config
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase, model_files
@@ -239,7 +239,7 @@ def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
     exp = make(scored(1), tmp_path / "run", **stopping())
     exp.setup()
     with exp.closing():
-        exp.iteration = 1
+        run_of(exp).iteration = 1
         exp.evaluate()
     assert exp.early_stopping == {"best": None, "failures": 0, "iteration": 0}
 

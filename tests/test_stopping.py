@@ -18,7 +18,7 @@ from pathlib import Path
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, curve, make, same_bits, trained, wait_until
+from tiny import TESTS, Tiny, curve, make, run_of, same_bits, trained, wait_until
 
 from expbase import setup_steps, stopping
 from expbase.stopping import StopReason, StopRequests
@@ -331,7 +331,7 @@ def test_checkpoints_by_the_clock_change_neither_the_bits_nor_what_is_best(
     same_bits(*(folder / "step-00000012" for folder in folders))
     assert validations(tmp_path / "run") == validations(tmp_path / "whole")
     assert [line["iteration"] for line in validations(tmp_path / "run")] == [3, 6, 9, 12, 12]
-    best = [e._checkpointer.validations.best for e in (exp, whole)]
+    best = [run_of(e).checkpointer.validations.best for e in (exp, whole)]
     assert best[0] == best[1] == [(12, curve(tmp_path / "run", "valid/accuracy")[12])]
 
 

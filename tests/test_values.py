@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, make, same_bits, trained
+from tiny import Notes, Points, Tiny, make, run_of, same_bits, trained
 
 from expbase.state import values
 from expbase.state.checkpoint import CheckpointError
@@ -203,13 +203,13 @@ def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> Non
         exp: Any = trained(Recurrent, tmp_path / "parts", max_iteration=end, save_interval=4)
     same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
     assert exp.trained[0] is exp.rnn._all_weights[0] is exp.rnn.parameters()[0]
-    saved = exp._names.values.state_dict()
+    saved = run_of(exp).state.values.state_dict()
     assert "hidden" in saved
     assert not [name for name in saved if "rnn" in name or name == "trained"]
     told: list[str] = []
-    exp._names.values._say = told.append
+    run_of(exp).state.values._say = told.append
     exp.trained.append(exp.hidden)
-    assert "trained" not in exp._names.values.state_dict()
+    assert "trained" not in run_of(exp).state.values.state_dict()
     assert told[0].startswith("self.trained: a parameter in it cannot be saved with it. It has")
 
 
@@ -234,7 +234,7 @@ def test_a_copied_parameter_in_a_list_of_a_layer_is_state(tmp_path: Path) -> Non
         exp: Any = trained(Shadowed, tmp_path / "parts", max_iteration=end)
     shadows = [e.model.shadow["of"][0].numpy().tobytes() for e in (whole, exp)]
     assert shadows[0] == shadows[1]
-    saved = exp._saved_objects().parameters  # and nothing of self.watched
+    saved = run_of(exp).state.saved().parameters  # and nothing of self.watched
     assert list(saved) == ["model.shadow.of.0"]
 
 

@@ -89,6 +89,11 @@ class Tiny(ExperimentBase):
         return self.average({"accuracy": right / max(total, 1)}, weight=total)
 
 
+def run_of(experiment: ExperimentBase) -> Any:
+    """The Run of an experiment: what only a test may look into."""
+    return vars(experiment)["_ExperimentBase__run"]
+
+
 def training_config(**training: Any) -> Config:
     """Defaults, small numbers, and what the test asks for."""
     config = Config({"training": get_default_training_config()})

@@ -44,6 +44,12 @@ class TrainIterator:
         return self.batches.ended
 
     @property
+    def samples_per_round(self) -> int | None:
+        """Samples of one batch on each rank; None: unknown."""
+        size = self.adapter.batch_size
+        return size and size * self.adapter.shard.world_size
+
+    @property
     def resumed_within_epoch(self) -> bool:
         """Whether `load_state_dict` opened the epoch, and no batch was read since."""
         return self._is_resumed and self.batch_in_epoch == self.batches.place.batches

@@ -252,13 +252,13 @@ class Seeded:
 
     def __init__(self, iterable: Iterable[Any], seed: int, number: int = 0) -> None:
         self._iterable = iterable
-        self._iterator: Iterator[Any] | None = None
+        self._batches: Iterator[Any] | None = None
         self._seed = seed
         self._number = number
 
     def __del__(self) -> None:
-        if hasattr(self._iterator, "_workers"):  # a thread of paddle's holds it: its own never runs
-            end_workers(self._iterator)
+        if hasattr(self._batches, "_workers"):  # a thread of paddle's holds it: its own never runs
+            end_workers(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -267,13 +267,13 @@ class Seeded:
         rng.seed_cpu(rng.derive(self._seed, self._number))
         self._number += 1
         try:
-            if self._iterator is None:
+            if self._batches is None:
                 with forking():  # a DataLoader starts its workers now
-                    self._iterator = iter(self._iterable)
-                end_by_kill(self._iterator)
-            return next(self._iterator)
+                    self._batches = iter(self._iterable)
+                end_by_kill(self._batches)
+            return next(self._batches)
         except StopIteration:
-            self._iterator = iter(())  # paddle's own fail when they are asked once more
+            self._batches = iter(())  # paddle's own fail when they are asked once more
             raise
 
 

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,6 +151,30 @@ def _step(method: Any, label: str) -> Any:
 
     def step(self: ExperimentBase) -> None:
         self.logger.info("%s", label)
-        method(self, vars(self)) if takes_context else method(self)
+        method(self, Context(self)) if takes_context else method(self)
 
     return step
+
+
+class Context(MutableMapping[str, Any]):
+    """The attributes of an experiment as a mapping: `context["model"]` is `self.model`."""
+
+    def __init__(self, experiment: ExperimentBase) -> None:
+        self._experiment = experiment
+
+    def __getitem__(self, name: str) -> Any:
+        if not hasattr(self._experiment, name):
+            raise KeyError(name)
+        return getattr(self._experiment, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._experiment, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._experiment, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self._experiment))
+
+    def __len__(self) -> int:
+        return len(vars(self._experiment))

@@ -22,7 +22,9 @@ from typing import Any
 
 from expbase.config import differences, flatten, load_yaml
 from expbase.meter import json_lines
+from expbase.processes import exit_code_of
 from expbase.run_dir import CONFIG
+from expbase.stopping import StopReason
 
 LEDGER = "ledger.jsonl"
 
@@ -35,6 +37,24 @@ class RunRecord:
         self.gathered: Future[dict[str, Any]] | None = None  # of a start; None: it writes nothing
         self.resumed: str | None = None  # the checkpoint from which this start goes on
         self.has_begun = False  # whether this start is noted
+
+    def begin(self, iteration: int, config: Mapping[str, Any], supervisor: Any, ranks: int) -> None:
+        """Notes a start that trains, on rank 0; `supervisor` is that of --restarts, if any."""
+        self.has_begun = True
+        if self._path is not None and self.gathered is not None:
+            facts = self.gathered.result()
+            facts |= {"ranks": ranks, "resumed": self.resumed}
+            facts["restart"] = supervisor and supervisor.reason
+            facts["config_changes"] = config_changes(self._path.parent, config)
+            self.write("start", iteration=iteration, **facts)
+
+    def end(self, iteration: int, failure: BaseException | None, stopped_by: StopReason) -> None:
+        """Notes how a start has ended."""
+        reason = repr(failure) if failure else str(stopped_by or "finished")
+        code = stopped_by.exit_code
+        if failure:
+            code = exit_code_of(failure, in_setup=not self.has_begun)
+        self.write("end", iteration=iteration, reason=reason, exit_code=code)
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends a "start" or "end" with JSON values, on disk when this returns; or an OSError."""

@@ -95,6 +95,7 @@ class Checkpointer:
                 checkpoint cannot hold; something with state was added after setup.
             NonFiniteError: A trained parameter or an accumulator is not finite.
         """
+        self._refuse_inspected(iteration)
         distributed.on_rank_zero(self.background.wait, "saving")  # the one before
         snapshot = self._snapshot()
         # What is written is of now, and not looked at again while training goes on.
@@ -107,6 +108,13 @@ class Checkpointer:
             distributed.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self.background.start(write)
+
+    def _refuse_inspected(self, iteration: int) -> None:
+        if self.inspected:
+            raise RuntimeError(
+                f"save: the state is that of {self.inspected}, loaded to be looked at; as "
+                f"iteration {iteration} it would spoil the run."
+            )
 
     def _snapshot(self) -> Snapshot:
         """What is to be written, on rank 0; live views, unless that is done in the background."""

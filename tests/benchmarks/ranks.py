@@ -146,7 +146,7 @@ class Timed(ExperimentBase):
             self.going_on()
             self.train_batch()
             self.config.training.valid_interval = self.iteration
-            self._loop.wake()
+            self._ExperimentBase__run.loop.look_now()
             began = time.perf_counter()
             self.end_iteration()
             dist.all_reduce(paddle.zeros([1]))
@@ -165,7 +165,7 @@ class Timed(ExperimentBase):
         rows = []
         for _ in range(self.counts.saves + 1):
             self.iterations()
-            self._checkpointer.close()  # not the wait for the one before
+            self._ExperimentBase__run.checkpointer.close()  # not the wait for the one before
             dist.all_reduce(paddle.zeros([1]))
             (inside, _) = timed(self.save)
             (until_step, _) = timed(lambda: dist.all_reduce(paddle.zeros([1])))

@@ -114,7 +114,7 @@ class Subjects:
 
     def tidy(self) -> None:
         """Between two measurements: nothing is being written, and no file is overwritten."""
-        self.exp._checkpointer.close()
+        self.exp._ExperimentBase__run.checkpointer.close()
         checkpoint.prune(self.exp.checkpoint_dir, keep_last=1)  # deleting is not measured
         for path in [*self.directory.glob("plain-*"), *self.directory.glob("paddle-*")]:
             path.unlink()

@@ -119,14 +119,14 @@ def of_model(elements: int, parameters: int) -> dict[str, float]:
         step, nothing = seconds(lambda: iterate(exp, STEPS), REPEATS), seconds(lambda: bare(STEPS))
         times["step"] = (step - nothing) / STEPS
         exp.config.training.log_interval = 1
-        exp._loop.wake()
+        exp._ExperimentBase__run.loop.look_now()
         times["line"] = seconds(lambda: iterate(exp, 20), REPEATS) / 20
         exp.config.training.log_interval = 0
         times["validation"] = seconds(exp.evaluate, REPEATS)
         stalls = []
         for _ in range(REPEATS):
             iterate(exp, 1)
-            stalls.append((seconds(exp.save), seconds(exp._checkpointer.close)))
+            stalls.append((seconds(exp.save), seconds(exp._ExperimentBase__run.checkpointer.close)))
         times["stall"] = statistics.median(stall for stall, _ in stalls)
         times["on disk"] = statistics.median(map(sum, stalls))
         times |= paddles_own(exp, Path(directory))
@@ -199,7 +199,8 @@ def of_rank(directory: str, began: float, queue: Any) -> None:
         "waits": seconds(lambda: distributed.wait_for_all("here"), 50),
         "stall": seconds(lambda: (iterate(exp, 1), exp.save()), REPEATS),
         "on disk": seconds(
-            lambda: (iterate(exp, 1), exp.save(), exp._checkpointer.close()), REPEATS
+            lambda: (iterate(exp, 1), exp.save(), exp._ExperimentBase__run.checkpointer.close()),
+            REPEATS,
         ),
     }
     of_ranks = distributed.gather_objects({"start": start, **times})

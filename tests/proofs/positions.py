@@ -42,7 +42,7 @@ class Stopped(Net):
         if self.iteration == self.stop_at:
             self.stop()
             # Several ranks ask each other about twice a second; here they are to do it now.
-            self._stop_requests.next_iteration = self.iteration
+            self._ExperimentBase__run.stop.next_iteration = self.iteration
 
 
 def run(output: Path, workers: int, iterations: int, stop_at: int = 0) -> None:

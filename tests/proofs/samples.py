@@ -243,7 +243,7 @@ class Counting(ExperimentBase):
 
     def train_batch(self) -> None:
         for batch in self.micro_batches():
-            position, indices, _ = self._iterator.batches.taken
+            position, indices, _ = self._ExperimentBase__run.data.batches.taken
             with (self.output_dir / f"seen_{self.rank}").open("a") as file:
                 file.write(json.dumps([self.epoch, position, indices]) + "\n")
             loss = self.model(batch).mean()

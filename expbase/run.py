@@ -1,0 +1,450 @@
+"""Run: what drives an experiment. The order of setup, of an iteration, and of an end.
+
+    setup:  device, processes, output directory, config dump, VisualDL, log, this run's checkpoint,
+            seed, your two setup methods, checks
+    run:    the state is restored if there is one; on_train_begin, train, on_train_end; terminal,
+            then each step of setup is undone
+    train:  while going_on(): train_batch(); end_iteration()
+    end_iteration:  on_train_batch_end, and if they are due: a line, a checkpoint, then what the
+            checkpoint says is to be done (validate, end the epoch), and a stop
+
+A Run owns the parts, which know neither it nor the experiment; what a user may override is called
+by way of the experiment. Life and Step are drawn in life.py, what is due when is in schedule.py,
+how the parts are set up in setup_steps.py, what a checkpoint holds and how it is restored in
+checkpoints.py. Signals, and what the ranks agree on before they stop, are in stopping.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from expbase import checks, distributed, logs, schedule
+from expbase.data.iterator import TrainIterator
+from expbase.evaluation import Evaluation
+from expbase.events import Subscribers
+from expbase.first_updates import FirstUpdates
+from expbase.life import Life, LoopState, Step
+from expbase.record.run_record import RunRecord
+from expbase.report import Report
+from expbase.run_dir import RunDirectory
+from expbase.state import checkpoint, rng
+from expbase.state.checkpointer import Checkpointer
+from expbase.state.user_state import UserState
+from expbase.stopping import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.stopwatch import Stopwatch
+from expbase.update import Update
+
+
+class Run:
+    """One start of an experiment, and the parts that it needs."""
+
+    def __init__(self, experiment: Any, config: Any, args: argparse.Namespace) -> None:
+        self.experiment = experiment
+        self.config = config
+        self.args = args
+        self.training = config.training
+        self.rank = distributed.rank()
+        self.world_size = distributed.world_size()
+        self.parallel = self.world_size > 1
+        self.read_only = checks.inspected(args) is not None
+        self.writes = self.rank == 0 and not self.read_only  # what the run has once
+        self.output_dir = Path(args.output).absolute()
+        self.logger = logs.early_log()  # until setup_logger, which writes its lines
+        self.warn = functools.partial(self.logger.warning, "%s")
+        self.iteration = 0
+        self.epoch = 0
+        self.life = Life.NEW
+        self.loop = LoopState()
+        self.on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
+        self.events = Subscribers(experiment)
+        self.state = UserState(experiment, self.warn)
+        self.directory = RunDirectory(self.output_dir, checks.as_written(args, "output"))
+        self.ledger = RunRecord(None)
+        self.stop = StopRequests()
+        self.rank_watch: Any = None  # a Watch, if there are other ranks
+        self.guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
+        self.stopwatch = Stopwatch()
+        self.data = TrainIterator()
+        self.update = Update(self.training, self.state, self.events.fire)
+        tools = self.state, self.stopwatch, self.events.fire, self.warn
+        self.evaluation = Evaluation(self.training, *tools)
+        folder = self.output_dir / checkpoint.FOLDER
+        self.checkpointer = Checkpointer(folder, self.training, self.logger)
+        facts = config, type(experiment).default_config(), args, self.logger
+        self.report = Report(*facts, self.stopwatch, self.data, self.checkpointer)
+        self.first_updates = FirstUpdates([], 0)
+
+    def count_from(self, name: str, number: int) -> None:
+        """Sets the iteration or the epoch, unless the loop counts."""
+        self.loop.need_no_count(name, number)
+        setattr(self, name, number)
+
+    # Epochs that are used up: as many as began, but for the one under way.
+    epochs_ended = property(lambda self: self.epoch - (self.data.epoch > 0 and not self.data.ended))
+    # Whether the config asks for no iteration after the present one.
+    is_last = property(
+        lambda self: schedule.is_last(self.training, self.iteration, self.epochs_ended)
+    )
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end, by the config or by stop(); not interrupted."""
+        return self.loop.has_finished(is_last=self.is_last)
+
+    def train_to_the_end(self) -> None:
+        """Restores, trains, closes; a SystemExit if something stopped it."""
+        loop = self.loop
+        with self.stop.installed(loop.look_now, self._say_waiting), self.closing():
+            if self.life is Life.READY:
+                self.experiment.resume_or_load()
+            self.begin_record()
+            for guard in self.guards:
+                self.on_close.enter_context(guard)
+            if loop.is_over:
+                self.life = Life.ENDED
+                self.report.is_over(self.iteration, self.epoch)
+            else:
+                self.report.goal()
+                with self.report.live(lambda: (self.evaluation.phase, self.iteration, self.epoch)):
+                    self._train()
+                self._say_the_end()
+            self.stop.ignore_second_ctrl_c()  # what is left to do is short, and must be done
+        if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it
+            sys.exit(code)
+
+    def _train(self) -> None:
+        self.life = Life.TRAINING
+        rng.seed_for(self.training.seed, rng.SETUP, 1, self.rank)
+        self.events.fire("on_train_begin")
+        if self.loop.todo:  # else it would be lost if the user's train() calls no going_on()
+            self._begin_loop()
+        self.experiment.train()
+        self._end_loop()
+        self.life = Life.ENDED
+        self.events.fire("on_train_end")
+        if self.finished:
+            self.checkpointer.finish(self.iteration, self.epoch)
+
+    def _end_loop(self) -> None:
+        """After train(), maybe the user's own; if it returned early, that is a stop()."""
+        loop = self.loop
+        if text := loop.check_end(self.iteration):
+            self.warn(text)
+        elif not loop.is_over:
+            self.stop.add(StopReason.CALL, "train() returned")
+            loop.stopped_by = StopReason.CALL
+            if schedule.is_wanted(self.training, "save"):
+                self._save_now()
+        loop.end()
+
+    def _say_waiting(self) -> None:
+        """A stop is asked for and has not come yet; called in another thread."""
+        is_within = self.loop.step is Step.WITHIN
+        phase = self.evaluation.phase
+        self.report.waits(self.iteration, self.stop.reason, phase, is_within=is_within)
+
+    def _say_the_end(self) -> None:
+        self.report.end()
+        if reason := self.loop.stopped_by:
+            is_saved = self.loop.saved_at == self.iteration
+            self.report.stopped(self.iteration, reason, self.stop.text, is_saved=is_saved)
+        else:
+            self.report.finished(self.iteration, self.epoch)
+
+    def going_on(self) -> bool:
+        """Begins the next iteration, and an epoch if there is none; false if it is over."""
+        loop = self.loop
+        is_ready = loop.step is Step.BETWEEN and not self.data.batches.ended
+        if not (is_ready or self._begin_loop_or_epoch()):
+            return False
+        self.iteration += 1
+        rng.seed_for(self.training.seed, rng.TRAIN, self.iteration, self.rank)
+        loop.step = Step.WITHIN
+        return True
+
+    def _begin_loop_or_epoch(self) -> bool:
+        """What going_on() does before the first iteration and between epochs; false: it is over."""
+        loop = self.loop
+        if loop.step is Step.OUTSIDE and not loop.is_over:
+            self._begin_loop()
+        if loop.is_over:
+            return False
+        loop.need(Step.BETWEEN, "going_on")
+        if self.data.ended:
+            self.experiment.new_epoch()
+        return True
+
+    def _begin_loop(self) -> None:
+        self.life.need_setup("going_on")
+        if self.read_only:
+            raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
+        if self.life is Life.READY:  # a loop by hand, without run()
+            self.experiment.resume_or_load()
+        self.begin_record()
+        self.stop.start(self.iteration)
+        self.stopwatch.start(self.iteration)
+        self.first_updates = FirstUpdates(self.state.optimizers().values(), self.iteration)
+        if self.loop.todo:  # what the start before has left
+            self._do_what_follows()
+        else:
+            self.loop.stopped_by = self.stop.agreed(self.iteration)
+            self._plan()
+
+    def end_iteration(self) -> None:
+        """Ends the iteration under way: on_train_batch_end, then whatever is due."""
+        loop = self.loop
+        loop.need(Step.WITHIN, "end_iteration")
+        loop.step = Step.ENDING
+        self.events.fire("on_train_batch_end")
+        if self.iteration >= loop.next_due or self.data.batches.ended:
+            self._do_what_is_due()
+        else:
+            loop.step = Step.BETWEEN
+
+    def _do_what_is_due(self) -> None:
+        """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
+        loop = self.loop
+        epochs = loop.epochs_before, self.epochs_ended
+        is_end = self.data.ended
+        due = schedule.due_at(self.training, self.iteration, *epochs, is_epoch_end=is_end)
+        self._look_at_first_updates()
+        if due.log:
+            rates = self.experiment.learning_rates()
+            self.report.line(self.iteration, self.epoch, rates, self.events.fire)
+        loop.todo = due.follows
+        if due.checkpoint or loop.save_requested:
+            loop.may_be_best_at = self.iteration
+            self._save_now()
+        self._do_what_follows()
+
+    def _do_what_follows(self) -> None:
+        """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
+        loop = self.loop
+        loop.step = Step.ENDING
+        try:
+            while loop.todo:
+                self._do(loop.todo[0])
+                del loop.todo[0]
+        except ValidationLeft:
+            self.logger.info("[%d] left the validation; the next start makes it", self.iteration)
+        loop.stopped_by = self.stop.agreed(self.iteration, ask_now=bool(loop.todo))
+        self._save_at_end()
+        self.checkpointer.background.raise_failure()
+        self._plan()
+
+    def _do(self, what: str) -> None:
+        if what == schedule.END_EPOCH:
+            self._end_epoch()
+        elif what == schedule.VALIDATE or (what == schedule.VALIDATE_AT_END and self.is_last):
+            self._validate()
+
+    def _plan(self) -> None:
+        """Decides whether the loop goes on, and until when it need not look at anything."""
+        loop = self.loop
+        loop.epochs_before = self.epochs_ended
+        loop.is_over = self.is_last or bool(loop.stopped_by)
+        loop.step = Step.OUTSIDE if loop.is_over else Step.BETWEEN
+        next_due = schedule.next_due(self.training, self.iteration)
+        loop.next_due = min(next_due, self.stop.next_iteration)
+        # A signal since agreed() has called wake(), and the line above has overwritten it. Several
+        # ranks stop only where they ask each other.
+        if self.stop.reason and not self.parallel:
+            loop.look_now()
+
+    def _look_at_first_updates(self) -> None:
+        first = self.first_updates
+        if not first.was_checked:
+            first.was_checked = True
+            self.checkpointer.refuse_newcomers(self.state.saved())
+            self.update.check_first()
+            if text := checks.unread_data(self.state.everything, self.stopwatch.batches):
+                self.warn(text)
+        has_logged = self.report.metrics.is_used or not self.training.log_interval
+        for text in first.look(self.iteration, is_last=self.is_last, has_logged=has_logged):
+            self.warn(f"[{self.iteration}] {text}")
+
+    def read_batch(self) -> Any:
+        """The next training batch of this rank."""
+        if self.evaluation.phase != "train":
+            raise RuntimeError(
+                f"read_batch: called in the phase {self.evaluation.phase!r}, where it would take "
+                "training data; expected valid_batches()."
+            )
+        stopwatch, data = self.stopwatch, self.data
+        began = stopwatch.clock()
+        if data.batches.ended:
+            self.loop.look_now()  # an epoch that ends within an update has things due, too
+            if data.epoch:
+                self._end_epoch()
+            self.experiment.new_epoch()
+        fire = self.events.fire
+        fire("on_fetch_data_begin")
+        batch = data.read(self.iteration)
+        fire("on_fetch_data_end")
+        share = data.share(self.training.accumulation_steps)
+        rng.seed_for(self.training.seed, rng.TRAIN, self.iteration, *share)
+        if "on_train_batch_begin" in self.events.subscribed:  # else nobody needs the indices
+            fire("on_train_batch_begin", batch, data.batches.indices)
+        stopwatch.batches += 1
+        stopwatch.data_seconds += stopwatch.clock() - began
+        return batch
+
+    def new_epoch(self) -> None:
+        """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
+        data = self.data
+        if data.resumed_within_epoch or self.loop.is_over:
+            return
+        if data.epoch and not data.ended:  # it is left in its middle
+            self._end_epoch()
+        self.epoch += 1
+        data.open(self.epoch)
+        rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.rank)
+        self.events.fire("on_train_epoch_begin")
+
+    def _end_epoch(self) -> None:
+        rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
+        self.events.fire("on_train_epoch_end")
+
+    def _validate(self) -> None:
+        """The validation of this iteration, unless there was one; a stop may leave it."""
+        loop = self.loop
+        if loop.validated_at == self.iteration:
+            return
+        # Their counters are put back if a stop leaves the validation.
+        listeners = self.checkpointer.remember("listeners")
+        may_be_left = self.evaluation.may_be_left(ValidationExit(self.stop), listeners)
+        # An evaluate() of the user's may not call super's, so the phase begins here.
+        with may_be_left, self.evaluation.begin("valid", self.iteration):
+            loop.results = dict(self.experiment.evaluate() or {})
+        loop.validated_at = self.iteration
+
+    def save(self) -> None:
+        """Writes a checkpoint; within an iteration, at its end."""
+        loop = self.loop
+        if loop.step in (Step.WITHIN, Step.ENDING):
+            loop.save_requested = True
+            return loop.look_now()
+        if loop.saved_at == self.iteration or self.read_only:
+            return
+        loop.check_savable(self.iteration)
+        with self.stopwatch.exclude("saving"):
+            self.report.check_finite(self.iteration)
+            self.update.check_complete()
+            self.update.settle_scaler()
+            needed = self.is_last or bool(loop.stopped_by)  # there will be no later one
+            self.checkpointer.save(self.iteration, self.report.metrics.sizes(), needed=needed)
+        loop.saved_at = self.iteration
+        self.stop.note_saved()
+
+    def _save_now(self) -> None:
+        """By way of the experiment, between two iterations, where save() does not put it off."""
+        loop = self.loop
+        loop.save_requested = False
+        before = loop.step
+        loop.step = Step.BETWEEN
+        self.experiment.save()
+        loop.step = before
+        if loop.saved_at < 0:
+            loop.saved_at = 0  # told once
+            self.warn(
+                f"[{self.iteration}] {type(self.experiment).__name__}.save wrote no checkpoint, so "
+                "the run cannot be continued; expected super().save() in it."
+            )
+
+    def _save_at_end(self) -> None:
+        """A checkpoint at the very end of an iteration: the run stops, or it was asked for since.
+
+        The results of the validation are noted first: a run that continues does not validate again.
+        """
+        loop = self.loop
+        # A signal or the clock must not change which checkpoint is the best.
+        if loop.save_requested or loop.stopped_by is StopReason.CALL:
+            loop.may_be_best_at = self.iteration
+        at_stop = bool(loop.stopped_by) and schedule.is_wanted(self.training, "save")
+        saves = loop.save_requested or at_stop or self.stop.is_save_due
+        is_validated = loop.validated_at == self.iteration and not loop.todo
+        if is_validated:
+            may_be_best = loop.may_be_best_at == self.iteration
+            has_checkpoint = may_be_best and (saves or loop.saved_at == self.iteration)
+            place = self.iteration, self.epoch
+            self.checkpointer.validations.add(*place, loop.results, has_checkpoint=has_checkpoint)
+        if saves:
+            self._save_now()
+        if is_validated:
+            checks.check_metric("training.monitor", self.training.monitor, loop.results)
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Closes after the block; an error in it is logged first, and nothing hides it."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.experiment.close()
+
+    def close(self) -> None:
+        """Ends what setup began: terminal, then each step of setup backwards. Once."""
+        if self.life is Life.CLOSED:
+            return
+        self.life = Life.CLOSED
+        try:
+            with self.on_close:
+                self._finish()
+        except Exception as error:
+            error.__suppress_context__ = True
+            self.logger.error("while closing: %r", error, exc_info=error)
+            raise
+        finally:
+            logs.close_log(self.logger)
+
+    def _finish(self) -> None:
+        try:
+            self.experiment.terminal()
+        except BaseException as error:  # the record of this start must not say that all is well
+            self.loop.failure = self.loop.failure or error
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Every failure goes through here: it is logged, on_exception and on_train_end are fired,
+        the other ranks are told, everything is closed, and nothing hides it.
+        """
+        loop, quietly = self.loop, self.report.quietly
+        was_training = self.life is Life.TRAINING
+        if error is not loop.failure:
+            loop.failure = error
+            self._say_failure(error)
+        loop.end()
+        if was_training:
+            self.life = Life.ENDED
+            for event, *args in (("on_exception", error), ("on_train_end",)):
+                for name, handler in self.events.each(event, *args):
+                    quietly(name, handler)
+        if self.rank_watch is not None:
+            quietly("telling the other ranks", self.rank_watch.tell, error)
+        quietly("close", self.experiment.close)
+        quietly("close", self.close)  # if an override failed before super's
+
+    def _say_failure(self, error: BaseException) -> None:
+        report, iteration = self.report, self.iteration
+        report.failure(iteration, error)
+        if self.loop.step is Step.WITHIN and isinstance(error, Exception):
+            report.quietly("the batch", report.failed_batch, iteration, self.epoch)
+        if not self.ledger.has_begun:
+            report.quietly("ledger", self._note_end)
+
+    def begin_record(self) -> None:
+        """Notes in the ledger that this start trains, once, and that its end is to be noted."""
+        if not self.ledger.has_begun:
+            supervisor = getattr(self.args, "supervisor", None)
+            self.ledger.begin(self.iteration, self.config, supervisor, self.world_size)
+            self.on_close.callback(self._note_end)
+
+    def _note_end(self) -> None:
+        self.ledger.end(self.iteration, self.loop.failure, self.loop.stopped_by)

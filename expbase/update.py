@@ -1,0 +1,174 @@
+"""One update in parts: micro-batches, backward, step. All of it may be written by hand instead.
+
+The helpers add accumulation, the averaging of gradients over the ranks, a GradScaler if one is an
+attribute of the experiment, and the events in between. Schedules are not stepped here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import paddle
+from paddle.amp.grad_scaler import OptimizerState
+
+from expbase import checks
+from expbase.state.user_state import UserState
+
+
+class Update:
+    """The update under way.
+
+    Args:
+        training: That section of the config.
+        state: The attributes of the experiment.
+        fire: Calls an event.
+    """
+
+    def __init__(self, training: Any, state: UserState, fire: Callable[..., Any]) -> None:
+        self._accumulates = False  # whether train_batch has asked for micro-batches in this start
+        self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
+        self._training = training
+        self._state = state
+        self._fire = fire
+        self._count = 1  # of the micro-batches of the loop under way
+        self._yielded = 0  # of them; 0 outside of the loop
+        self._overflows: list[Any] = []  # of steps that the scaler was not told of
+
+    def check_complete(self) -> None:
+        """Raises a RuntimeError if the loop over the micro-batches was left early."""
+        if 0 < self._yielded < self._count:
+            raise RuntimeError(
+                f"micro_batches: the update was made after {self._yielded} of {self._count} "
+                "batches; expected it after the whole loop, and no break in the loop: the ranks "
+                "average their gradients with the last one."
+            )
+
+    def check_first(self) -> None:
+        """After the first update: raises a ConfigError if it did not accumulate and had to."""
+        self.check_complete()
+        steps = self._training.accumulation_steps
+        checks.check_accumulation(steps, accumulates=self._accumulates)
+
+    def micro_batches(self, read: Callable[[], Any]) -> Iterator[Any]:
+        """The batches of one update, each by `read`."""
+        count = self._training.accumulation_steps
+        self._accumulates = True
+        self.check_complete()
+        wrappers = self._state.found().parallel.values() if count > 1 else ()
+        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
+        self._end_micro_batches()  # of an update that broke off its loop with the last one
+        self._count = count
+        for number in range(1, count + 1):
+            batch = read()
+            self._yielded = number
+            with contextlib.ExitStack() as unsynchronized:
+                if number < count:  # the forward decides whether its backward synchronizes
+                    for layer in parallel:
+                        unsynchronized.enter_context(layer.no_sync())
+                yield batch
+        self._end_micro_batches()
+
+    def _end_micro_batches(self) -> None:
+        self._count = 1
+        self._yielded = 0
+
+    def backward(self, loss: Any) -> None:
+        """Adds the gradients of a loss; see ExperimentBase."""
+        self.settle_scaler()
+        self._fire("on_before_backward", loss)
+        if self._count > 1:
+            loss = loss / self._count
+        scaler = self.grad_scaler
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        self._fire("on_after_backward")
+
+    def step(self, optimizers: tuple[Any, ...]) -> None:
+        """Steps optimizers, by default all; see ExperimentBase."""
+        self.check_complete()
+        self._end_micro_batches()
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "clear_grad"):
+                raise TypeError(
+                    f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
+                )
+        own = self._state.optimizers().values()
+        self.stepping = tuple(optimizers or own)
+        self._step_and_clear()
+        if {*map(id, own)} <= {*map(id, self.stepping)}:
+            self.settle_scaler()
+        self.stepping = ()
+
+    def _step_and_clear(self) -> None:
+        scaler = self.grad_scaler
+        if scaler is not None:
+            _unscale(scaler, self.stepping)
+        self._fire("on_before_optimizers_step")
+        for optimizer in self.stepping:
+            if scaler is None:
+                optimizer.step()
+            else:
+                _step(scaler, optimizer)
+                self._overflows.append(scaler._cache_found_inf if scaler.is_enable() else False)
+        self._fire("on_after_optimizers_step")
+        self._fire("on_before_zero_grad")
+        for optimizer in self.stepping:
+            # None and not zeros: momentum moves the weights of a gradient of zeros.
+            optimizer.clear_grad(set_to_zero=False)
+        self._fire("on_after_zero_grad")
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The GradScaler among the attributes; None if there is none, a ValueError if several."""
+        everything = self._state.everything.items()
+        found = {name: v for name, v in everything if isinstance(v, paddle.amp.AmpScaler)}
+        if len({*map(id, found.values())}) > 1:
+            raise ValueError(
+                f"backward: self.{' and self.'.join(found)} are GradScalers; expected at most "
+                "one. With several write the step by hand: scale, backward, step, update, clear."
+            )
+        return next(iter(found.values()), None)
+
+    def settle_scaler(self) -> None:
+        """Tells the scaler of the steps since its last update.
+
+        Not with a step of some optimizers: gradients of the same losses may wait for the others,
+        and must be unscaled by what they were scaled by.
+        """
+        scaler = self.grad_scaler if self._overflows else None
+        if scaler is not None and scaler.is_enable():
+            _tell(scaler, any(map(bool, self._overflows)))
+        self._overflows = []
+
+
+# Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone
+# whether its gradients were finite, and with a fixed scale it forgets with each step whose
+# gradients were unscaled.
+
+
+def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
+    """Unscales the gradients of all; one that is not finite keeps all from stepping."""
+    found: list[Any] = []
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+        if scaler.is_enable():
+            found.append(scaler._found_inf.reshape([]))
+    if len(found) > 1:
+        scaler._found_inf = paddle.stack(found).any().reshape([1])
+
+
+def _step(scaler: Any, optimizer: Any) -> None:
+    if scaler.is_enable():
+        scaler._optimizer_states[id(optimizer)]["state"] = OptimizerState.UNSCALED
+    scaler.step(optimizer)
+
+
+def _tell(scaler: Any, overflowed: bool) -> None:
+    scaler._cache_found_inf = overflowed
+    # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
+    scaler._scale = scaler._scale.reshape([])
+    try:
+        scaler.update()
+    finally:
+        scaler._scale = scaler._scale.reshape([1])
