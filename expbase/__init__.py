@@ -16,9 +16,9 @@ except ModuleNotFoundError as error:
 from expbase._version import __version__ as __version__
 from expbase.cli import default_argument_parser, main
 from expbase.config import Config, ConfigError, get_default_training_config
-from expbase.distributed import rank_zero_only
 from expbase.events import on
 from expbase.experiment import ExperimentBase
+from expbase.ranks.world import rank_zero_only
 
 __all__ = [
     "Config",

@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expbase import checks, distributed, sources
+from expbase import checks
 from expbase.life import Life
-from expbase.meter import json_value
-from expbase.record.run_record import LEDGER
+from expbase.ranks import world
+from expbase.record import sources
+from expbase.record.ledger import LEDGER
+from expbase.record.meter import json_value
 from expbase.run import Run
 from expbase.state import checkpoint
 from expbase.state.checkpointer import VALIDATIONS_BYTES, choose, find_named
-from expbase.state.entries import Attributes, Environment, Gradients, OwnStates
+from expbase.state.entries import Environment, Gradients, OwnStates
 from expbase.state.objects import named_parameters
 
 
@@ -22,7 +24,6 @@ def contents(run: Run) -> dict[str, Any]:
     found = run.state.saved()
     return {
         "objects": found,
-        "counters": Attributes(run, ("iteration", "epoch")),
         "loop": run.loop,
         "data": run.data,
         "values": run.state.values,
@@ -44,11 +45,11 @@ def find(run: Run) -> None:
     output, named = run.output_dir, run.args.output
     if run.read_only:  # told before the data is there
         which = checks.inspected(run.args) or ""
-        distributed.on_rank_zero(lambda: choose(output, which), "the checkpoint")
+        world.on_rank_zero(lambda: choose(output, which), "the checkpoint")
         return
     checkpointer.resumable = checkpointer.newest()
     if run.parallel:
-        from expbase import machines  # here: one process has no other machine
+        from expbase.ranks import machines  # here: one process has no other machine
 
         for text in machines.compare(run.directory, checkpointer.resumable, type(experiment)):
             run.warn(text)
@@ -70,7 +71,7 @@ def resume_or_load(run: Run) -> None:
     own = path = checkpointer.resumable
     other = getattr(run.args, "checkpoint_path", None)
     if path is None and other:
-        path = distributed.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
+        path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
     elif own and other:
         run.warn(
             f"--checkpoint_path: {other} is not used: the run in {run.args.output} goes on "
@@ -104,7 +105,7 @@ def _continue_files(run: Run, own: Path | None) -> None:
     validations, sizes = run.checkpointer.validations, run.checkpointer.sizes
     is_over = run.is_last
     if own and is_over:
-        is_over = bool(distributed.on_rank_zero(validations.is_finished, "the end"))
+        is_over = bool(world.on_rank_zero(validations.is_finished, "the end"))
     if own and is_over:
         validations.cut(validations.size())
     else:  # a new run begins with no logs, perhaps with the state of another one
@@ -143,12 +144,12 @@ def load_checkpoint(run: Run, which: str, directory: Path) -> None:
             "weights; expected it after train(): in on_train_end, say."
         )
     run.checkpointer.close()  # the last one may still be under way
-    path = distributed.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
+    path = world.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
     assert path is not None
-    counters = run.checkpointer.load_for_inspection(path)
+    place = run.checkpointer.load_for_inspection(path)
     if run.life is Life.READY:  # there is no other place in training
-        run.iteration = counters["iteration"]
-        run.epoch = counters["epoch"]
+        run.loop.iteration = place["iteration"]
+        run.loop.epoch = place["epoch"]
     run.logger.info("loaded %s (%s)", path.name, which)
 
 

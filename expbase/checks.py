@@ -10,12 +10,13 @@ from typing import Any
 
 import paddle
 
-from expbase import distributed, schedule
+from expbase import schedule
 from expbase.config import Config, ConfigError, differences, fill_in, lookalikes
 from expbase.data.loaders import LoaderAdapter
+from expbase.ranks import world
+from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 from expbase.state.arrays import Array, is_piece
-from expbase.visualizer import Visualizer
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -154,7 +155,7 @@ def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, flo
     numbers = {}
     for name, value in {**logged, **(results or {})}.items():
         try:
-            numbers[name] = distributed.number(value)
+            numbers[name] = world.number(value)
         except (TypeError, ValueError):
             raise TypeError(
                 f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
@@ -194,7 +195,7 @@ def check_arguments(args: Any, config: Config) -> None:
     if getattr(args, DONE_BY_MAIN, True):
         return
     given = {name: getattr(args, name) for name in ("smoke", "print_config", "restarts")}
-    given["nprocs"] = args.nprocs > 1 and distributed.world_size() == 1
+    given["nprocs"] = args.nprocs > 1 and world.world_size() == 1
     for name in [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"--{name}: is done by main(Experiment), which this script does not call."
@@ -221,7 +222,7 @@ def check_names(attributes: Mapping[str, Any], base: type) -> None:
     if not isinstance(visualizer, Visualizer):
         raise TypeError(
             f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
-            "expbase.visualizer.Visualizer, or another name."
+            "expbase.record.visualizer.Visualizer, or another name."
         )
     for name in attributes:
         if inspect.isfunction(getattr(base, name, None)):
@@ -232,7 +233,7 @@ def check_names(attributes: Mapping[str, Any], base: type) -> None:
 
 def check_alike(facts: Mapping[str, str]) -> None:
     """Raises a ValueError if the ranks have different facts of one name; one collective."""
-    if difference := first_difference(distributed.gather_objects(dict(facts))):
+    if difference := first_difference(world.gather_objects(dict(facts))):
         raise ValueError(
             f"{difference}; expected the same on all ranks. Start each with the same config and "
             "the same data, and do what makes it on every rank alike."
@@ -296,7 +297,7 @@ def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
         yield text
     for name in _SIZES:
         size = os.environ.get(name, "1")
-        if size != "1" and distributed.world_size() == 1:
+        if size != "1" and world.world_size() == 1:
             yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
     for key, ours in lookalikes(training).items():
         yield f"training.{key}: is a key of your own to expbase; did you mean {ours!r}?"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expbase import distributed
 from expbase.checks import DONE_BY_MAIN, inspected
 from expbase.config import (
     Config,
@@ -28,8 +27,9 @@ from expbase.config import (
 )
 from expbase.experiment import ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
-from expbase.processes import MISTAKE, ended_by_sigterm, exit_code_of
-from expbase.run_dir import CONFIG
+from expbase.ranks import world
+from expbase.ranks.processes import MISTAKE, ended_by_sigterm, exit_code_of
+from expbase.record.run_dir import CONFIG
 from expbase.smoke import Smoke
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError
@@ -182,7 +182,7 @@ def check_options(experiment: type[ExperimentBase], args: argparse.Namespace) ->
     """Raises a ConfigError if an option is missing, or cannot be done here."""
     if not args.output and not args.smoke:
         raise ConfigError("--output: not given; expected the directory of the run.")
-    if args.restarts and distributed.world_size() > 1:
+    if args.restarts and world.world_size() > 1:
         raise ConfigError(
             "--restarts: given to a process of paddle's launcher; expected the launcher's own "
             "--max_restart, which needs etcd: docs/clusters.md."
@@ -229,10 +229,10 @@ def _start(*words: Any) -> ExperimentBase | None:
     """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
     if args.restarts and not in_front():  # a tool wants to see the failure
-        from expbase import restarts  # here: few runs need it
+        from expbase.ranks import restarts  # here: few runs need it
 
         code = restarts.run(_run, words)
-    elif args.nprocs > 1 and distributed.world_size() == 1:
+    elif args.nprocs > 1 and world.world_size() == 1:
         code = spawn(_run, words, args.nprocs, args.device)
     else:
         return _run(*words)
@@ -290,10 +290,10 @@ def report_user_errors(prog: str) -> Iterator[None]:
             yield
     except (ConfigError, CheckpointError, WeightsError) as error:
         text = f"{prog}: error: {error}"
-        if distributed.rank() == 0 and not in_cell():  # which shows what is raised
+        if world.rank() == 0 and not in_cell():  # which shows what is raised
             print(text, file=sys.stderr)
         raise MistakeExit(text, exit_code_of(error)) from None
-    except distributed.RankZeroError:
+    except world.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
 
 
@@ -308,7 +308,7 @@ def spawn(
     function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
     """`launch.spawn`; what is put in front here is put in front in the processes, too."""
-    from expbase import launch  # here: few runs need it
+    from expbase.ranks import launch  # here: few runs need it
 
     return launch.spawn(_spawned, (in_front(), function, args), nprocs, device).code
 

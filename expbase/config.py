@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from yacs.config import CfgNode
 
-from expbase.processes import MISTAKE
+from expbase.ranks.processes import MISTAKE
 
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.

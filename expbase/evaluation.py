@@ -11,15 +11,17 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from expbase import distributed
+import paddle
+
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
-from expbase.isolation import isolated_eval
-from expbase.meter import Meter
+from expbase.ranks import world
+from expbase.ranks.stopping import ValidationExit, ValidationLeft
+from expbase.record.meter import Meter
+from expbase.record.stopwatch import Stopwatch
 from expbase.state import objects, rng
+from expbase.state.arrays import gradient, local
 from expbase.state.user_state import UserState
 from expbase.state.values import Snapshot, layers_with_buffers
-from expbase.stopping import ValidationExit, ValidationLeft
-from expbase.stopwatch import Stopwatch
 
 _COPIED_BYTES = 1 << 24  # of a value that is put back when a validation was left
 _PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
@@ -103,20 +105,20 @@ class Evaluation:
                     f"self.{path}: was changed by the validation that was left, and is too large "
                     "to be put back: the run that goes on is not exact."
                 )
-            distributed.renumber_waits()
+            world.renumber_waits()
             raise
         finally:
             self.exit = None
 
     @contextlib.contextmanager
     def _isolated(self, purpose: int, iteration: int, layers: Iterable[Any]) -> Iterator[None]:
-        rng.seed_for(self._training.seed, purpose, iteration, distributed.rank())
+        rng.seed_for(self._training.seed, purpose, iteration, world.rank())
         found = self._state.found()
         all_layers = [*found.layers.values(), *layers]
         drawn_from = objects.generator_states(found)
         before = Snapshot(lambda: layers_with_buffers(found))
         try:
-            eval_mode = isolated_eval(all_layers, found.parameters.values())
+            eval_mode = _isolated_eval(all_layers, found.parameters.values())
             with self._stopwatch.exclude("validation"), eval_mode:
                 yield
         finally:
@@ -162,7 +164,7 @@ class Evaluation:
 
     def adapt(self, loader: Any, name: str) -> LoaderAdapter:
         """What drives a loader that a message calls by this name."""
-        shard = Shard(self._training.seed, distributed.rank(), distributed.world_size())
+        shard = Shard(self._training.seed, world.rank(), world.world_size())
         if loader is None:
             raise LoaderAdapter(None, name, shard).not_set()
         return adapt_loader(loader, name, shard)
@@ -178,7 +180,53 @@ class Evaluation:
 
     def wait(self, place: str) -> None:
         """Before a collective in a phase: other ranks may take longer than it waits."""
-        distributed.need_all_ranks(place)
+        world.need_all_ranks(place)
         if self.phase != "train":
             meanwhile = [self.exit.while_waiting] if self.exit else []
-            distributed.wait_for_all(place, *meanwhile)
+            world.wait_for_all(place, *meanwhile)
+
+
+@contextlib.contextmanager
+def _isolated_eval(layers: Iterable[Any], parameters: Iterable[Any] = ()) -> Iterator[None]:
+    """Eval mode, no gradients; all as before afterwards.
+
+    `parameters` are those that belong to no layer; they keep their gradients, too.
+    """
+    layers = list(layers)
+    sublayers = [s for layer in layers for s in layer.sublayers(include_self=True)]
+    parameters = [*parameters, *(p for layer in layers for p in layer.parameters())]
+    modes = [layer.training for layer in sublayers]
+    try:
+        with _gradients_kept(parameters), paddle.no_grad():
+            for layer in sublayers:
+                layer.training = False
+            yield
+    finally:
+        for layer, mode in zip(sublayers, modes, strict=True):
+            layer.training = mode
+
+
+@contextlib.contextmanager
+def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
+    """A saliency map, say, leaves gradients, and the next update would add them."""
+    known = {id(p): p for p in parameters}.values()
+    none = [p for p in known if gradient(p) is None]
+    dense = [p for p in known if gradient(p) is not None and not p.grad_.is_selected_rows()]
+    # One question to the device for all of them. Zeros, as after an update, are not copied.
+    any_set = [local(p.grad_).astype("bool").any() for p in dense]
+    flags = paddle.stack(any_set).tolist() if dense else []
+    zero = [p for p, flag in zip(dense, flags, strict=True) if not flag]
+    some = [(p, p.grad_.clone()) for p, flag in zip(dense, flags, strict=True) if flag]
+    try:
+        yield
+    finally:
+        for parameter in none:
+            if parameter.grad_ is not None:
+                parameter.clear_gradient(False)
+        for parameter in zero:
+            if parameter.grad_ is None:
+                parameter.grad = paddle.zeros_like(parameter)
+            parameter.clear_gradient(True)
+        for parameter, kept in some:
+            # Not set or copied to: after clear_gradient the next backward would overwrite it.
+            parameter._set_grad_ivar(kept)

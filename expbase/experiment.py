@@ -20,14 +20,15 @@ from typing import Any
 
 import paddle
 
-from expbase import checkpoints, checks, distributed, model_files, setup_steps, validation
+from expbase import checkpoints, checks, model_files, setup_steps, validation
 from expbase.config import Config, check_training, fill, get_default_training_config
 from expbase.events import Events
 from expbase.front import with_mixins
+from expbase.ranks import world
+from expbase.ranks.stopping import StopReason
+from expbase.record.visualizer import Visualizer
 from expbase.run import Run
 from expbase.state import checkpoint, objects
-from expbase.stopping import StopReason
-from expbase.visualizer import Visualizer
 
 
 class ExperimentBase(Events):
@@ -91,10 +92,11 @@ class ExperimentBase(Events):
     args = property(lambda self: self.__run.args)
     iteration = property(
         lambda self: self.__run.iteration,
-        lambda self, number: self.__run.count_from("iteration", number),
+        lambda self, number: self.__run.loop.count_from("iteration", number),
     )
     epoch = property(
-        lambda self: self.__run.epoch, lambda self, number: self.__run.count_from("epoch", number)
+        lambda self: self.__run.epoch,
+        lambda self, number: self.__run.loop.count_from("epoch", number),
     )
     epochs_ended = property(lambda self: self.__run.epochs_ended)
     batch_in_epoch = property(lambda self: self.__run.data.batch_in_epoch)
@@ -182,12 +184,12 @@ class ExperimentBase(Events):
         """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
         device = getattr(self.args, "device", None)
         option = checks.as_written(self.args, "device")
-        distributed.set_device(device, option, deterministic=self.config.training.deterministic)
+        world.set_device(device, option, deterministic=self.config.training.deterministic)
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
         setup_steps.watch_ranks(self.__run)
-        distributed.init_parallel(paddle.device.get_device())
+        world.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory; a ConfigError if it is another run's."""
@@ -232,11 +234,13 @@ class ExperimentBase(Events):
         """Names values that are state. Plain attributes that change are saved without it; those of
         other objects are not: `"sampler.position"`.
         """
-        self.__run.state.register(names)
+        state = self.__run.state
+        state.name(state.registered, names)
 
     def exclude_from_state(self, *names: str) -> None:
         """Names attributes that are not state: a frozen judge, a large cache, `"model.cache"`."""
-        self.__run.state.exclude(names)
+        state = self.__run.state
+        state.name(state.excluded, names)
 
     # --- the loop, and an update ---------------------------------------------------------
 
@@ -346,12 +350,12 @@ class ExperimentBase(Events):
             The same on every rank; empty if all weights are 0.
         """
         self.__run.evaluation.wait("self.average()")
-        return distributed.weighted_average(metrics, weight)
+        return world.weighted_average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
         self.__run.evaluation.wait("self.gather()")
-        return distributed.gather_objects(value)
+        return world.gather_objects(value)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode, no gradients and random numbers of its own for what you do in the block.

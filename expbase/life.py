@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from expbase.stopping import StopReason
+from expbase.ranks.stopping import StopReason
 
-_SAVED = ("todo", "may_be_best_at")
+_SAVED = ("iteration", "epoch", "todo", "may_be_best_at")
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 
 
@@ -57,6 +57,8 @@ class Step(enum.Enum):
 class LoopState:
     """What the loop remembers from one iteration to the next."""
 
+    iteration: int = 0  # updates done, with the one under way
+    epoch: int = 0  # epochs begun
     step: Step = Step.OUTSIDE
     is_over: bool = False  # there is no iteration after this one
     next_due: int = 0  # before this iteration nothing is due, unless an epoch ends; 0: look now
@@ -84,13 +86,14 @@ class LoopState:
         is_done = self.is_over and not self.todo  # a stop may have left it
         return is_done and self.failure is None and (is_last or self.stopped_by is StopReason.CALL)
 
-    def need_no_count(self, name: str, number: int) -> None:
-        """Raises an AttributeError if a user sets a counter that the loop counts."""
+    def count_from(self, name: str, number: int) -> None:
+        """Sets the iteration or the epoch; an AttributeError if the loop counts."""
         if self.step is not Step.OUTSIDE:
             raise AttributeError(
                 f"self.{name}: {number!r} given; expected it to be set in startup() alone, since "
                 "the template counts. Choose another name for yours."
             )
+        setattr(self, name, number)
 
     def need(self, step: Step, method: str) -> None:
         """Raises a RuntimeError unless the loop is where a method may be called."""

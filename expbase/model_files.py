@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed
 from expbase.config import ConfigError
+from expbase.ranks import world
 from expbase.run import Run
 from expbase.state.objects import unwrap
 from expbase.state.weights import export_model, read_weights, write_weights
@@ -18,13 +18,13 @@ def save(run: Run, path: str | Path, layer: Any) -> None:
     """Writes the weights of a model, on rank 0, whole or not at all."""
     run.events.fire("on_save_model")
     layer = unwrap(run.experiment.model if layer is None else layer)
-    distributed.on_rank_zero(lambda: write_weights(Path(path), layer), "save_model")
+    world.on_rank_zero(lambda: write_weights(Path(path), layer), "save_model")
 
 
 def load(run: Run, path: str | Path, into: str | None, *, partial: bool) -> None:
     """Loads weights, and nothing else; what fitted goes into the log."""
     run.events.fire("on_load_model")
-    found = distributed.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
+    found = world.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
     texts = load_weights(found, run.state.saved().layers, into, partial=partial)
     for name, text in texts.items():
         run.logger.info("loaded %s from %s: %s", name, path, text)
@@ -41,5 +41,5 @@ def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -
             "each input of the model, here or as self.input_spec."
         )
     with run.evaluation.begin("predict", run.iteration, layers=[layer]):
-        distributed.on_rank_zero(lambda: export_model(Path(path), layer, spec), "export")
+        world.on_rank_zero(lambda: export_model(Path(path), layer, spec), "export")
     run.logger.info("exported %s", path)

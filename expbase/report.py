@@ -14,16 +14,17 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from expbase import console, distributed, logs, schedule
+from expbase import schedule
 from expbase.config import differences, flatten
 from expbase.data.iterator import TrainIterator
-from expbase.meter import MetricsFile, NonFiniteError, line, short
-from expbase.metrics import MetricLog
-from expbase.record import card
+from expbase.ranks import world
+from expbase.ranks.stopping import StopReason
+from expbase.record import card, console, logs
+from expbase.record.meter import MetricsFile, NonFiniteError, line, short
+from expbase.record.metrics import MetricLog
+from expbase.record.stopwatch import Stopwatch
+from expbase.record.visualizer import Visualizer
 from expbase.state.checkpointer import Checkpointer
-from expbase.stopping import StopReason
-from expbase.stopwatch import Stopwatch
-from expbase.visualizer import Visualizer
 
 
 class Report:
@@ -122,7 +123,7 @@ class Report:
         `now` returns phase, iteration and epoch.
         """
         stack = contextlib.ExitStack()
-        if distributed.rank() == 0 and console.is_terminal(sys.stderr):
+        if world.rank() == 0 and console.is_terminal(sys.stderr):
             is_shown = stack.enter_context(console.live_line(lambda: self._progress(*now())))
             stack.enter_context(logs.routine_elsewhere(self._logger, is_shown))
         return stack
@@ -161,7 +162,7 @@ class Report:
         """Where the time went, what is best, and how to see the curves."""
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
-        distributed.on_rank_zero(self._checkpointer.close, "the last checkpoint")
+        world.on_rank_zero(self._checkpointer.close, "the last checkpoint")
         say = self._logger.info
         times = self._stopwatch.time_breakdown().items()
         parts = ", ".join(f"{name} {part:.0%}" for name, part in times if part)
@@ -169,7 +170,7 @@ class Report:
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self._config.training.monitor
             say("best        %s=%.6g at iteration %d", monitor, score, iteration)
-        if not (distributed.rank() or getattr(self._args, "smoke", False)):
+        if not (world.rank() or getattr(self._args, "smoke", False)):
             say("curves      python -m expbase board %s", shlex.quote(str(self._args.output)))
 
     def stopped(self, iteration: int, stopped_by: StopReason, text: str, *, is_saved: bool) -> None:
@@ -190,7 +191,7 @@ class Report:
         """It came to its end."""
         newest = self._checkpointer.newest_saved
         where = f"{newest.name} in {self._args.output}" if newest else "no checkpoint was asked for"
-        where = "rank 0 has the checkpoints" if distributed.rank() else where
+        where = "rank 0 has the checkpoints" if world.rank() else where
         where = f"epoch {epoch}, {where}" if epoch else where
         self._logger.info("[%d] FINISHED: %s", iteration, where)
 

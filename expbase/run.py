@@ -24,20 +24,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from expbase import checks, distributed, logs, schedule
+from expbase import checks, schedule
 from expbase.data.iterator import TrainIterator
 from expbase.evaluation import Evaluation
 from expbase.events import Subscribers
 from expbase.first_updates import FirstUpdates
 from expbase.life import Life, LoopState, Step
-from expbase.record.run_record import RunRecord
+from expbase.ranks import world
+from expbase.ranks.stopping import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.record import logs
+from expbase.record.ledger import Ledger
+from expbase.record.run_dir import RunDirectory
+from expbase.record.stopwatch import Stopwatch
 from expbase.report import Report
-from expbase.run_dir import RunDirectory
 from expbase.state import checkpoint, rng
 from expbase.state.checkpointer import Checkpointer
 from expbase.state.user_state import UserState
-from expbase.stopping import StopReason, StopRequests, ValidationExit, ValidationLeft
-from expbase.stopwatch import Stopwatch
 from expbase.update import Update
 
 
@@ -49,23 +51,21 @@ class Run:
         self.config = config
         self.args = args
         self.training = config.training
-        self.rank = distributed.rank()
-        self.world_size = distributed.world_size()
+        self.rank = world.rank()
+        self.world_size = world.world_size()
         self.parallel = self.world_size > 1
         self.read_only = checks.inspected(args) is not None
         self.writes = self.rank == 0 and not self.read_only  # what the run has once
         self.output_dir = Path(args.output).absolute()
         self.logger = logs.early_log()  # until setup_logger, which writes its lines
         self.warn = functools.partial(self.logger.warning, "%s")
-        self.iteration = 0
-        self.epoch = 0
         self.life = Life.NEW
         self.loop = LoopState()
         self.on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self.events = Subscribers(experiment)
         self.state = UserState(experiment, self.warn)
         self.directory = RunDirectory(self.output_dir, checks.as_written(args, "output"))
-        self.ledger = RunRecord(None)
+        self.ledger = Ledger(None)
         self.stop = StopRequests()
         self.rank_watch: Any = None  # a Watch, if there are other ranks
         self.guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
@@ -80,11 +80,8 @@ class Run:
         self.report = Report(*facts, self.stopwatch, self.data, self.checkpointer)
         self.first_updates = FirstUpdates([], 0)
 
-    def count_from(self, name: str, number: int) -> None:
-        """Sets the iteration or the epoch, unless the loop counts."""
-        self.loop.need_no_count(name, number)
-        setattr(self, name, number)
-
+    iteration = property(lambda self: self.loop.iteration)
+    epoch = property(lambda self: self.loop.epoch)
     # Epochs that are used up: as many as began, but for the one under way.
     epochs_ended = property(lambda self: self.epoch - (self.data.epoch > 0 and not self.data.ended))
     # Whether the config asks for no iteration after the present one.
@@ -163,7 +160,7 @@ class Run:
         is_ready = loop.step is Step.BETWEEN and not self.data.batches.ended
         if not (is_ready or self._begin_loop_or_epoch()):
             return False
-        self.iteration += 1
+        loop.iteration += 1
         rng.seed_for(self.training.seed, rng.TRAIN, self.iteration, self.rank)
         loop.step = Step.WITHIN
         return True
@@ -302,7 +299,7 @@ class Run:
             return
         if data.epoch and not data.ended:  # it is left in its middle
             self._end_epoch()
-        self.epoch += 1
+        self.loop.epoch += 1
         data.open(self.epoch)
         rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.rank)
         self.events.fire("on_train_epoch_begin")

@@ -9,20 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from expbase import checks, distributed
+from expbase import checks
 from expbase.config import check_training, flatten
 from expbase.data.loaders import num_samples
 from expbase.life import Life
-from expbase.logs import open_log
-from expbase.meter import METRICS, MetricsFile
-from expbase.metrics import MetricLog
-from expbase.processes import remove_left_files
+from expbase.ranks import world
+from expbase.ranks.processes import remove_left_files
+from expbase.ranks.stopping import StopRequests
 from expbase.record import card, hang, provenance
-from expbase.record.run_record import LEDGER, RunRecord
+from expbase.record.ledger import LEDGER, Ledger
+from expbase.record.logs import open_log
+from expbase.record.meter import METRICS, MetricsFile
+from expbase.record.metrics import MetricLog
 from expbase.run import Run
 from expbase.state import rng
 from expbase.state.objects import half_protocols, hidden_layers
-from expbase.stopping import StopRequests
 
 
 def set_up(run: Run) -> None:
@@ -76,7 +77,7 @@ def _attach_data(run: Run) -> None:
 
 def watch_ranks(run: Run) -> None:
     """Waits for all processes, and watches over them from then on."""
-    from expbase.watch import Watch  # here: one process has nobody to watch
+    from expbase.ranks.watch import Watch  # here: one process has nobody to watch
 
     def end(text: str, code: int) -> None:
         """The last thing that this rank does when another one ended; called in a thread."""
@@ -126,13 +127,13 @@ def take_directory(run: Run) -> None:
     run.on_close.callback(directory.release)
     fresh = getattr(run.args, "fresh", False)
     force = getattr(run.args, "force", False)
-    moved_aside = distributed.on_rank_zero(
+    moved_aside = world.on_rank_zero(
         lambda: directory.claim(run.config, fresh=fresh, force=force), "output directory"
     )
     if fresh and not directory.is_of_rank_zero():
         moved_aside = directory.move_aside()
     if fresh:
-        distributed.wait_for_all("--fresh")  # several ranks may share what one moves aside
+        world.wait_for_all("--fresh")  # several ranks may share what one moves aside
     if run.rank > 0:  # perhaps on another machine
         directory.make()
         directory.lock(run.rank)
@@ -152,7 +153,7 @@ def open_records(run: Run) -> None:
     run.report.metrics = MetricLog(run.logger, file, experiment.visualizer)
     run.evaluation.meter = run.report.metrics.meter
     run.on_close.callback(run.report.metrics.close)
-    run.ledger = RunRecord(directory / LEDGER if run.writes else None)
+    run.ledger = Ledger(directory / LEDGER if run.writes else None)
     if run.writes:  # in a thread: the rest of setup does not wait for git
         # Closing waits for it: it writes into the directory, too.
         submit = run.on_close.enter_context(ThreadPoolExecutor(1)).submit

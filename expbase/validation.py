@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from expbase import checks, distributed
+from expbase import checks
 from expbase.life import Step
+from expbase.ranks import world
 from expbase.run import Run
 
 
@@ -49,7 +50,7 @@ def _results_of_valid(run: Run) -> dict[str, float]:
     results = run.experiment.valid()
     numbers = checks.numbers_of_valid(evaluation.meter.means(), results)
     evaluation.wait("the end of valid()")
-    of_ranks = distributed.gather_objects((numbers, evaluation.loops_begun))
+    of_ranks = world.gather_objects((numbers, evaluation.loops_begun))
     checks.check_loops([begun for _, begun in of_ranks])
     first = of_ranks[0][0]  # what only rank 0 returns was left to it
     difference = checks.first_difference([{**first, **results} for results, _ in of_ranks])

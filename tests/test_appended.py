@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expbase.appended import AppendedFile
+from expbase.record.files import AppendedFile
 
 
 def test_a_file_goes_on_after_it_was_closed_and_cut(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ import requests
 from tiny import wait_until
 
 from expbase.__main__ import main
+from expbase.record.visualizer import FILE_NAME, Visualizer
 from expbase.tools import board
 from expbase.tools.board import record_files, update
-from expbase.visualizer import FILE_NAME, Visualizer
 
 
 def written(directory: Path, *, rate: float = 0.1, points: int = 20) -> Path:

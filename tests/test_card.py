@@ -11,7 +11,8 @@ import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
 
-from expbase import console, distributed
+from expbase.ranks import world
+from expbase.record import console
 from expbase.record.card import clock
 
 
@@ -80,7 +81,7 @@ def test_only_one_rank_draws_on_the_terminal(
 
     monkeypatch.setattr(console, "is_terminal", lambda stream: True)
     monkeypatch.setattr(console, "live_line", draw)
-    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(world, "rank", lambda: 1)
     with run_of(make(Tiny, tmp_path / "run")).report.live(lambda: ("train", 1, 1)):
         pass
 

@@ -12,19 +12,11 @@ from typing import Any
 import pytest
 from tiny import Tiny
 
-from expbase import (
-    Config,
-    ConfigError,
-    ExperimentBase,
-    default_argument_parser,
-    distributed,
-    front,
-    launch,
-    main,
-)
+from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, front, main
 from expbase.cli import fill_in, load_config, report_user_errors
 from expbase.config import load_yaml
 from expbase.front import put_in_front
+from expbase.ranks import launch, world
 from expbase.state.checkpoint import CheckpointError
 
 
@@ -274,7 +266,7 @@ def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
     words = ["--output", "run", "--restarts", "2"]
     with pytest.raises(ConfigError, match="--restarts: given with --evaluate or --export"):
         Silent(Silent.default_config(), parsed(*words, "--evaluate", "best"))
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(world, "world_size", lambda: 2)
     with pytest.raises(SystemExit, match="expected the launcher's own --max_restart"):
         main(Demo, argv=words)
     main(Demo, argv=[*words, "--print_config"])
@@ -297,7 +289,7 @@ def test_a_users_mistake_is_one_line_on_rank_0_and_a_bare_code_on_the_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank, text in ((0, "train.py: error: wrong\n"), (1, "")):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(world, "rank", lambda rank=rank: rank)
         with pytest.raises(SystemExit) as caught, report_user_errors("train.py"):
             raise error
         assert caught.value.code == 78

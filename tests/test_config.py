@@ -334,5 +334,5 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert not list(likely_mistakes(training))
     monkeypatch.setenv(name, "4")
     assert [text.partition(",")[0] for text in likely_mistakes(training)] == [f"{name} is 4"]
-    monkeypatch.setattr("expbase.distributed.world_size", lambda: 4)
+    monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
     assert not list(likely_mistakes(training))

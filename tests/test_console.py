@@ -17,8 +17,8 @@ import pytest
 from terminal import terminal
 from tiny import Tiny, trained
 
-from expbase import console
-from expbase.console import Line, is_terminal, live_line
+from expbase.record import console
+from expbase.record.console import Line, is_terminal, live_line
 
 SCRIPT = """
 import os, sys, time

@@ -18,7 +18,8 @@ from paddle.base import core
 from paddle.io import DataLoader
 from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
-from expbase import checks, distributed
+from expbase import checks
+from expbase.ranks import world
 from expbase.state.arrays import parse
 
 # Writes what each rank saw into its own file, beside the run.
@@ -27,7 +28,8 @@ import json, os, time, zlib
 import numpy as np
 import paddle
 from tiny import Notes, Tiny
-from expbase import distributed, main, rank_zero_only
+from expbase.ranks import world
+from expbase import main, rank_zero_only
 from expbase.checks import check_alike
 from expbase.state import local
 from expbase.data.loaders import Shard, adapt_loader
@@ -105,12 +107,12 @@ class Probe(Tiny):
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
-            "greatest": distributed.max_over_ranks(self.rank, -self.rank),
+            "greatest": world.max_over_ranks(self.rank, -self.rank),
             "samplers": [self.sharding(step) for step in (1, 2)],
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
         for name, fail in {
-            "rank zero failed": lambda: distributed.on_rank_zero(lambda: 1 / 0, "dividing"),
+            "rank zero failed": lambda: world.on_rank_zero(lambda: 1 / 0, "dividing"),
             "names differ": lambda: self.average({"ab"[self.rank]: 1.0}, 1),
             "places differ": lambda: self.evaluate_oddly("gathers"),
             "one sampler": lambda: self.evaluate_oddly("samples"),
@@ -129,7 +131,7 @@ class Probe(Tiny):
             if self.rank == 1:
                 time.sleep(0.2)
                 arrived.touch()
-            distributed.wait_for_all("a test")
+            world.wait_for_all("a test")
             facts["waited"].append(arrived.exists())
         path = self.output_dir / f"facts_{self.rank}.json"
         path.write_text(json.dumps(facts))
@@ -395,7 +397,7 @@ def test_what_differs_between_the_ranks_at_setup_is_an_error_with_both_values(
     def gathered(value: Any) -> list[Any]:
         return [value, theirs if isinstance(value, dict) else "another checksum"]
 
-    monkeypatch.setattr(distributed, "gather_objects", gathered)
+    monkeypatch.setattr(world, "gather_objects", gathered)
     with pytest.raises(ValueError, match=re.escape(text)):
         make(Tiny, tmp_path / "run").setup()
 
@@ -413,7 +415,7 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
             return [value, "another checksum"]
         return [value, value | {"self.data_parallel(Linear): 'weight'": "float32 [4, 3]"}]
 
-    monkeypatch.setattr(distributed, "gather_objects", gathered)
+    monkeypatch.setattr(world, "gather_objects", gathered)
     with pytest.raises(
         ValueError, match=r"'weight': float32 \[4, 2\] on rank 0, float32 \[4, 3\] on"
     ):
@@ -432,24 +434,24 @@ def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch
             made.detach()
         return found
 
-    monkeypatch.setattr(distributed, "_stores", [])
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(world, "_stores", [])
+    monkeypatch.setattr(world, "world_size", lambda: 2)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     paddles = core.TCPStore("127.0.0.1", port, True, 1)
     before = connections()
-    distributed._ask_at_once("127.0.0.1", port)
+    world._ask_at_once("127.0.0.1", port)
     assert not any(before.values())  # paddle's own stays as it is
     assert [at_once for number, at_once in connections().items() if number not in before] == [True]
-    assert distributed.add_to_store("a", 2) == paddles.add("a", 0) == 2
+    assert world.add_to_store("a", 2) == paddles.add("a", 0) == 2
 
 
 def test_with_one_process_everything_is_itself() -> None:
-    assert distributed.gather_objects(3) == [3]
-    assert distributed.max_over_ranks(2, 0.5) == [2, 0.5]
-    assert distributed.broadcast_object("a") == "a"
-    assert distributed.on_rank_zero(lambda: 5, "counting") == 5
-    assert distributed.weighted_average({"x": 2.0}, 4) == {"x": 2.0}
-    assert distributed.weighted_average({"x": float("nan")}, 0) == {}
+    assert world.gather_objects(3) == [3]
+    assert world.max_over_ranks(2, 0.5) == [2, 0.5]
+    assert world.broadcast_object("a") == "a"
+    assert world.on_rank_zero(lambda: 5, "counting") == 5
+    assert world.weighted_average({"x": 2.0}, 4) == {"x": 2.0}
+    assert world.weighted_average({"x": float("nan")}, 0) == {}
     with pytest.raises(ValueError, match="weight -1 given"):
-        distributed.weighted_average({"x": 1.0}, -1)
+        world.weighted_average({"x": 1.0}, -1)

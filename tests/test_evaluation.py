@@ -46,10 +46,10 @@ from tiny import (
 
 from expbase import main, on
 from expbase.extras.prediction import Prediction
+from expbase.ranks.stopping import StopRequests
 from expbase.state.background import Background
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import read_weights
-from expbase.stopping import StopRequests
 
 BEST = 4  # the iteration that Graded.valid finds best
 

@@ -21,8 +21,8 @@ from tiny import Notes, Tiny, curve, make, metrics, run_of, same_bits, trained, 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.config import load_yaml
 from expbase.front import put_in_front
-from expbase.meter import NonFiniteError
-from expbase.record.run_record import last_config, read
+from expbase.record.ledger import last_config, read
+from expbase.record.meter import NonFiniteError
 from expbase.smoke import Smoke
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError

@@ -15,7 +15,7 @@ from visualdl import LogReader
 from expbase import ConfigError, default_argument_parser, on
 from expbase.cli import load_config
 from expbase.first_updates import LOOK_AFTER, FirstUpdates
-from expbase.visualizer import FILE_NAME, Visualizer
+from expbase.record.visualizer import FILE_NAME, Visualizer
 
 sys.path.insert(0, str(TESTS / "proofs"))
 from mistakes import MISTAKES, ODD, WORDS, Case, said

@@ -19,7 +19,7 @@ import paddle
 import pytest
 from tiny import TESTS, Tiny, make, run_script, same_bits
 
-from expbase import distributed
+from expbase.ranks import world
 from expbase.state import checkpoint, local, weights
 from expbase.state.arrays import Array
 from expbase.state.checkpoint import CheckpointError
@@ -100,8 +100,8 @@ class Ranks:
         self.barrier = threading.Barrier(number, timeout=60)
         self.values: list[Any] = [None] * number
         for name in ("gather_objects", "on_rank_zero", "wait_for_all", "rank"):
-            monkeypatch.setattr(distributed, name, getattr(self, name))
-        monkeypatch.setattr(distributed, "world_size", lambda: number)
+            monkeypatch.setattr(world, name, getattr(self, name))
+        monkeypatch.setattr(world, "world_size", lambda: number)
         monkeypatch.setattr(paddle.distributed, "broadcast", self.broadcast)
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
@@ -210,8 +210,8 @@ def test_a_rank_takes_what_it_holds_now(
     here: Any, written: Any, num_ranks: int, taken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As rank 1 of two."""
-    monkeypatch.setattr(distributed, "rank", lambda: 1)
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(world, "rank", lambda: 1)
+    monkeypatch.setattr(world, "world_size", lambda: 2)
     tensors, problems = local.take(opened(written), here, num_ranks)
     assert (numbers(tensors), problems) == (taken, [])
 
@@ -387,7 +387,7 @@ def test_files_of_weights_are_not_made_of_pieces(
 ) -> None:
     layer = objects_of(piece=True).layers["model"]
     weights.write_weights(tmp_path / "one.safetensors", layer)  # one process has all of it
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(world, "world_size", lambda: 2)
     with pytest.raises(weights.WeightsError, match="'weight' is in pieces, one on each rank"):
         weights.write_weights(tmp_path / "two.safetensors", layer)
     with pytest.raises(weights.WeightsError, match="is in pieces"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import Tiny, trained
 
-from expbase.logs import ROUTINE, close_log, early_log, open_log, routine_elsewhere
+from expbase.record.logs import ROUTINE, close_log, early_log, open_log, routine_elsewhere
 
 
 def opened(path: Path, *, echo: bool) -> logging.Logger:

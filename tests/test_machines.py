@@ -11,9 +11,9 @@ from pathlib import Path
 import forks
 from tiny import TESTS, Tiny, run_ranks
 
-from expbase import machines
-from expbase.machines import different_code
-from expbase.run_dir import RunDirectory
+from expbase.ranks import machines
+from expbase.ranks.machines import different_code
+from expbase.record.run_dir import RunDirectory
 
 
 def test_other_versions_and_files_are_told_with_both_values() -> None:
@@ -32,7 +32,7 @@ def test_the_code_of_an_experiment_is_its_versions_and_the_files_it_has_loaded()
 
 LOOKS = """
 import sys
-from expbase.run_dir import RunDirectory
+from expbase.record.run_dir import RunDirectory
 print(RunDirectory(sys.argv[1]).is_of_rank_zero())
 """
 
@@ -56,7 +56,7 @@ def test_one_process_loads_no_module_for_it(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tiny import Tiny, trained\n"
         "trained(Tiny, Path(sys.argv[1]), max_iteration=2)\n"
-        "assert not {'expbase.machines', 'expbase.watch'} & {*sys.modules}"
+        "assert not {'expbase.ranks.machines', 'expbase.ranks.watch'} & {*sys.modules}"
     )
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "run")]
     result = forks.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)})

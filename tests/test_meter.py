@@ -15,14 +15,14 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.meter import Meter, MetricsFile, json_lines, line, metric_lines, short
+from expbase.record.meter import Meter, MetricsFile, json_lines, line, metric_lines, short
 
 
 @pytest.fixture(params=["cpu", "device"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the meter believes that tensors are."""
     if request.param == "device":
-        monkeypatch.setattr("expbase.meter._is_on_cpu", lambda tensor: False)
+        monkeypatch.setattr("expbase.record.meter._is_on_cpu", lambda tensor: False)
     return request.param
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from tiny import Tiny, trained
 
-from expbase.logs import early_log
-from expbase.meter import MetricsFile
-from expbase.metrics import MetricLog
-from expbase.visualizer import FILE_NAME, Visualizer
+from expbase.record.logs import early_log
+from expbase.record.meter import MetricsFile
+from expbase.record.metrics import MetricLog
+from expbase.record.visualizer import FILE_NAME, Visualizer
 
 
 def hparams(output: Path) -> list[Any]:

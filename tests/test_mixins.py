@@ -239,7 +239,7 @@ def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
     exp = make(scored(1), tmp_path / "run", **stopping())
     exp.setup()
     with exp.closing():
-        run_of(exp).iteration = 1
+        run_of(exp).loop.iteration = 1
         exp.evaluate()
     assert exp.early_stopping == {"best": None, "failures": 0, "iteration": 0}
 

@@ -378,21 +378,6 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-def test_registered_attributes_are_restored_and_their_names_compared() -> None:
-    owner, names = type("Owner", (), {})(), ["best"]
-    part = entries.Attributes(owner, names)
-    owner.best, owner.history = 0.5, [1, (2, 3)]
-    names.append("history")  # the user registers another one
-    state = through_json(part.state_dict())
-    owner.best, owner.history = 0.0, []
-    assert (part.problems(state), part.load_state_dict(state)) == ([], [])
-    assert (owner.best, owner.history) == (0.5, [1, (2, 3)])
-    assert part.problems({"best": 1, "old": 2}) == [
-        "history: missing in the checkpoint.",
-        "old: in the checkpoint, and not here.",
-    ]
-
-
 def test_gradients_are_restored_and_zeros_are_not_the_same_as_none() -> None:
     def part(model: Any) -> entries.Gradients:
         return entries.Gradients(objects.named_parameters(objects.find({"model": model})))

@@ -18,8 +18,8 @@ import forks
 import pytest
 from tiny import Tiny, make, trained
 
-from expbase import processes
-from expbase.processes import ended_by_sigterm, handling, signals_held, survive_signals
+from expbase.ranks import processes
+from expbase.ranks.processes import ended_by_sigterm, handling, signals_held, survive_signals
 
 # Each child has the stdout of its parent, so the pipe ends when all of them have ended: waiting
 # for that end is the test. The module is read by its path, without the seconds that paddle takes.

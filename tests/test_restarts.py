@@ -18,8 +18,8 @@ import psutil
 import pytest
 from tiny import TESTS, Tiny, same_bits, trained, wait_until
 
-from expbase import launch, restarts
-from expbase.launch import Outcome, StopSignals
+from expbase.ranks import launch, restarts
+from expbase.ranks.launch import Outcome, StopSignals
 
 KILLED = Outcome(137, deaths=("rank 1 was killed by SIGKILL",))
 DONE = Outcome(0)

@@ -15,13 +15,13 @@ import forks
 import pytest
 
 from expbase import Config, ConfigError
-from expbase.run_dir import MAY_CHANGE, RunDirectory
+from expbase.record.run_dir import MAY_CHANGE, RunDirectory
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
 # Takes the lock as a run does, and says so; ends when its stdin does.
 HOLDER = """
 import sys
-from expbase.run_dir import RunDirectory
+from expbase.record.run_dir import RunDirectory
 output = RunDirectory(sys.argv[1])
 output.make()
 output.lock(0)

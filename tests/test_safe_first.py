@@ -16,7 +16,7 @@ from test_loop import ByEpochs
 from tiny import Notes, Tiny, curve, metrics, run_script, same_bits, trained
 
 from expbase import Config, on
-from expbase.meter import NonFiniteError
+from expbase.record.meter import NonFiniteError
 from expbase.state import checkpoint
 
 

@@ -15,7 +15,7 @@ from repository import GIT, commit, new_repository
 from tiny import TESTS, Tiny, make, trained
 
 from expbase.__main__ import main
-from expbase.record.run_record import Session
+from expbase.record.ledger import Session
 from expbase.tools.runs import Run
 from expbase.tools.show import describe
 

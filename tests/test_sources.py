@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import Tiny, trained
 
-from expbase import sources
+from expbase.record import sources
 
 TRAIN = """
 from tiny import Tiny

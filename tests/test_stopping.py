@@ -20,8 +20,9 @@ import psutil
 import pytest
 from tiny import TESTS, Tiny, curve, make, run_of, same_bits, trained, wait_until
 
-from expbase import setup_steps, stopping
-from expbase.stopping import StopReason, StopRequests
+from expbase import setup_steps
+from expbase.ranks import stopping
+from expbase.ranks.stopping import StopReason, StopRequests
 
 ENDLESS = dict.fromkeys(("max_iteration", "save_interval", "valid_interval"), 10**6)
 LONG = [f"training.{key}={value}" for key, value in ENDLESS.items()] + ["training.log_interval=1"]

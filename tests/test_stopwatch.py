@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from expbase.stopwatch import Stopwatch
+from expbase.record.stopwatch import Stopwatch
 
 
 class Clock:

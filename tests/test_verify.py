@@ -149,7 +149,7 @@ def test_the_first_value_that_differs_is_named(
     assert difference(Tiny, tmp_path, monkeypatch) == ""
     args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
     straight, killed = Side(args, "straight"), Side(args, "killed")
-    for kind, name in (("values", "counters.epoch"), ("tensors", "model.safetensors: 0.weight")):
+    for kind, name in (("values", "loop.epoch"), ("tensors", "model.safetensors: 0.weight")):
         found = flatten(getattr(straight, kind)())
         assert name in found
         changed = {**found, name: "another value"}

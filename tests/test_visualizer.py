@@ -15,7 +15,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from expbase.visualizer import FILE_NAME, Visualizer, column_names
+from expbase.record.visualizer import FILE_NAME, Visualizer, column_names
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:

@@ -19,8 +19,8 @@ import forks
 import pytest
 from tiny import run_ranks, run_script
 
-from expbase import processes
-from expbase.watch import LIMIT, Watch
+from expbase.ranks import processes
+from expbase.ranks.watch import LIMIT, Watch
 
 KILLED = '''
 import os, signal, subprocess, sys
@@ -127,7 +127,8 @@ def test_a_rank_that_is_stopped_ends_the_run_if_a_hang_does_and_the_launcher_nam
 ABORTED = """
 import os, signal, threading, time
 from tiny import Tiny
-from expbase import main, watch
+from expbase import main
+from expbase.ranks import watch
 
 heard, ending = threading.Event(), watch.ending
 
@@ -272,7 +273,7 @@ EAGER = """
 import os, sys
 from pathlib import Path
 from tiny import Tiny, make, wait_until
-from expbase import watch
+from expbase.ranks import watch
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 (folder / f"came_{os.environ['PADDLE_TRAINER_ID']}").touch()
@@ -323,7 +324,7 @@ def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
 def test_a_mistake_that_all_ranks_make_is_reported_by_each_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "from tiny import Tiny, wait_until\nfrom expbase import main, watch\n"
+        "from tiny import Tiny, wait_until\nfrom expbase import main\nfrom expbase.ranks import watch\n"
         "from expbase.config import ConfigError\n"
         "tell = watch.Watch.tell\n"
         "class Mistaken(Tiny):\n"

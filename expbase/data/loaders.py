@@ -24,7 +24,7 @@ from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, Iterabl
 from expbase.data import order
 from expbase.data.order import START, BatchOrder, Numbered, Place, Seeded, unmoved
 from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
-from expbase.distributed import gather_objects, max_over_ranks, wait_for_all
+from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
 from expbase.state.objects import state_setter
 

@@ -28,7 +28,7 @@ from paddle.io import (
     SequenceSampler,
 )
 
-from expbase.processes import forking, remove_left_files
+from expbase.ranks.processes import forking, remove_left_files
 from expbase.state import rng
 from expbase.state.objects import state_setter
 

@@ -29,7 +29,7 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.data.order import Numbered, end_by_kill, end_workers
-from expbase.processes import (
+from expbase.ranks.processes import (
     die_with_parent,
     forking,
     leave_note,

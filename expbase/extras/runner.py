@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed
 from expbase.cli import Paragraphs, count, report_user_errors, spawn
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
-from expbase.meter import json_value
+from expbase.ranks import world
+from expbase.record.meter import json_value
 from expbase.state import checkpoint
 
 _FILE_DEFAULTS: dict[str, Any] = {
@@ -268,7 +268,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
     results = []
     with experiment.closing():
         # Rank 0 looks: the others may be on a machine that has no such folder.
-        names = distributed.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
+        names = world.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
         for name in names or []:
             if name:
                 experiment.load_checkpoint(name, run=source)
@@ -324,7 +324,7 @@ def add_parser(tools: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the tool and returns its exit code."""
-    if args.nprocs == 1 or distributed.world_size() > 1:
+    if args.nprocs == 1 or world.world_size() > 1:
         _run_file(args)
         return 0
     with report_user_errors("python -m expbase run"):

@@ -18,7 +18,7 @@ from typing import Any
 
 import paddle
 
-from expbase.processes import LAUNCHER
+from expbase.ranks.processes import LAUNCHER
 from expbase.record import git
 
 _VARIABLES = ("FLAGS_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # or how they begin

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from expbase.processes import MISTAKE
+from expbase.ranks.processes import MISTAKE
 
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"

@@ -6,7 +6,7 @@ in their order and captured in the reverse order, so that the last one, the user
 anything is captured and after everything is restored. What has a method `problems(state)` is asked
 first, so nothing is changed by a checkpoint that does not fit.
 
-    checkpointer.contents = lambda: {"objects": …, "counters": …, "random": …}
+    checkpointer.contents = lambda: {"objects": …, "loop": …, "data": …}
     checkpointer.save(iteration, sizes)
     notes = checkpointer.restore(checkpointer.newest())
 """
@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase import distributed
-from expbase.meter import NonFiniteError
+from expbase.ranks import world
+from expbase.record.meter import NonFiniteError
 from expbase.state import checkpoint, local, validations
 from expbase.state.arrays import Array
 from expbase.state.background import Background, SnapshotBuffer
@@ -44,7 +44,7 @@ class Checkpointer:
     def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
         self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
-        self._rank, self._world_size = distributed.rank(), distributed.world_size()
+        self._rank, self._world_size = world.rank(), world.world_size()
         file = None if self._rank else directory.parent / validations.FILE
         self.validations = validations.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
@@ -64,7 +64,7 @@ class Checkpointer:
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
         look = functools.partial(checkpoint.newest_intact, self._directory)
-        found = distributed.on_rank_zero(look, "looking for a checkpoint")
+        found = world.on_rank_zero(look, "looking for a checkpoint")
         path, rejected = found or (None, [])
         for text in rejected:
             self._logger.warning("damaged checkpoint: %s", text)
@@ -96,7 +96,7 @@ class Checkpointer:
             NonFiniteError: A trained parameter or an accumulator is not finite.
         """
         self._refuse_inspected(iteration)
-        distributed.on_rank_zero(self.background.wait, "saving")  # the one before
+        world.on_rank_zero(self.background.wait, "saving")  # the one before
         snapshot = self._snapshot()
         # What is written is of now, and not looked at again while training goes on.
         snapshot.iteration, snapshot.is_needed = iteration, needed
@@ -105,7 +105,7 @@ class Checkpointer:
         snapshot.best = self.validations.kept()
         write = functools.partial(self._write, snapshot)
         if not self._training.background_save:
-            distributed.on_rank_zero(write, "saving")
+            world.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self.background.start(write)
 
@@ -125,7 +125,7 @@ class Checkpointer:
         self._refuse_growth(found)
         if self._rank == 0 and self._training.background_save:
             tensors = self._buffer.snapshot(tensors)
-        distributed.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
+        world.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
         return self._gatherer.gather(found, tensors, values)
 
     @property
@@ -226,7 +226,7 @@ class Checkpointer:
         states = self._read_fitting(path, entries)
         self._load({name: states[name] for name in entries})
         self.inspected = path.name
-        return dict(states["counters"])
+        return dict(states["loop"])
 
     def remember(self, *names: str) -> Callable[[], object]:
         """Copies the state of these entries; the function that restores it."""
@@ -266,7 +266,7 @@ class Checkpointer:
         return states
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
-        for rank, of_rank in enumerate(distributed.gather_objects(problems)):
+        for rank, of_rank in enumerate(world.gather_objects(problems)):
             if of_rank:
                 lines = "\n  ".join(of_rank[:20])
                 more = f"\n  and {len(of_rank) - 20} more" if len(of_rank) > 20 else ""

@@ -1,37 +1,14 @@
-"""The smaller entries of a checkpoint: plain attributes, gradients, what the bits depend on."""
+"""The smaller entries of a checkpoint: gradients, what the bits depend on, what is the user's."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import paddle
 
 from expbase.state.arrays import Array, gradient
-from expbase.state.objects import unmatched
-
-
-class Attributes:
-    """Plain attributes of an object, by name; the list of names may grow."""
-
-    def __init__(self, owner: object, names: Sequence[str]) -> None:
-        self._owner = owner
-        self._names = names
-
-    def state_dict(self) -> dict[str, Any]:
-        """The values by name, not encoded."""
-        return {name: getattr(self._owner, name) for name in self._names}
-
-    def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """One line for each name that only one side has; looks at no value."""
-        return unmatched(state, self._names)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the attributes; always exact."""
-        for name, value in state.items():
-            setattr(self._owner, name, value)
-        return []
 
 
 class Gradients:

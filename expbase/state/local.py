@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from expbase import distributed
+from expbase.ranks import world
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, parse
 from expbase.state.background import SnapshotBuffer
@@ -55,8 +55,8 @@ class Gatherer:
         Raises:
             RuntimeError: A rank has an accumulator that another one lacks.
         """
-        here, rank = _flat(tensors), distributed.rank()
-        if distributed.world_size() == 1:
+        here, rank = _flat(tensors), world.rank()
+        if world.world_size() == 1:
             return Snapshot(tensors, values, [{}], _trained(here, found))
         of_pieces, sharded = found.pieces(), found.sharded()
         pieces = {name for name in here if found.owner(*name) in of_pieces}
@@ -67,7 +67,7 @@ class Gatherer:
         local = {(f"{LOCAL}{rank}", "/".join(n)): a for n, a in here.items() if n in alone}
         sent = local | {n: a for n, a in here.items() if n in first} if rank else {}
         arrays = local | {n: a for n, a in here.items() if n not in pieces}
-        of_ranks = distributed.gather_objects((_outline(sent), otherwise))
+        of_ranks = world.gather_objects((_outline(sent), otherwise))
         everything = {name: entry for outline, _ in of_ranks for name, entry in outline.items()}
         received = {} if rank else _room(everything, self._buffer)
         for source, (outline, _) in enumerate(of_ranks):
@@ -85,10 +85,10 @@ class Gatherer:
             for name, array in common.items()
             if name not in skipped
         }
-        sums_of_zero, values_of_zero = distributed.broadcast_object((sums, values))
+        sums_of_zero, values_of_zero = world.broadcast_object((sums, values))
         different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
         if self._drifted is None:
-            self._drifted = same & set().union(*distributed.gather_objects(different))
+            self._drifted = same & set().union(*world.gather_objects(different))
             for file, key in sorted(self._drifted)[:1]:
                 self._logger.warning(
                     f"{file}.{key} differs between the ranks: each trains a model of its own. Put "
@@ -102,7 +102,7 @@ class Gatherer:
 
 def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     """The accumulators of sharded optimizers that no rank before this one has."""
-    of_ranks = distributed.gather_objects({name for name in names if name[0] in found.optimizers})
+    of_ranks = world.gather_objects({name for name in names if name[0] in found.optimizers})
     sharded = found.sharded()
     count = Counter(name for of_rank in of_ranks for name in of_rank if name[0] not in sharded)
     for file, key in sorted(name for name in count if count[name] < len(of_ranks)):
@@ -111,7 +111,7 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
             "expected the same parameters to be updated on all ranks, or an optimizer of "
             "paddle.distributed.fleet that divides them."
         )
-    earlier = of_ranks[: distributed.rank()]
+    earlier = of_ranks[: world.rank()]
     return {name for name in names if name[0] in sharded}.difference(*earlier)
 
 
@@ -149,15 +149,15 @@ def open_checkpoint(path: Path) -> Opened:
         state = checkpoint.read(path).get(STATE_FILE, np.empty(0, np.uint8))
         return manifest, state.tobytes(), _outline(_arrays_in(path))
 
-    read_there = distributed.on_rank_zero(read, "reading the checkpoint")
+    read_there = world.on_rank_zero(read, "reading the checkpoint")
     assert read_there is not None
     manifest, state, outline = read_there
     arrays: Arrays = {}
     with contextlib.suppress(checkpoint.CheckpointError):
-        if distributed.rank() == 0 or checkpoint.verify(path) == manifest:
+        if world.rank() == 0 or checkpoint.verify(path) == manifest:
             arrays = _arrays_in(path)
-    distributed.wait_for_all("reading the checkpoint")
-    is_seen = all(distributed.gather_objects(bool(arrays)))
+    world.wait_for_all("reading the checkpoint")
+    is_seen = all(world.gather_objects(bool(arrays)))
     return Opened(manifest, state, outline, arrays, is_seen)
 
 
@@ -166,14 +166,14 @@ def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors
 
     With another number of ranks all have what rank 0 had, and pieces cannot be taken. Collective.
     """
-    rank, sharded, problems = distributed.rank(), found.sharded(), []
+    rank, sharded, problems = world.rank(), found.sharded(), []
     places = {  # where a tensor stands, by its name here
         (file, key): (file, key)
         for file, key in saved.outline
         if not file.startswith(LOCAL)
         if file not in sharded or found.owner(file, key) in sharded[file]
     }
-    if num_ranks == distributed.world_size():
+    if num_ranks == world.world_size():
         places |= {_origin(name): name for name in saved.outline if name[0] == f"{LOCAL}{rank}"}
     else:
         problems = [
@@ -194,7 +194,7 @@ def _broadcast(source: int, outline: Outline, arrays: Arrays) -> None:
 
     Not by send and recv: after those, paddle's gloo fails at the next collective of three ranks.
     """
-    is_source = distributed.rank() == source
+    is_source = world.rank() == source
     for chunk in _chunks(outline):
         ends = np.cumsum([part.stop - part.start for _, part in chunk])
         data = np.empty(ends[-1], np.uint8)

@@ -40,15 +40,8 @@ class UserState:
         self._owner = owner
         self._optimizers: dict[str, Any] = {}  # as they were found last
 
-    def register(self, names: tuple[str, ...]) -> None:
-        """Names values that are state in any case."""
-        self._note(self.registered, names)
-
-    def exclude(self, names: tuple[str, ...]) -> None:
-        """Names what is no state."""
-        self._note(self.excluded, names)
-
-    def _note(self, noted: list[str], names: tuple[str, ...]) -> None:
+    def name(self, noted: list[str], names: tuple[str, ...]) -> None:
+        """Adds names to `registered` or `excluded`; errors if it is too late or there is none."""
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:

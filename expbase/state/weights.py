@@ -15,8 +15,8 @@ from typing import Any
 
 import paddle
 
-from expbase import distributed
-from expbase.processes import MISTAKE
+from expbase.ranks import world
+from expbase.ranks.processes import MISTAKE
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, is_piece, parse, serialize
 from expbase.state.objects import misfits
@@ -74,7 +74,7 @@ def _without_local(files: Mapping[str, Weights]) -> dict[str, Weights]:
 
 def _need_whole(layer: Any, place: object) -> None:
     pieces = [name for name, tensor in layer.state_dict().items() if is_piece(tensor)]
-    if pieces and distributed.world_size() > 1:
+    if pieces and world.world_size() > 1:
         raise WeightsError(
             f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
         )

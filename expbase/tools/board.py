@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from expbase.processes import die_with_parent
+from expbase.ranks.processes import die_with_parent
+from expbase.record.visualizer import FILE_NAME, RECORD_HEAD
 from expbase.tools import add_tool
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
-from expbase.visualizer import FILE_NAME, RECORD_HEAD
 
 
 def record_files(folders: Sequence[Path], copies: Path) -> dict[Path, Path]:

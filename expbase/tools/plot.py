@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.meter import METRICS, metric_lines
+from expbase.record.meter import METRICS, metric_lines
 from expbase.tools import add_tool
 from expbase.tools.runs import find, printable
 

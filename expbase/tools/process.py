@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from expbase.processes import handling, remove_left_files
+from expbase.ranks.processes import handling, remove_left_files
 
 
 @contextlib.contextmanager

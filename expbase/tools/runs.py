@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
-from expbase.meter import METRICS, metric_lines
-from expbase.record.run_record import LEDGER, last_config, last_start, read, sessions
-from expbase.run_dir import CONFIG, LOCK
+from expbase.record.ledger import LEDGER, last_config, last_start, read, sessions
+from expbase.record.meter import METRICS, metric_lines
+from expbase.record.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
 from expbase.state.validations import best_of
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from expbase.config import differences
 from expbase.record.git import SOURCES
-from expbase.record.run_record import LEDGER, Session, read, sessions
-from expbase.run_dir import CONFIG
+from expbase.record.ledger import LEDGER, Session, read, sessions
+from expbase.record.run_dir import CONFIG
 from expbase.state import checkpoint
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, printable, read_run

@@ -20,8 +20,8 @@ from typing import Any
 
 from expbase.cli import count
 from expbase.config import differences
-from expbase.meter import METRICS, json_lines, metric_lines
-from expbase.processes import python
+from expbase.ranks.processes import python
+from expbase.record.meter import METRICS, json_lines, metric_lines
 from expbase.state import checkpoint
 from expbase.state.arrays import parse
 from expbase.state.snapshot import STATE_FILE
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     if difference := first_difference(straight, killed):
         print(f"NOT IDENTICAL: {difference}")
         return 1
-    if straight.values()["counters"]["epoch"] == 1:
+    if straight.values()["loop"]["epoch"] == 1:
         print("note: within one epoch; more --iterations would prove more")
     compared = f"{len(straight.tensors())} tensors, {len(straight.logged())} logged numbers"
     print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")

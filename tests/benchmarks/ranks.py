@@ -30,7 +30,7 @@ import paddle.distributed as dist  # noqa: E402
 from paddle.io import DataLoader, IterableDataset  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
-from expbase.launch import spawn  # noqa: E402
+from expbase.ranks.launch import spawn  # noqa: E402
 
 STEP_SECONDS = 0.005
 SLICE = 50  # steps of one side, then of the other

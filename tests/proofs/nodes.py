@@ -32,7 +32,7 @@ from pathlib import Path
 
 from compare import differences
 
-from expbase.processes import LAUNCHER, die_with_parent
+from expbase.ranks.processes import LAUNCHER, die_with_parent
 from expbase.state import checkpoint
 
 NET = Path(__file__).with_name("net.py")
@@ -52,7 +52,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {proofs!r})
 from net import Net, main
-from expbase import distributed
+from expbase.ranks import world
 
 SECONDS = float(os.environ.get("SLOW_SECONDS", "0"))
 
@@ -72,15 +72,15 @@ class Slow(Net):
         return super().valid()
 
 
-def connect(device, connect=distributed.init_parallel):
+def connect(device, connect=world.init_parallel):
     """Rank 0 waits in gloo for rank 1, which is late."""
     if os.environ.get("SLOW_START"):
         print("starts slowly", flush=True)
-        time.sleep(SECONDS * distributed.rank())
+        time.sleep(SECONDS * world.rank())
     connect(device)
 
 
-distributed.init_parallel = connect
+world.init_parallel = connect
 if __name__ == "__main__":
     main(Slow)
 '''

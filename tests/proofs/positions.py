@@ -26,8 +26,8 @@ warnings.simplefilter("ignore")
 from compare import differences, ledger  # noqa: E402
 from net import BATCH_SIZE, Net  # noqa: E402
 
-from expbase import distributed  # noqa: E402
-from expbase.launch import spawn  # noqa: E402
+from expbase.ranks import world  # noqa: E402
+from expbase.ranks.launch import spawn  # noqa: E402
 
 BATCHES = 20  # of an epoch, on each rank
 LONGER = 4  # iterations after the last position
@@ -49,9 +49,9 @@ def run(output: Path, workers: int, iterations: int, stop_at: int = 0) -> None:
     """One start of a process, as far as the experiment can see."""
     Stopped.stop_at = stop_at
     config = Stopped.default_config()
-    world = distributed.world_size()
+    size = world.world_size()
     # The last batch of an epoch is smaller; two ranks have a round to fill.
-    config.data.samples = (BATCHES * world - (world - 1)) * BATCH_SIZE - 2
+    config.data.samples = (BATCHES * size - (size - 1)) * BATCH_SIZE - 2
     config.data.workers = workers
     config.training.update(
         max_iteration=iterations, valid_interval=7, save_interval=7, log_interval=3, keep_last=1
@@ -78,8 +78,8 @@ def prove(directory: Path, workers: int, positions: Sequence[int]) -> None:
         output = directory / f"at-{position}"
         run(output, workers, iterations, stop_at=position)
         run(output, workers, iterations)
-        distributed.gather_objects(None)  # rank 0 looks at the files when all have closed them
-        if distributed.rank() == 0:
+        world.gather_objects(None)  # rank 0 looks at the files when all have closed them
+        if world.rank() == 0:
             wrong = check(output, reference, position)
             for text in wrong:
                 print(f"position {position}: {text} ({output})", flush=True)

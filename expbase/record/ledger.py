@@ -3,9 +3,9 @@
 A start without an end is a process that was killed. What is noted is passed in (provenance.py
 gathers it).
 
-    record = RunRecord(directory / "ledger.jsonl")
-    record.write("start", iteration=400, ranks=2, config_changes=config_changes(directory, config))
-    record.write("end", iteration=600, reason="finished", exit_code=0)
+    ledger = Ledger(directory / "ledger.jsonl")
+    ledger.write("start", iteration=400, ranks=2, config_changes=config_changes(directory, config))
+    ledger.write("end", iteration=600, reason="finished", exit_code=0)
     for session in sessions(read(directory / "ledger.jsonl")): ...
 """
 
@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import differences, flatten, load_yaml
-from expbase.meter import json_lines
-from expbase.processes import exit_code_of
-from expbase.run_dir import CONFIG
-from expbase.stopping import StopReason
+from expbase.ranks.processes import exit_code_of
+from expbase.ranks.stopping import StopReason
+from expbase.record.meter import json_lines
+from expbase.record.run_dir import CONFIG
 
 LEDGER = "ledger.jsonl"
 
 
-class RunRecord:
+class Ledger:
     """Appends to the ledger of a run; without a path (on ranks other than 0) it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from expbase.logs import ROUTINE
-from expbase.meter import Meter, MetricsFile, line
-from expbase.visualizer import Visualizer
+from expbase.record.logs import ROUTINE
+from expbase.record.meter import Meter, MetricsFile, line
+from expbase.record.visualizer import Visualizer
 
 # How the names of curves begin that are drawn for every experiment, in VisualDL's words.
 _OURS = ("train/lr", "valid/", "wall_clock/")

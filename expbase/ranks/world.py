@@ -28,7 +28,7 @@ import paddle.distributed as dist
 from paddle.base import core
 
 from expbase.config import ConfigError
-from expbase.processes import signals_held
+from expbase.ranks.processes import signals_held
 
 P = ParamSpec("P")
 T = TypeVar("T")

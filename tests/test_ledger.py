@@ -11,8 +11,8 @@ import pytest
 from tiny import Tiny, trained, training_config
 
 from expbase import Config
-from expbase.record.run_record import (
-    RunRecord,
+from expbase.record.ledger import (
+    Ledger,
     Session,
     config_changes,
     last_config,
@@ -47,7 +47,7 @@ def test_a_start_and_an_end_are_noted_with_their_time(
 ) -> None:
     times = iter([100.0004, 160.0])
     monkeypatch.setattr(time, "time", lambda: next(times))
-    record = RunRecord(tmp_path / "ledger.jsonl")
+    record = Ledger(tmp_path / "ledger.jsonl")
     record.write("start", iteration=400)
     record.write("end", iteration=600, reason="finished", exit_code=0)
     assert read(tmp_path / "ledger.jsonl") == [
@@ -57,16 +57,16 @@ def test_a_start_and_an_end_are_noted_with_their_time(
 
 
 def test_a_record_without_a_path_writes_nothing(tmp_path: Path) -> None:
-    RunRecord(None).write("start", iteration=0)
+    Ledger(None).write("start", iteration=0)
     assert read(tmp_path / "ledger.jsonl") == []
 
 
 def test_a_torn_record_is_passed_over_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
-    RunRecord(file).write("start", iteration=0)
+    Ledger(file).write("start", iteration=0)
     with file.open("ab") as torn:
         torn.write(b'{"event": "end", "exit_')
-    RunRecord(file).write("start", iteration=2)
+    Ledger(file).write("start", iteration=2)
     assert [record["iteration"] for record in read(file)] == [0, 2]
 
 
@@ -114,7 +114,7 @@ def test_a_key_that_is_new_or_gone_is_noted_once(tmp_path: Path) -> None:
     now = {"a": {"b": 1, "new": [1, float("inf")]}}
     changes = config_changes(tmp_path, now)
     assert changes == {"old": [2, None], "a.new": [None, [1, "Infinity"]]}
-    RunRecord(tmp_path / "ledger.jsonl").write("start", iteration=0, config_changes=changes)
+    Ledger(tmp_path / "ledger.jsonl").write("start", iteration=0, config_changes=changes)
     json.loads((tmp_path / "ledger.jsonl").read_text(), parse_constant=pytest.fail)
     assert config_changes(tmp_path, now) == {}
 

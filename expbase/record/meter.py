@@ -21,7 +21,7 @@ from typing import Any
 
 import paddle
 
-from expbase.appended import AppendedFile
+from expbase.record.files import AppendedFile
 
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most

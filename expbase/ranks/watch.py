@@ -27,8 +27,8 @@ from multiprocessing.connection import wait
 
 import paddle.distributed as dist
 
-from expbase.distributed import RankZeroError, add_to_store, connect_store, rank, world_size
-from expbase.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
+from expbase.ranks.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
+from expbase.ranks.world import RankZeroError, add_to_store, connect_store, rank, world_size
 
 LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for
 _LIMIT_SECONDS = 300.0

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 import paddle.distributed as dist
 
-from expbase.distributed import default_device
-from expbase.processes import (
+from expbase.ranks.processes import (
     MISTAKE,
     STOPPED,
     die_with_parent,
@@ -35,6 +34,7 @@ from expbase.processes import (
     handling,
     signals_held,
 )
+from expbase.ranks.world import default_device
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves

@@ -10,7 +10,7 @@ import sys
 import zlib
 from pathlib import Path
 
-_OURS = Path(__file__).parent
+_OURS = Path(__file__).parents[1]
 
 
 def checksums(experiment: type) -> dict[str, str]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase import launch
-from expbase.logs import close_log, early_log, open_log
-from expbase.processes import MISTAKE
-from expbase.run_dir import CONFIG
+from expbase.ranks import launch
+from expbase.ranks.processes import MISTAKE
+from expbase.record.logs import close_log, early_log, open_log
+from expbase.record.run_dir import CONFIG
 from expbase.state import checkpoint
 
 _LONGEST_SECONDS = 30.0  # between two starts, so that what is full may empty

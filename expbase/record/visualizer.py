@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from expbase.appended import AppendedFile
+from expbase.record.files import AppendedFile
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"

@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy
 import paddle
 
-from expbase import _version, distributed, sources
-from expbase.run_dir import RunDirectory
+from expbase import _version
+from expbase.ranks import world
+from expbase.record import sources
+from expbase.record.run_dir import RunDirectory
 from expbase.state import checkpoint
 
 _NAMED = 8  # differences that a line names at most
@@ -36,7 +38,7 @@ def compare(directory: RunDirectory, newest: Path | None, experiment: type) -> l
     Raises:
         CheckpointError: A newer one is in the directory of another rank.
     """
-    rank = distributed.rank()
+    rank = world.rank()
     if rank:
         is_shared = directory.is_of_rank_zero()
         listed = [] if is_shared else checkpoint.listed(directory.path / checkpoint.FOLDER)
@@ -44,7 +46,7 @@ def compare(directory: RunDirectory, newest: Path | None, experiment: type) -> l
     iteration = checkpoint.iteration_of(newest) if newest else None
     place = f"rank {rank} ({platform.node()}, {directory.path})"
     found = -1 if iteration is None else iteration
-    of_ranks = distributed.gather_objects((found, place, code(experiment)))
+    of_ranks = world.gather_objects((found, place, code(experiment)))
     first, last = of_ranks[0], max(of_ranks, key=lambda facts: facts[0])
     if last[0] > first[0]:
         raise checkpoint.CheckpointError(

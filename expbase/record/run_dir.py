@@ -23,7 +23,7 @@ from expbase.config import (
     get_default_training_config,
     load_yaml,
 )
-from expbase.meter import METRICS
+from expbase.record.meter import METRICS
 from expbase.state import checkpoint
 
 CONFIG = "config.yaml"

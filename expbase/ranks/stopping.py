@@ -25,8 +25,8 @@ from typing import Any
 
 import paddle
 
-from expbase import distributed
-from expbase.processes import handling
+from expbase.ranks import world
+from expbase.ranks.processes import handling
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
@@ -147,7 +147,7 @@ class StopRequests:
         # The slowest rank's time: every rank must plan the same next question.
         seconds_each = (now - began) / max(done, 1)
         is_due = 0 < self._save_seconds <= now - self._saved_at
-        greatest, slowest, due = distributed.max_over_ranks(self.reason, seconds_each, is_due)
+        greatest, slowest, due = world.max_over_ranks(self.reason, seconds_each, is_due)
         self.is_save_due = bool(due)
         # At most twice as far as last time: iterations may become slower than they were.
         ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)
@@ -222,13 +222,13 @@ class ValidationExit:
     def before_batch(self) -> None:
         """Raises ValidationLeft if this rank, or another one, has a reason to stop."""
         if self._has_reason() or self._asks(self._asked) or self._asks(self._left):
-            distributed.add_to_store(self._left, 1)
+            world.add_to_store(self._left, 1)
             raise ValidationLeft
 
     def while_waiting(self) -> None:
         """Raises ValidationLeft if another rank has left; call it again and again."""
         if self._has_reason():
-            distributed.add_to_store(self._asked, 1)
+            world.add_to_store(self._asked, 1)
         if self._asks(self._left):
             raise ValidationLeft
 
@@ -241,4 +241,4 @@ class ValidationExit:
         return self._requests.reason > StopReason.CALL
 
     def _asks(self, key: str) -> bool:
-        return self._is_time and distributed.add_to_store(key, 0) > 0
+        return self._is_time and world.add_to_store(key, 0) > 0

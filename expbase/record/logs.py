@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from expbase.appended import AppendedFile
+from expbase.record.files import AppendedFile
 
 ROUTINE = {"is_routine": True}  # the `extra` of a line of training
 

@@ -1,0 +1,1 @@
+"""Several processes: what they do together, who watches, starts and stops them."""
