@@ -324,7 +324,8 @@ def test_of_a_process_that_ended_well_there_is_nothing_to_say() -> None:
 def test_a_mistake_that_all_ranks_make_is_reported_by_each_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "from tiny import Tiny, wait_until\nfrom expbase import main\nfrom expbase.ranks import watch\n"
+        "from tiny import Tiny, wait_until\nfrom expbase import main\n"
+        "from expbase.ranks import watch\n"
         "from expbase.config import ConfigError\n"
         "tell = watch.Watch.tell\n"
         "class Mistaken(Tiny):\n"

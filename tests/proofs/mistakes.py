@@ -163,7 +163,7 @@ MISTAKES = [
             def setup_visualizer(self):
                 self.visualizer = Writer()
         """,
-        r"self\.visualizer: is a Writer; expected a class derived from expbase\.record\.visualizer\.Vis",
+        r"self\.visualizer: is a Writer; expected a class derived from expbase\.record\.vis",
         78,
     ),
     # --- calls ---
