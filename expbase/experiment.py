@@ -36,7 +36,7 @@ class ExperimentBase(Events):
 
     Args:
         config: A Config with a `training` section; what is missing in it gets its default.
-        args: `output` and `device` are needed; `checkpoint_path`, `init_model_path`, `fresh` and
+        args: `output` is needed; `device`, `checkpoint_path`, `init_model_path`, `fresh` and
             `force` are used if there.
 
     Raises:
@@ -56,7 +56,7 @@ class ExperimentBase(Events):
         batch_in_epoch: Batches that this rank has read in this epoch.
         batches_per_epoch: Of this rank; None if nobody knows. Known after setup_dataloader.
         phase: "train", "valid" or "predict".
-        life: What the run has done last, a Life.
+        life: What this start has done last, a Life.
         finished: Whether training came to its end, by the config or by stop(); not interrupted.
         read_only: Whether it only looks at a run (--evaluate, --export), and writes nothing.
         evaluated_loader: What valid_batches() reads: evaluate's loader, else self.valid_loader.
@@ -76,7 +76,7 @@ class ExperimentBase(Events):
     test_loader: Any = None
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        return super().__new__(with_mixins(cls))  # what a tool that is at work puts in front
+        return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         checks.check_paddle()
@@ -248,7 +248,7 @@ class ExperimentBase(Events):
         """The loop. Override it to write your own: going_on() before and end_iteration() after each
         update, or nothing is logged, validated or saved, and no signal is heard.
 
-        If it returns early, the run is saved and counts as stopped.
+        If it returns early, that counts as a stop(): the run is saved and has finished.
         """
         while self.going_on():
             self.train_batch()

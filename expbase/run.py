@@ -1,17 +1,17 @@
 """Run: what drives an experiment. The order of setup, of an iteration, and of an end.
 
-    setup:  device, processes, output directory, config dump, VisualDL, log, this run's checkpoint,
-            seed, your two setup methods, checks
+    setup:  prepare; device, processes, output directory, config dump, VisualDL, log, this run's
+            checkpoint; seed; setup_dataloader, setup_model, startup; checks
     run:    the state is restored if there is one; on_train_begin, train, on_train_end; terminal,
             then each step of setup is undone
     train:  while going_on(): train_batch(); end_iteration()
     end_iteration:  on_train_batch_end, and if they are due: a line, a checkpoint, then what the
             checkpoint says is to be done (validate, end the epoch), and a stop
 
-A Run owns the parts, which know neither it nor the experiment; what a user may override is called
-by way of the experiment. Life and Step are drawn in life.py, what is due when is in schedule.py,
-how the parts are set up in setup_steps.py, what a checkpoint holds and how it is restored in
-checkpoints.py. Signals, and what the ranks agree on before they stop, are in stopping.py.
+A Run owns the parts, which do not know it. What a user may override is called by way of the
+experiment. Life and Step are drawn in life.py, what is due when is in schedule.py, how the parts
+are set up in setup_steps.py, what a checkpoint holds and how it is restored in checkpoints.py.
+Signals, and how the ranks agree to stop, are in ranks/stopping.py; launch.py there forwards them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from expbase.update import Update
 
 
 class Run:
-    """One start of an experiment, and the parts that it needs."""
+    """Drives one start of an experiment, and owns the parts that it needs."""
 
     def __init__(self, experiment: Any, config: Any, args: argparse.Namespace) -> None:
         self.experiment = experiment
@@ -55,7 +55,7 @@ class Run:
         self.world_size = world.world_size()
         self.parallel = self.world_size > 1
         self.read_only = checks.inspected(args) is not None
-        self.writes = self.rank == 0 and not self.read_only  # what the run has once
+        self.writes = self.rank == 0 and not self.read_only  # the files that a run has once
         self.output_dir = Path(args.output).absolute()
         self.logger = logs.early_log()  # until setup_logger, which writes its lines
         self.warn = functools.partial(self.logger.warning, "%s")
@@ -157,7 +157,7 @@ class Run:
     def going_on(self) -> bool:
         """Begins the next iteration, and an epoch if there is none; false if it is over."""
         loop = self.loop
-        is_ready = loop.step is Step.BETWEEN and not self.data.batches.ended
+        is_ready = loop.step is Step.BETWEEN and not self.data.ended
         if not (is_ready or self._begin_loop_or_epoch()):
             return False
         loop.iteration += 1
@@ -199,7 +199,7 @@ class Run:
         loop.need(Step.WITHIN, "end_iteration")
         loop.step = Step.ENDING
         self.events.fire("on_train_batch_end")
-        if self.iteration >= loop.next_due or self.data.batches.ended:
+        if self.iteration >= loop.next_due or self.data.ended:
             self._do_what_is_due()
         else:
             loop.step = Step.BETWEEN
@@ -275,7 +275,7 @@ class Run:
             )
         stopwatch, data = self.stopwatch, self.data
         began = stopwatch.clock()
-        if data.batches.ended:
+        if data.ended:
             self.loop.look_now()  # an epoch that ends within an update has things due, too
             if data.epoch:
                 self._end_epoch()
@@ -340,7 +340,7 @@ class Run:
         self.stop.note_saved()
 
     def _save_now(self) -> None:
-        """By way of the experiment, between two iterations, where save() does not put it off."""
+        """Calls the user's save(), in a step in which save() writes and does not wait."""
         loop = self.loop
         loop.save_requested = False
         before = loop.step
@@ -348,7 +348,7 @@ class Run:
         self.experiment.save()
         loop.step = before
         if loop.saved_at < 0:
-            loop.saved_at = 0  # told once
+            loop.saved_at = 0  # one warning is enough
             self.warn(
                 f"[{self.iteration}] {type(self.experiment).__name__}.save wrote no checkpoint, so "
                 "the run cannot be continued; expected super().save() in it."
@@ -410,7 +410,7 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """Every failure goes through here: it is logged, on_exception and on_train_end are fired,
-        the other ranks are told, everything is closed, and nothing hides it.
+        the other ranks hear of it, everything is closed, and nothing hides it.
         """
         loop, quietly = self.loop, self.report.quietly
         was_training = self.life is Life.TRAINING

@@ -180,6 +180,20 @@ def test_a_loop_that_returns_early_is_saved_where_it_left(tmp_path: Path) -> Non
     assert "STOPPED by train() returned" in (tmp_path / "run/worker_0.log").read_text()
 
 
+def test_a_loop_that_returned_early_is_over(tmp_path: Path) -> None:
+    class Early(Tiny):
+        def train(self) -> None:
+            self.going_on()
+            self.train_batch()
+            self.end_iteration()
+
+        def on_train_end(self) -> None:
+            assert not self.going_on()
+            self.load_checkpoint("last")
+
+    assert trained(Early, tmp_path / "run").iteration == 1
+
+
 def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "whole")
     for steps in (2, 9, 1):  # the second time it is continued, the third time it is at its end
