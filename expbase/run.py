@@ -273,7 +273,8 @@ class Run:
                 f"read_batch: called in the phase {self.evaluation.phase!r}, where it would take "
                 "training data; expected valid_batches()."
             )
-        stopwatch, data = self.stopwatch, self.data
+        stopwatch = self.stopwatch
+        data = self.data
         began = stopwatch.clock()
         if data.ended:
             self.loop.look_now()  # an epoch that ends within an update has things due, too
@@ -412,7 +413,8 @@ class Run:
         """Every failure goes through here: it is logged, on_exception and on_train_end are fired,
         the other ranks hear of it, everything is closed, and nothing hides it.
         """
-        loop, quietly = self.loop, self.report.quietly
+        loop = self.loop
+        quietly = self.report.quietly
         was_training = self.life is Life.TRAINING
         if error is not loop.failure:
             loop.failure = error
@@ -429,7 +431,8 @@ class Run:
         quietly("close", self.close)  # if an override failed before super's
 
     def _say_failure(self, error: BaseException) -> None:
-        report, iteration = self.report, self.iteration
+        report = self.report
+        iteration = self.iteration
         report.failure(iteration, error)
         if self.loop.step is Step.WITHIN and isinstance(error, Exception):
             report.quietly("the batch", report.failed_batch, iteration, self.epoch)

@@ -46,14 +46,17 @@ class EarlyStopping(ExperimentBase):
         return config
 
     def check_setup(self) -> None:
-        options, training = self.config.early_stopping, self.config.training
-        metric, mode = options.metric or training.monitor, options.mode or training.monitor_mode
+        options = self.config.early_stopping
+        training = self.config.training
+        metric = options.metric or training.monitor
+        mode = options.mode or training.monitor_mode
         if options.patience and (not metric or mode not in ("max", "min")):
             raise ConfigError(
                 f"early_stopping: metric {metric!r} and mode {mode!r} given; expected the name of "
                 "a metric of valid(), here or as training.monitor, and max or min."
             )
-        self.watched_metric, self.watched_mode = metric.removeprefix("valid/"), mode
+        self.watched_metric = metric.removeprefix("valid/")
+        self.watched_mode = mode
         # The best value, the validations without a better one since, and the last that counted.
         self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
         super().check_setup()
@@ -75,7 +78,8 @@ class EarlyStopping(ExperimentBase):
 
     def is_better(self, value: float) -> bool:
         """Whether a value is better than the best one by more than min_delta; nan never is."""
-        best, min_delta = self.early_stopping["best"], self.config.early_stopping.min_delta
+        best = self.early_stopping["best"]
+        min_delta = self.config.early_stopping.min_delta
         if best is None:
             return not math.isnan(value)
         gain = value - best if self.watched_mode == "max" else best - value
@@ -84,7 +88,8 @@ class EarlyStopping(ExperimentBase):
     @on("on_train_begin")  # patience may have run out before this start
     def stop_when_exhausted(self) -> None:
         """Stops if the metric has not become better for too long."""
-        best, failures = self.early_stopping["best"], self.early_stopping["failures"]
+        best = self.early_stopping["best"]
+        failures = self.early_stopping["failures"]
         if 0 < self.config.early_stopping.patience <= failures:
             reached = "never a number" if best is None else f"{best:.6g} at best"
             self.stop(
@@ -143,7 +148,8 @@ class WeightAverages:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
-        self.updates, self._averages = state["updates"], dict(state["averages"])
+        self.updates = state["updates"]
+        self._averages = dict(state["averages"])
         return []
 
 

@@ -57,7 +57,8 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
         self._start = position
 
     def __iter__(self) -> Iterator[int]:
-        start, self._start = self._start, 0
+        start = self._start
+        self._start = 0
         for first in range(start, self.size, _BLOCK):
             positions = np.arange(first, min(first + _BLOCK, self.size), dtype=np.uint64)
             yield from permuted(positions, self.size, derive(self._seed, self._epoch)).tolist()
@@ -76,8 +77,10 @@ def permuted(positions: Numbers, size: int, key: int) -> Numbers:
 
 
 def _encrypted(numbers: Numbers, half_bits: int, keys: list[np.uint64]) -> Numbers:
-    bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = numbers >> bits, numbers & mask
+    bits = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left = numbers >> bits
+    right = numbers & mask
     for key in keys:
         left, right = right, left ^ (_mixed(right ^ key) & mask)
     return (left << bits) | right

@@ -100,7 +100,8 @@ def read(path: str | Path, *, options: Sequence[str] = (), output: str = "") -> 
         ConfigError: Something in it cannot be used; the message names the key.
     """
     path = Path(path)
-    plan, folder = _load(path, output), path.resolve().parent
+    plan = _load(path, output)
+    folder = path.resolve().parent
     experiment = load_class(plan.experiment, f"{path}: experiment", folder)
     if not issubclass(experiment, ExperimentBase):
         raise ConfigError(f"{path}: experiment: {experiment.__name__} is no ExperimentBase.")
@@ -196,7 +197,8 @@ def _checked_runner(given: Mapping[str, Any], base: Config, place: str) -> Confi
     defaults = {key: default for key, (default, _) in RUNNER_KEYS.items()}
     defaults |= {key: base.training[ours] for key, ours in _SHORT.items()}
     runner = _merged(defaults, given, place)
-    kind, checkpoints = runner["class"].removeprefix("single_"), runner.checkpoints
+    kind = runner["class"].removeprefix("single_")
+    checkpoints = runner.checkpoints
     if kind not in ("train", "infer"):
         raise ConfigError(f"{place}.class: {runner['class']!r} given; expected train or infer.")
     runner["class"] = kind
@@ -264,7 +266,8 @@ def execute(runs: Sequence[Run]) -> None:
 
 def _infer(run: Run, experiment: ExperimentBase) -> None:
     """Evaluates one or all checkpoints of a run; prints and writes a JSON line for each."""
-    source, which = Path(run.args.init_model_path), run.runner.checkpoints
+    source = Path(run.args.init_model_path)
+    which = run.runner.checkpoints
     results = []
     with experiment.closing():
         # Rank 0 looks: the others may be on a machine that has no such folder.
@@ -347,5 +350,6 @@ def _read(args: argparse.Namespace) -> list[Run]:
         runs = [runs[names.index(args.only)]]
     for one in runs:
         one.args.device = one.args.device or args.device
-        one.args.fresh, one.args.force = args.fresh, args.force
+        one.args.fresh = args.fresh
+        one.args.force = args.force
     return runs

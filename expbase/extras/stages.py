@@ -124,7 +124,8 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
 
 
 def _check(stage: str, cls: type, stages: Mapping[str, type], place: str) -> None:
-    method, place = STAGES[stage][1], f"{place}.{stage}_class_path"
+    method = STAGES[stage][1]
+    place = f"{place}.{stage}_class_path"
     if not inspect.isfunction(getattr(cls, method, None)):
         raise ConfigError(
             f"{place}: {cls.__name__} has no method {method!r}; expected "

@@ -101,7 +101,8 @@ class Verified(ExperimentBase):
             self._kill_by(self._die_later)
         note: dict[str, Any] = {"iteration": self.iteration, "indices": [], "batches": []}
         self.verifying.note = note
-        before, rates = self._sums(), self.learning_rates()
+        before = self._sums()
+        rates = self.learning_rates()
         super().train_batch()
         note |= {"before": before, "after": self._sums(), "rates": [rates, self.learning_rates()]}
         with notes_path(self.output_dir, self.rank).open("a") as file:

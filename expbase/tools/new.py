@@ -44,7 +44,8 @@ def main(args: argparse.Namespace) -> int:
     print(f"{folder}: {', '.join(sorted(file.name for file in files))}")
     if missing := _missing(folder):
         print(f"first   pip install 'expbase[experiments]'  (not installed: {', '.join(missing)})")
-    script, config = quote(str(folder / "train.py")), quote(str(folder / "config.yaml"))
+    script = quote(str(folder / "train.py"))
+    config = quote(str(folder / "config.yaml"))
     train = f"python {script} --config {config} --output {quote(f'runs/{folder.name}')}"
     if "runner" in load_yaml(folder / "config.yaml"):
         train = f"python -m expbase run {config}"

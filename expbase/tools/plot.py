@@ -69,7 +69,8 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: 
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, number)
         for index, run in enumerate(runs):
-            curve, colour = Series(runs[run].get(name, {}), dtype=float), f"C{index % 10}"
+            curve = Series(runs[run].get(name, {}), dtype=float)
+            colour = f"C{index % 10}"
             if name.startswith("train/") and smooth:
                 axes.plot(curve, color=colour, alpha=0.25, linewidth=0.8)
                 curve = curve.ewm(alpha=1 - smooth).mean()

@@ -92,8 +92,10 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
     config = last_config(config, records)
     run.max_iteration = config.get("training.max_iteration") or 0
     start = last_start(records)
-    code, run.experiment = start.get("git") or {}, str(start.get("experiment", ""))
-    run.commit, run.dirty = code.get("commit"), bool(code.get("dirty"))
+    code = start.get("git") or {}
+    run.experiment = str(start.get("experiment", ""))
+    run.commit = code.get("commit")
+    run.dirty = bool(code.get("dirty"))
     run.state = _state(path, records, has_begun=bool(run.iteration))
     files = [file for file in (path / LEDGER, path / METRICS) if file.exists()]
     newest = max((file.stat().st_mtime for file in files), default=now)
@@ -106,7 +108,8 @@ def _state(path: Path, records: Sequence[dict[str, Any]], *, has_begun: bool) ->
         return "running"
     if not (found := sessions(records)):
         return "lost" if has_begun else "new"
-    start, end = found[-1].start, found[-1].end
+    start = found[-1].start
+    end = found[-1].end
     if end is None:
         return "lost"
     if end.get("reason") == "finished":

@@ -73,7 +73,8 @@ def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]
 
 def _span(session: Session, is_running: bool) -> str:
     """When a session was, how long it took, and which iterations it made."""
-    start, end = session.start, session.end
+    start = session.start
+    end = session.end
     if start is None:
         return f"failed before it began, {_clock(end or {})}"
     if end is None:
@@ -88,7 +89,8 @@ def _clock(record: Mapping[str, Any]) -> str:
 
 
 def _machine(start: Mapping[str, Any]) -> str:
-    device, packages = start["device"], start["packages"].items()
+    device = start["device"]
+    packages = start["packages"].items()
     versions = [f"{name} {v}" for name, v in packages if name.startswith("paddlepaddle")]
     where = f"{start['host']}, {device['name']} ({device['model']}), ranks: {start['ranks']}"
     return ", ".join([where, f"python {start['python']}", *versions])

@@ -65,7 +65,8 @@ def main(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     if any(args.output.iterdir()):
         raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
-    straight, killed = Side(args, "straight"), Side(args, "killed")
+    straight = Side(args, "straight")
+    killed = Side(args, "killed")
     with ended_by_signals():
         keys = " ".join(f"{key}={value}" for key, value in straight.training.items())
         print(f"straight through, on the CPU, with training.* {keys}", flush=True)
@@ -139,7 +140,8 @@ class Side:
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
         """Kills it at random moments, continues it each time, and at last runs it to its end."""
         # After the first checkpoint: a run that begins anew proves nothing.
-        first, last = self._save_interval + 1, self._args.iterations - self._valid_interval
+        first = self._save_interval + 1
+        last = self._args.iterations - self._valid_interval
         moments = sorted(source.choices(range(first, last), k=kills))
         for kind, moment in zip(itertools.cycle(KINDS), moments, strict=False):
             self.start(kind, moment, source.uniform(0, _DELAY))

@@ -130,7 +130,8 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     @contextlib.contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
         """Sets the phase for a block: declarations and forward depend on it."""
-        before, self.phase = self.phase, _check_phase(phase)
+        before = self.phase
+        self.phase = _check_phase(phase)
         try:
             yield
         finally:
@@ -206,7 +207,8 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         Raises:
             ValueError: In the first batch, something is not as it was declared.
         """
-        layer, place = self.find_head(head), f"backbone {type(self.backbone).__name__}"
+        layer = self.find_head(head)
+        place = f"backbone {type(self.backbone).__name__}"
         is_first = (head, phase) not in self._checked
         with layer.in_phase(phase):
             if is_first:
@@ -277,7 +279,8 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
     def __init__(self, model: Composed, head: str) -> None:
         super().__init__()
-        self.backbone, self.head = model.backbone, model.find_head(head)
+        self.backbone = model.backbone
+        self.head = model.find_head(head)
         with self.head.in_phase("predict"):
             own = self.head.inputs_attrs.get("reader", ())
             self._output_names = [spec.name for spec in self.head.outputs_attr]
@@ -288,7 +291,8 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         batch = {spec.name: tensors[i] for i, spec in enumerate(self.inputs)}
         features = self.backbone(_select(batch, self.backbone.inputs_attr))
         # By hand: a context manager cannot be traced.
-        before, self.head.phase = self.head.phase, "predict"
+        before = self.head.phase
+        self.head.phase = "predict"
         outputs = self.head(_inputs_of(self.head, batch, features))
         self.head.phase = before
         return [outputs[name] for name in self._output_names]
