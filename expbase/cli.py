@@ -310,7 +310,9 @@ def spawn(
     """`launch.spawn`; what is put in front here is put in front in the processes, too."""
     from expbase.ranks import launch  # here: few runs need it
 
-    return launch.spawn(_spawned, (in_front(), function, args), nprocs, device).code
+    signals = launch.StopSignals()
+    with signals.installed():
+        return launch.spawn(_spawned, (in_front(), function, args), nprocs, device, signals).code
 
 
 def _spawned(mixins: Sequence[type], function: Callable[..., object], args: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ import logging
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase import schedule
@@ -19,7 +19,7 @@ from expbase.config import differences, flatten
 from expbase.data.iterator import TrainIterator
 from expbase.ranks import world
 from expbase.ranks.stopping import StopReason
-from expbase.record import card, console, logs
+from expbase.record import card, console
 from expbase.record.meter import MetricsFile, NonFiniteError, line, short
 from expbase.record.metrics import MetricLog
 from expbase.record.stopwatch import Stopwatch
@@ -117,16 +117,17 @@ class Report:
         left = schedule.iterations_left(self._config.training, iteration, batches)
         return left, None if left is None else self._stopwatch.seconds_left(iteration, left)
 
-    def live(self, now: Callable[[], tuple[str, int, int]]) -> contextlib.ExitStack:
+    @contextlib.contextmanager
+    def live(self, now: Callable[[], tuple[str, int, int]]) -> Iterator[None]:
         """Shows how far it is, while the block runs, to somebody at a terminal.
 
         `now` returns phase, iteration and epoch.
         """
-        stack = contextlib.ExitStack()
-        if world.rank() == 0 and console.is_terminal(sys.stderr):
-            is_shown = stack.enter_context(console.live_line(lambda: self._progress(*now())))
-            stack.enter_context(logs.routine_elsewhere(self._logger, is_shown))
-        return stack
+        if world.rank() or not console.is_terminal(sys.stderr):
+            yield
+            return
+        with console.live_line(lambda: self._progress(*now())) as self.metrics.is_live:
+            yield
 
     def _progress(self, phase: str, iteration: int, epoch: int) -> console.Line:
         """Called in another thread: it looks, and changes nothing."""
@@ -139,7 +140,7 @@ class Report:
         speed = last.get("speed/steps_per_second")
         words += [f"{short(speed)} it/s"] if speed else []
         total = None if left is None else iteration + left
-        return console.Line(phase, iteration, total, [*words, console.memory()])
+        return console.Line(phase, iteration, total, words)
 
     # --- before and after ----------------------------------------------------------------
 
@@ -179,13 +180,6 @@ class Report:
         if not is_saved:
             hint = "; nothing was saved here: no checkpoint was asked for"
         self._logger.info("[%d] STOPPED by %s%s", iteration, text or stopped_by, hint)
-
-    def waits(self, iteration: int, reason: StopReason, phase: str, *, is_within: bool) -> None:
-        """A stop is asked for and has not come yet; is_within: the update is not ended."""
-        place = "the end of the update under way" if is_within else "the last checkpoint"
-        if phase == "valid":
-            place = "its next batch, which valid() has not asked for"
-        self._logger.warning("[%d] %s: waits for %s", iteration, reason, place)
 
     def finished(self, iteration: int, epoch: int) -> None:
         """It came to its end."""

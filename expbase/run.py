@@ -97,7 +97,7 @@ class Run:
     def train_to_the_end(self) -> None:
         """Restores, trains, closes; a SystemExit if something stopped it."""
         loop = self.loop
-        with self.stop.installed(loop.look_now, self._say_waiting), self.closing():
+        with self.stop.installed(loop.look_now), self.closing():
             if self.life is Life.READY:
                 self.experiment.resume_or_load()
             self.begin_record()
@@ -139,12 +139,6 @@ class Run:
             if schedule.is_wanted(self.training, "save"):
                 self._save_now()
         loop.end()
-
-    def _say_waiting(self) -> None:
-        """A stop is asked for and has not come yet; called in another thread."""
-        is_within = self.loop.step is Step.WITHIN
-        phase = self.evaluation.phase
-        self.report.waits(self.iteration, self.stop.reason, phase, is_within=is_within)
 
     def _say_the_end(self) -> None:
         self.report.end()
@@ -442,8 +436,8 @@ class Run:
     def begin_record(self) -> None:
         """Notes in the ledger that this start trains, once, and that its end is to be noted."""
         if not self.ledger.has_begun:
-            supervisor = getattr(self.args, "supervisor", None)
-            self.ledger.begin(self.iteration, self.config, supervisor, self.world_size)
+            reason = getattr(self.args, "restart_reason", None)
+            self.ledger.begin(self.iteration, self.config, reason, self.world_size)
             self.on_close.callback(self._note_end)
 
     def _note_end(self) -> None:

@@ -130,9 +130,9 @@ def take_directory(run: Run) -> None:
     moved_aside = world.on_rank_zero(
         lambda: directory.claim(run.config, fresh=fresh, force=force), "output directory"
     )
-    if fresh and not directory.is_of_rank_zero():
-        moved_aside = directory.move_aside()
     if fresh:
+        # Where rank 0 has been there is no run any more; another machine has its own directory.
+        moved_aside = directory.move_aside() or moved_aside
         world.wait_for_all("--fresh")  # several ranks may share what one moves aside
     if run.rank > 0:  # perhaps on another machine
         directory.make()
@@ -145,7 +145,8 @@ def take_directory(run: Run) -> None:
 
 def open_records(run: Run) -> None:
     """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
-    experiment, training = run.experiment, run.training
+    experiment = run.experiment
+    training = run.training
     directory = run.output_dir
     path = None if run.read_only else _log_path(run)
     open_log(run.logger, path, echo=run.rank == 0)
@@ -158,24 +159,26 @@ def open_records(run: Run) -> None:
         # Closing waits for it: it writes into the directory, too.
         submit = run.on_close.enter_context(ThreadPoolExecutor(1)).submit
         run.ledger.gathered = submit(provenance.gather, directory, type(experiment))
-    supervisor = getattr(run.args, "supervisor", None)
     run.stop = StopRequests(
         directory / "STOP" if run.writes else None,
         training.time_limit_seconds,
         save_seconds=training.save_seconds if run.writes else 0,
         parallel=run.parallel,
-        began=supervisor and supervisor.began,
+        began=getattr(run.args, "supervised_since", None),
     )
     run.on_close.callback(run.stop.remove_stop_file)
     _watch_for_hanging(run)
-    if supervisor and supervisor.reason:
-        run.warn(supervisor.reason)
+    if reason := getattr(run.args, "restart_reason", ""):
+        run.warn(reason)
 
 
 def check_setup(run: Run, base: type) -> None:
     """Checks that training has what it needs, and says what there is."""
-    experiment, state = run.experiment, run.state
-    everything, own, found = state.everything, state.attributes(), state.saved()
+    experiment = run.experiment
+    state = run.state
+    everything = state.everything
+    own = state.attributes()
+    found = state.saved()
     checks.check_names(everything, base)
     run.events.check_known()
     checks.check_data(run.data.adapter, experiment.train_loader, own, run.training)
@@ -200,7 +203,8 @@ def check_setup(run: Run, base: type) -> None:
 
 def _say_what_there_is(run: Run) -> None:
     """The card, and what looks like a mistake."""
-    experiment, saved = run.experiment, run.state.saved()
+    experiment = run.experiment
+    saved = run.state.saved()
     for text in card.card(
         type(experiment).__name__,
         run.report.config_changes(),

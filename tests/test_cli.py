@@ -216,7 +216,7 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
     started: list[Any] = []
     monkeypatch.setattr(front, "_mixins", [])
 
-    def spawn(function: Any, args: Any, nprocs: int, device: str | None) -> launch.Outcome:
+    def spawn(function: Any, args: Any, *_: Any) -> launch.Outcome:
         started.append(pickle.dumps((function, args)))  # a process is given no more than this
         return launch.Outcome(7)
 

@@ -58,25 +58,7 @@ def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
 
 def test_a_mistake_is_the_answer_whoever_ended_first() -> None:
     outcome = launch._join([Process(1), Process(78)])
-    assert (outcome.code, outcome.is_stop) == (78, False)
-    assert launch._join([Process(143), Process(1)]).is_stop
-
-
-def test_after_a_failure_a_stopped_process_is_killed_at_once_and_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wait_for_some(sentinels: list[int], timeout: float | None) -> list[Any]:
-        ready = connection.wait(sentinels, timeout)
-        assert ready, "the grace was used up"
-        return ready
-
-    monkeypatch.setattr(launch, "wait", wait_for_some)
-    stopped = Process(None)
-    os.kill(stopped.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
-    outcome = launch._join([Process(1), stopped])
-    assert outcome.deaths == ("rank 1 was stopped by SIGSTOP",)
-    assert stopped.exitcode == -9
+    assert outcome.code == 78
 
 
 def test_no_wait_is_without_limit_because_a_signal_may_be_heard_at_its_end_only(
@@ -117,7 +99,7 @@ def begin(way: str) -> int:
     atexit.register(os._exit, 8)
     if way == "spawn":  # of several threads a fork would have one
         threading.Thread(target=threading.Event().wait, daemon=True).start()
-    outcome = launch.spawn(begun, (os.getpid(), way), 2, "cpu")
+    outcome = launch.spawn(begun, (os.getpid(), way), 2, "cpu", launch.StopSignals())
     atexit.unregister(os._exit)
     return outcome.code
 
@@ -138,8 +120,9 @@ def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
 ) -> None:
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.0)
     going_on = [Process(None), Process(None)]
-    launch._join([going_on[0], Process(exitcode), going_on[1]])
+    deaths = launch._join([going_on[0], Process(exitcode), going_on[1]]).deaths
     assert [process.exitcode for process in going_on] == [-9, -9]
+    assert deaths[-1] == "rank 2 did not end when another one had failed, and was killed"
 
 
 def test_the_last_line_names_the_rank_that_died_by_a_signal(

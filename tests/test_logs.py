@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import Tiny, trained
 
-from expbase.record.logs import ROUTINE, close_log, early_log, open_log, routine_elsewhere
+from expbase.record.logs import close_log, early_log, open_log
 
 
 def opened(path: Path, *, echo: bool) -> logging.Logger:
@@ -74,22 +74,6 @@ def test_an_early_line_that_no_log_takes_is_not_printed(
     logger.error("now")
     close_log(logger)
     assert capsys.readouterr().err == ""
-
-
-def test_a_routine_line_is_off_the_terminal_only_while_it_is_shown_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger = opened(tmp_path / "log", echo=True)
-    shown = [True, True, False]  # asked for each routine line
-    with routine_elsewhere(logger, lambda: shown.pop(0)):
-        logger.info("one", extra=ROUTINE)
-        logger.info("two")
-        logger.info("three", extra=ROUTINE)
-        logger.info("four", extra=ROUTINE)
-    logger.info("five", extra=ROUTINE)
-    close_log(logger)
-    assert re.findall(r" (\w+)$", capsys.readouterr().err, re.MULTILINE) == ["two", "four", "five"]
-    assert len((tmp_path / "log").read_text().splitlines()) == 5
 
 
 def test_each_line_has_its_time(tmp_path: Path) -> None:

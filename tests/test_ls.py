@@ -174,6 +174,7 @@ def test_a_run_whose_config_is_lost_does_not_make_all_values_differ(
     for seed in (1, 2, 3):
         trained(Tiny, tmp_path / str(seed), max_iteration=2, seed=seed)
     (tmp_path / "3/config.yaml").write_text("[")
+    (tmp_path / "3/ledger.jsonl").write_text("")
     runs = listed(tmp_path, capsys)
     assert [runs[name]["differs"] for name in ("1", "2", "3")] == [
         {"training.seed": 1}, {"training.seed": 2}, {},

@@ -13,7 +13,6 @@ from tiny import TESTS, Tiny, run_ranks
 
 from expbase.ranks import machines
 from expbase.ranks.machines import different_code
-from expbase.record.run_dir import RunDirectory
 
 
 def test_other_versions_and_files_are_told_with_both_values() -> None:
@@ -28,28 +27,6 @@ def test_the_code_of_an_experiment_is_its_versions_and_the_files_it_has_loaded()
     facts = machines.code(Tiny)
     assert {"python", "numpy", "paddle", "expbase", "tiny.py", "test_machines.py"} <= {*facts}
     assert not [name for name in facts if name.startswith(("/", "..")) or "-packages" in name]
-
-
-LOOKS = """
-import sys
-from expbase.record.run_dir import RunDirectory
-print(RunDirectory(sys.argv[1]).is_of_rank_zero())
-"""
-
-
-def test_rank_zeros_directory_is_known_by_its_lock_also_by_rank_zero(tmp_path: Path) -> None:
-    def looked(path: Path) -> str:
-        command = [sys.executable, "-W", "ignore", "-c", LOOKS, str(path)]
-        return forks.run(command).stdout.strip()
-
-    directory = RunDirectory(tmp_path)
-    assert not directory.is_of_rank_zero()
-    directory.lock(rank=0)
-    assert looked(tmp_path) == "True"
-    assert directory.is_of_rank_zero()
-    assert looked(tmp_path) == "True"  # the look has not opened the lock
-    directory.release()
-    assert looked(tmp_path) == "False"
 
 
 def test_one_process_loads_no_module_for_it(tmp_path: Path) -> None:

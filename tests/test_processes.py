@@ -184,19 +184,6 @@ def test_two_processes_may_look_at_a_time(shared_memory: Path) -> None:
     assert not note.exists()
 
 
-def test_files_of_an_id_that_is_in_use_again_are_left_alone_and_found_later(
-    shared_memory: Path,
-) -> None:
-    made, note = (
-        shared_memory / f"{kind}_{os.getpid()}_1" for kind in ("paddle", "expbase_worker")
-    )
-    made.touch()
-    note.touch()
-    processes.remove_left_files()
-    assert made.exists()
-    assert note.exists()
-
-
 def test_a_note_of_another_user_is_not_believed(
     shared_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

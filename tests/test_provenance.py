@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +18,7 @@ import pytest
 from repository import GIT, commit, git, new_repository
 from tiny import TESTS, Tiny, trained
 
+import expbase.__main__
 from expbase.record import provenance
 
 # Writes down what it would note.
@@ -96,7 +93,10 @@ def started(
     monkeypatch.chdir(folder)
 
 
-def gathered(output: Path, experiment: type = Tiny) -> dict[str, Any]:
+OfScript = type("OfScript", (Tiny,), {"__module__": "__main__"})
+
+
+def gathered(output: Path, experiment: type = OfScript) -> dict[str, Any]:
     """The facts, after a way through the ledger."""
     return json.loads(json.dumps(provenance.gather(output, experiment)))
 
@@ -145,47 +145,34 @@ def test_a_runner_notes_the_repository_of_its_experiment(
     own = SimpleNamespace(__file__=str(repository / "deep/train.py"))
     monkeypatch.setitem(sys.modules, "of_the_user", own)  # type: ignore[arg-type]
     words = ["-m", "expbase", "run", f"{repository}/plan.yaml", "--output", "a"]
-    started(monkeypatch, tmp_path, *words, script=f"{provenance._PACKAGE}/__main__.py")
+    started(monkeypatch, tmp_path, *words, script=expbase.__main__.__file__)
     facts = gathered(tmp_path / "run", Own)
     assert facts["command"] == words
     assert facts["git"]["branch"] == "trunk"
 
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def noted(folder: Path, *command: str, run: Run = forks.run) -> dict[str, Any]:
+def noted(folder: Path, *command: str) -> dict[str, Any]:
     """What rank 0 notes when this command is given in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "FLAGS_benchmark": "0"}
-    result = run([sys.executable, "-W", "ignore", *command], cwd=folder, env=environment)
+    result = forks.run([sys.executable, "-W", "ignore", *command], cwd=folder, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     return json.loads((folder / "facts_0.json").read_text())
 
 
-def test_under_paddles_launcher_they_are_the_launchers(repository: Path, tmp_path: Path) -> None:
+def test_under_paddles_launcher_they_are_those_of_a_rank(repository: Path) -> None:
     words = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2"]
     words += ["--log_dir", str(repository / "deep/logs"), "train.py", "--output", "a"]
-    # A fresh process: it is asked for its command line.
-    fresh = partial(subprocess.run, timeout=forks.LONG_SECONDS, capture_output=True, text=True)
-    facts = noted(repository / "deep", *words, run=fresh)
-    expected = ["-W", "ignore", *words]
-    assert facts["command"] == expected
+    facts = noted(repository / "deep", *words)
+    assert facts["command"] == ["-u", "train.py", "--output", "a"]
     assert facts["environment"]["FLAGS_benchmark"] == "0"
     assert not [name for name in facts["environment"] if name.startswith(("PADDLE", "FLAGS_sel"))]
     assert (repository / "deep/logs/backup_env.0.json").exists()  # paddle writes all of it there
     assert (facts["git"]["dirty"], facts["git"]["state"]) == (False, None)
 
 
-def test_with_nprocs_they_are_those_of_the_process_that_was_started(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["-c", "echo up; read x", "train.py"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(["sh", *words], **pipes) as parent:  # type: ignore[call-overload]
-        assert parent.stdout.readline() == b"up\n"
-        monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
-        assert gathered(tmp_path / "run")["command"] == words
-        parent.communicate()
+def test_with_nprocs_they_are_the_script_and_its_options(repository: Path) -> None:
+    words = ["train.py", "--output", "a", "--device", "cpu", "--nprocs", "2"]
+    assert noted(repository / "deep", *words)["command"] == words
 
 
 def test_what_takes_long_is_not_on_the_way_to_the_first_update(

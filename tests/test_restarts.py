@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forks
@@ -19,7 +20,7 @@ import pytest
 from tiny import TESTS, Tiny, same_bits, trained, wait_until
 
 from expbase.ranks import launch, restarts
-from expbase.ranks.launch import Outcome, StopSignals
+from expbase.ranks.launch import Outcome
 
 KILLED = Outcome(137, deaths=("rank 1 was killed by SIGKILL",))
 DONE = Outcome(0)
@@ -28,84 +29,97 @@ DONE = Outcome(0)
 class Run:
     """Starts that end as they are told, and a clock that goes on when somebody waits."""
 
-    def __init__(self, *starts: Any, newest: Any = (), stop_at: float = float("inf")) -> None:
-        self.starts, self.newest = [*starts], [-1, *newest]
+    def __init__(
+        self, patch: pytest.MonkeyPatch, *starts: Outcome, newest: Any = (), stop_at: int = 10**9
+    ) -> None:
+        self.starts = [*starts]
+        self.newest = [-1, *newest]
         self.reasons: list[str] = []
-        self.said: list[str] = []
-        self.seconds = 0.0
+        self.seconds = 0
         self.stop_at = stop_at
-        self.signals = StopSignals()
+        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=self.sleep)
+        patch.setattr(restarts, "time", clock)
+        patch.setattr(restarts, "_newest", self.look)
+        patch.setattr(launch, "spawn", self.start)
 
-    def start(self, reason: str) -> Outcome:
-        self.reasons.append(reason)
-        outcome: Outcome = self.starts.pop(0)
-        return outcome
+    def look(self, args: Any) -> int:
+        return self.newest.pop(0) if len(self.newest) > 1 else self.newest[0]
 
-    def sleep(self, seconds: float) -> None:
+    def start(self, function: Any, words: Any, *_: Any) -> Outcome:
+        self.reasons.append(words[-1].restart_reason)
+        return self.starts.pop(0)
+
+    def sleep(self, seconds: int) -> None:
         self.seconds += seconds
         if self.seconds >= self.stop_at:
-            self.signals.asked = signal.SIGTERM
+            signal.raise_signal(signal.SIGTERM)
 
     def supervise(self, limit: int) -> int:
-        newest = lambda: self.newest.pop(0) if len(self.newest) > 1 else self.newest[0]  # noqa: E731
-        return restarts.supervise(
-            self.start, newest, limit, self.signals, self.said.append, self.sleep
-        )
+        words = {"output": "nowhere", "fresh": False, "nprocs": 2, "device": None}
+        return restarts.run(print, [argparse.Namespace(restarts=limit, **words)])
 
 
-def test_what_killed_a_rank_is_the_reason_of_the_next_start() -> None:
-    run = Run(KILLED, Outcome(1), DONE)
+def test_what_killed_a_rank_is_the_reason_of_the_next_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(monkeypatch, KILLED, Outcome(1), DONE)
     assert run.supervise(3) == 0
     assert run.reasons == [
         "",
         "RESTART 1 of 3: rank 1 was killed by SIGKILL",
         "RESTART 2 of 3: a rank ended with code 1",
     ]
-    assert run.said == [
+    assert capsys.readouterr().err.splitlines() == [
         "rank 1 was killed by SIGKILL; starts again in 0 s",
         "a rank ended with code 1; starts again in 1 s",
     ]
 
 
-def test_starts_without_progress_are_counted_and_wait_longer_each_time() -> None:
-    run = Run(*[KILLED] * 4)
+def test_starts_without_progress_are_counted_and_wait_longer_each_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(monkeypatch, *[KILLED] * 4)
     assert run.supervise(3) == 137
     assert len(run.reasons) == 4
     assert run.seconds == pytest.approx(0 + 1 + 2)
-    assert run.said[-1] == (
+    assert capsys.readouterr().err.splitlines()[-1] == (
         "rank 1 was killed by SIGKILL; not started again: 3 restarts brought no new checkpoint"
     )
-    run = Run(*[KILLED] * 9, DONE)
-    assert run.supervise(9) == 0
-    assert run.seconds == pytest.approx(0 + 1 + 2 + 4 + 8 + 16 + 30 + 30 + 30)
+    run = Run(monkeypatch, *[KILLED] * 40, DONE)
+    assert run.supervise(40) == 0
+    assert run.seconds == pytest.approx(sum(range(31)) + 9 * 30)
 
 
-def test_a_newer_checkpoint_gives_the_restarts_back() -> None:
-    run = Run(*[KILLED] * 6, newest=[10, 10, 20, 20, 20, 20])
+def test_a_newer_checkpoint_gives_the_restarts_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, *[KILLED] * 6, newest=[10, 10, 20, 20, 20, 20])
     assert run.supervise(2) == 137
     numbers = [reason.partition(":")[0] for reason in run.reasons[1:]]
     first, second = "RESTART 1 of 2", "RESTART 2 of 2"
     assert numbers == [first, second, first, second]
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome(143, is_stop=True), Outcome(124, is_stop=True), Outcome(78), DONE]
-)
-def test_what_somebody_stopped_or_a_mistake_is_not_started_again(outcome: Outcome) -> None:
-    run = Run(outcome)
-    assert run.supervise(3) == outcome.code
+@pytest.mark.parametrize("code", [143, 124, 78, 0])
+def test_what_somebody_stopped_or_a_mistake_is_not_started_again(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Run(monkeypatch, Outcome(code)).supervise(3) == code
 
 
-def test_a_failure_after_a_signal_is_not_started_again() -> None:
-    run = Run(KILLED)
-    run.signals.asked = signal.SIGUSR1
+def test_a_failure_after_a_signal_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+
+    def start(*_: Any) -> Outcome:
+        signal.raise_signal(signal.SIGUSR1)
+        return KILLED
+
+    monkeypatch.setattr(launch, "spawn", start)
     assert run.supervise(3) == 137
 
 
-def test_a_signal_ends_the_wait_for_the_next_start() -> None:
-    run = Run(*[KILLED] * 4, stop_at=1.5)
-    assert run.supervise(9) == 143
-    assert run.seconds == pytest.approx(1.5)
+def test_a_signal_ends_the_wait_for_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, *[KILLED] * 4, stop_at=2)
+    assert run.supervise(9) == 137
+    assert run.seconds == 2
     assert len(run.reasons) == 3
 
 
@@ -195,7 +209,6 @@ def test_an_exception_in_training_is_tried_n_times_and_a_mistake_once(script: Pa
     assert len(starts(script.parent / "run")) == 2
     text = "a rank ended with code 1; not started again: 1 restarts brought no new checkpoint"
     assert text in stderr
-    assert text in (script.parent / "run/worker_0.log").read_text()
     with started(script, *words, "training.seed=4") as process:
         stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
     assert process.returncode == 78
@@ -248,7 +261,7 @@ def test_a_run_that_has_begun_is_not_moved_aside_by_the_next_start(
 
     def start(function: Any, words: Any, *_: Any) -> Outcome:
         was_fresh.append(words[-1].fresh)
-        reasons.append(words[-1].supervisor.reason)
+        reasons.append(words[-1].restart_reason)
         if len(was_fresh) == 2:
             run.rename(tmp_path / "run.old-1")
             (run / "checkpoints/step-00000002").mkdir(parents=True)
@@ -266,7 +279,6 @@ def test_a_run_that_has_begun_is_not_moved_aside_by_the_next_start(
 
 
 def test_the_time_limit_counts_from_the_first_start(tmp_path: Path) -> None:
-    supervisor = restarts.Supervisor(began=-1e9)
     with pytest.raises(SystemExit) as ended:
-        trained(Tiny, tmp_path, {"supervisor": supervisor}, time_limit_seconds=1)
+        trained(Tiny, tmp_path, {"supervised_since": -1e9}, time_limit_seconds=1)
     assert ended.value.code == 124

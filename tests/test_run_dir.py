@@ -93,7 +93,7 @@ def test_a_second_experiment_in_the_process_is_refused_until_the_first_is_releas
     output: RunDirectory,
 ) -> None:
     for options in ({}, {"fresh": True}, {"force": True}):
-        assert "in use by another experiment of this process" in refusal(output.path, **options)
+        assert "in use by a running experiment" in refusal(output.path, **options)
     other_rank = RunDirectory(output.path)
     other_rank.lock(rank=1)
     other_rank.release()
@@ -108,7 +108,7 @@ def test_another_name_of_the_directory_does_not_get_round_the_lock(
     link = tmp_path / "link"
     link.symlink_to(output.path)
     for path in (link, output.path / ".." / "one"):
-        assert "in use by another experiment of this process" in refusal(path)
+        assert "in use by a running experiment" in refusal(path)
 
 
 def test_another_process_is_refused_until_the_holder_is_dead(
@@ -116,8 +116,8 @@ def test_another_process_is_refused_until_the_holder_is_dead(
 ) -> None:
     output.release()
     holder = hold(output.path)  # what was released is free for another process, too
-    assert "in use by a running process" in refusal(output.path)
-    assert "in use by a running process" in refusal(output.path, fresh=True)
+    assert "in use by a running experiment" in refusal(output.path)
+    assert "in use by a running experiment" in refusal(output.path, fresh=True)
     assert not output.path.with_name("one.old-1").exists()
     holder.kill()  # -9: it can clean up nothing
     holder.wait()
@@ -133,7 +133,7 @@ def test_a_file_system_without_locks_is_named(
     output.release()
     monkeypatch.setattr(fcntl, "lockf", lockf)
     text = refusal(output.path)
-    assert "cannot be locked: No locks available. Its file system has no locks" in text
+    assert "cannot be locked: No locks available. A lock keeps two" in text
     assert "in use" not in text
 
 
@@ -151,7 +151,7 @@ def test_who_gets_the_lock_of_a_directory_that_was_just_moved_aside_does_not_own
         lockf(file, operation)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fcntl, "lockf", late)
-    assert "is in use by a running process" in refusal(output.path)
+    assert "is in use by a running experiment" in refusal(output.path)
 
 
 def test_fresh_holds_the_lock_until_the_old_run_is_moved(output: RunDirectory) -> None:

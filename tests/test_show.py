@@ -34,7 +34,7 @@ if __name__ == "__main__":
 CHANGED = SCRIPT.replace("= 4", "= other.size").replace("from tiny", "import other\nfrom tiny")
 START = {
     "event": "start", "time": 1.7e9, "iteration": 0, "ranks": 1, "resumed": None,
-    "command": ["train.py", "--output", "runs/a"], "directory": ".", "config_changes": {},
+    "command": ["train.py", "--output", "runs/a"], "directory": ".", "config": {},
     "git": {"commit": "b2e08ebe439b", "branch": "trunk", "dirty": False, "state": None},
     "packages": {"mine": "1", "numpy": "2.0", "paddlepaddle": "3.3"}, "local_packages": ["mine"],
     "environment": {}, "device": {"name": "cpu", "model": "Model"}, "python": "3.11.2",

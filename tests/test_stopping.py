@@ -21,7 +21,6 @@ import pytest
 from tiny import TESTS, Tiny, curve, make, run_of, same_bits, trained, wait_until
 
 from expbase import setup_steps
-from expbase.ranks import stopping
 from expbase.ranks.stopping import StopReason, StopRequests
 
 ENDLESS = dict.fromkeys(("max_iteration", "save_interval", "valid_interval"), 10**6)
@@ -93,46 +92,14 @@ def test_a_signal_stops_saves_and_answers_with_its_code(
     assert (record["reason"], record["exit_code"], record["iteration"]) == (text, code, 6)
 
 
-def test_a_signal_says_what_it_waits_for_if_nothing_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_signal_is_answered_at_once_and_only_the_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def said(exp: Tiny) -> bool:
-        return "waits for" in (exp.output_dir / "worker_0.log").read_text()
-
-    class Long(Tiny):
-        """Does something long between two batches: until the line is there."""
-
-        place = "train"
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            if self.place == "train":
-                self.stay()
-
-        def valid(self) -> dict[str, float]:
-            if self.place == "valid":
-                self.stay()
-            return super().valid()
-
-        def stay(self) -> None:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGTERM)
-            wait_until(lambda: said(self))
-
-    monkeypatch.setattr(stopping, "_PATIENCE_SECONDS", 0.05)
-    for place, text in (
-        ("train", "[1] SIGTERM: waits for the end of the update under way"),
-        ("valid", "[3] SIGTERM: waits for its next batch, which valid() has not asked for"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            trained(type("Long", (Long,), {"place": place}), tmp_path / place)
-        assert ended.value.code == 143
-        assert capsys.readouterr().err.count(text) == 1
-    once = type("Once", (Signalled,), {"signals": [signal.SIGTERM]})
-    monkeypatch.setattr(stopping, "_PATIENCE_SECONDS", 1000)
+    twice = type("Twice", (Signalled,), {"signals": [signal.SIGTERM] * 2})
     with pytest.raises(SystemExit):
-        trained(once, tmp_path / "quick", **ENDLESS)
-    assert "waits for" not in capsys.readouterr().err
+        trained(twice, tmp_path, **ENDLESS)
+    text = "stops at the end of the update, or at the next batch of the validation"
+    assert capfd.readouterr().err.count(text) == 1
 
 
 def test_under_nohup_a_hangup_does_not_stop(tmp_path: Path) -> None:

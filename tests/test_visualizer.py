@@ -50,13 +50,12 @@ def test_a_point_is_any_number_at_any_step(tmp_path: Path, value: Any) -> None:
     np.testing.assert_array_equal([*found.values()], stored)
 
 
-def test_points_are_written_also_if_no_line_of_the_log_comes(tmp_path: Path) -> None:
+def test_a_point_is_in_the_file_at_once(tmp_path: Path) -> None:
     visualizer = Visualizer(tmp_path)
-    for step in range(250):
+    for step in (1, 2):
         visualizer.add_scalar("loss", 0.5, step)
-    assert len(curve(tmp_path, "loss")) == 199  # VisualDL's first record is none
+        assert len(curve(tmp_path, "loss")) == step
     visualizer.close()
-    assert len(curve(tmp_path, "loss")) == 250
 
 
 def test_a_second_one_goes_on_in_the_same_file_and_says_nothing(

@@ -44,7 +44,6 @@ class Outcome(NamedTuple):
     """How the ranks of a start ended."""
 
     code: int  # that a shell shows: of the first that failed, else of the first stopped, else 0
-    is_stop: bool = False  # a rank was asked to stop, and did
     deaths: tuple[str, ...] = ()  # "rank 1 was killed by SIGKILL"
 
 
@@ -74,24 +73,18 @@ def spawn(
     args: Sequence[Any],
     nprocs: int,
     device: str | None,
-    signals: StopSignals | None = None,
+    signals: StopSignals,
 ) -> Outcome:
-    """Calls a function of a module in new processes, one per rank, and waits for them.
-
-    Signals are handled here, unless it is given what handles them.
-    """
-    if signals is None:
-        signals = StopSignals()
-        with signals.installed():
-            return spawn(function, args, nprocs, device, signals)
+    """Calls a function of a module in new processes, one per rank, and waits for them."""
     on_cpu = (device or default_device()) == "cpu"
     # Of several threads a fork has one, and what the others hold is held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
-    words, starter = (os.getpid(), function, tuple(args)), multiprocessing.get_context(way)
+    words = (os.getpid(), function, tuple(args))
     with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
         if nprocs == 1:  # paddle would change its environment
-            signals.ranks = [starter.Process(target=_run_rank, args=words)]  # type: ignore[attr-defined]
+            starter: Any = multiprocessing.get_context(way)
+            signals.ranks = [starter.Process(target=_run_rank, args=words)]
             signals.ranks[0].start()
         else:
             how = {"join": False, "backend": "gloo" if on_cpu else "auto", "start_method": way}
@@ -108,44 +101,31 @@ def spawn(
 
 
 def _join(processes: Sequence[Any]) -> Outcome:
-    ended: dict[int, int] = {}  # return codes by rank, in the order in which the processes ended
-    deaths: dict[int, str] = {}  # how a rank ended by a signal, by rank
+    codes: list[int] = []  # return codes, in the order in which the processes ended
+    deaths: list[str] = []
     running = {process.sentinel: rank for rank, process in enumerate(processes)}
-    deadline: float | None = None
-    while running:
+    deadline = float("inf")
+    while running and time.monotonic() < deadline:
         # Never without limit: python hears a signal that comes just before a wait at its end.
-        timeout = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        sentinels = wait(list(running), timeout)
-        for sentinel in sentinels:
+        for sentinel in wait(list(running), 1.0):
             rank = running.pop(sentinel)
             end: Any = os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
-            ended[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-            if ended[rank] < 0:  # else it has said why itself
-                deaths.setdefault(rank, ending(processes[rank].pid)[0])
-            if ended[rank] not in (0, *STOPPED) and deadline is None:
-                deadline = time.monotonic() + _GRACE_SECONDS
-        for rank in running.values() if deadline is not None else ():
-            stopped = _is_stopped(processes[rank].pid)
-            if stopped or not sentinels:  # the others have had their time
-                deaths.setdefault(rank, "was stopped by SIGSTOP" if stopped else "")
-                processes[rank].kill()
-                deadline = time.monotonic() + _GRACE_SECONDS
-    texts = tuple(f"rank {rank} {deaths[rank]}" for rank in sorted(deaths) if deaths[rank])
-    for text in texts:
+            code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            codes.append(code)
+            if code < 0:  # else it has said why itself
+                deaths.append(f"rank {rank} {ending(processes[rank].pid)[0]}")
+            if code not in (0, *STOPPED):
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    for rank in running.values():
+        deaths.append(f"rank {rank} did not end when another one had failed, and was killed")
+        processes[rank].kill()
+    for text in deaths:
         print(text, file=sys.stderr)
     for process in processes:  # until then the other ranks look for how it ended, too
         process.join()
-    codes = [*ended.values()]
     first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
     code = 128 - first if first < 0 else first
-    is_stop = not {*codes}.isdisjoint(STOPPED)
-    return Outcome(MISTAKE if MISTAKE in codes else code, is_stop, texts)
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):  # it has just ended
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    return False
+    return Outcome(MISTAKE if MISTAKE in codes else code, tuple(deaths))
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

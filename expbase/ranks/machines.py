@@ -40,14 +40,14 @@ def compare(directory: RunDirectory, newest: Path | None, experiment: type) -> l
     """
     rank = world.rank()
     if rank:
-        is_shared = directory.is_of_rank_zero()
-        listed = [] if is_shared else checkpoint.listed(directory.path / checkpoint.FOLDER)
+        listed = checkpoint.listed(directory.path / checkpoint.FOLDER)
         newest = listed[-1] if listed else None
     iteration = checkpoint.iteration_of(newest) if newest else None
     place = f"rank {rank} ({platform.node()}, {directory.path})"
     found = -1 if iteration is None else iteration
     of_ranks = world.gather_objects((found, place, code(experiment)))
-    first, last = of_ranks[0], max(of_ranks, key=lambda facts: facts[0])
+    first = of_ranks[0]
+    last = max(of_ranks, key=lambda facts: facts[0])
     if last[0] > first[0]:
         raise checkpoint.CheckpointError(
             f"output directory of {first[1]}: the newest checkpoint, of iteration {last[0]}, is "

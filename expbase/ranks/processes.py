@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import glob
 import os
 import signal
 import sys
@@ -120,17 +119,6 @@ def survive_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def _files_of(pid: int | str) -> list[str]:
-    """What paddle made in shared memory in a process."""
-    return glob.glob(f"{SHARED_MEMORY}/paddle_{pid}_*")
-
-
-def _remove(paths: list[str]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):  # gone already, or another user's
-            os.unlink(path)
-
-
 def leave_note() -> None:
     """Notes that this process makes files in shared memory, before it makes the first one.
 
@@ -149,7 +137,8 @@ def remove_left_files() -> None:
 
     A process that uses one goes on: it loses the name alone.
     """
-    dead, alive = {}, set[str]()
+    dead: dict[Path, str] = {}
+    alive: set[str] = set()
     with contextlib.ExitStack() as stack:
         for note in SHARED_MEMORY.glob(f"{_NOTE}*"):
             pid = note.name.removeprefix(_NOTE).partition("_")[0]
@@ -164,9 +153,10 @@ def remove_left_files() -> None:
                 except BlockingIOError:
                     alive.add(pid)
         for note, pid in dead.items():
-            # The id of a dead process may be in use again; a zombie has no program any more.
-            if pid not in alive and not os.path.exists(f"/proc/{pid}/exe"):
-                _remove([*_files_of(pid), str(note)])
+            if pid not in alive:  # in another container, or with the id of a dead one
+                for path in [*SHARED_MEMORY.glob(f"paddle_{pid}_*"), note]:
+                    with contextlib.suppress(OSError):  # gone already, or another user's
+                        path.unlink()
 
 
 def machine() -> str:

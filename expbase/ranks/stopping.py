@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
+import os
 import signal
 import threading
 import time
@@ -31,8 +32,8 @@ from expbase.ranks.processes import handling
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
 _LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
+_HEARD = b"\nstops at the end of the update, or at the next batch of the validation\n"
 _exits = itertools.count()  # numbers those of this process
-_PATIENCE_SECONDS = 5.0  # from a signal to the line that says what it waits for
 
 
 class StopReason(enum.IntEnum):
@@ -52,7 +53,9 @@ class StopReason(enum.IntEnum):
 
     def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
         reason = int.__new__(cls, value)
-        reason._value_, reason.text, reason.exit_code = value, text, exit_code
+        reason._value_ = value
+        reason.text = text
+        reason.exit_code = exit_code
         return reason
 
     def __str__(self) -> str:
@@ -95,7 +98,6 @@ class StopRequests:
         self._save_seconds = save_seconds
         self._began = clock() if began is None else began
         self._last_ctrl_c = float("-inf")
-        self._signalled_at = float("inf")
         self.start(0)
 
     def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
@@ -157,15 +159,12 @@ class StopRequests:
     # Signals
 
     @contextlib.contextmanager
-    def installed(
-        self, notify: Callable[[], None], say_waiting: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
+    def installed(self, notify: Callable[[], None]) -> Iterator[None]:
         """Notes signals that ask to stop in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
         paddle's launcher sends it up to three times to every process of a group. `notify` is
-        called from the handler, so it must only set a value; `say_waiting` by a thread, if the
-        block has not ended some seconds after the first signal.
+        called from the handler, so it must only set a value.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can set handlers
@@ -173,30 +172,19 @@ class StopRequests:
 
         def note(signum: int, frame: Any) -> None:
             if signum == signal.SIGINT:
-                before, self._last_ctrl_c = self._last_ctrl_c, self._clock()
+                before = self._last_ctrl_c
+                self._last_ctrl_c = self._clock()
                 if self._last_ctrl_c - before < self._now_seconds:
                     raise KeyboardInterrupt
-            self._signalled_at = min(self._signalled_at, time.monotonic())
+            if not self.reason:
+                with contextlib.suppress(OSError):  # not by a stream, which may be in use just now
+                    os.write(2, _HEARD)
             self.add(StopReason[signal.Signals(signum).name])
             notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        ended = threading.Event()
-        # A thread that looks, since a handler must not start one: it may be called within a start.
-        watch = threading.Thread(target=self._watch, args=(ended, say_waiting), daemon=True)
-        watch.start()
-        try:
-            with handling(dict.fromkeys(_SIGNALS, note)):
-                yield
-        finally:
-            ended.set()
-            watch.join()
-
-    def _watch(self, ended: threading.Event, say_waiting: Callable[[], None]) -> None:
-        while not ended.wait(_LOOK_SECONDS):
-            if time.monotonic() - self._signalled_at > _PATIENCE_SECONDS:
-                say_waiting()
-                return
+        with handling(dict.fromkeys(_SIGNALS, note)):
+            yield
 
 
 class ValidationLeft(BaseException):
@@ -206,16 +194,17 @@ class ValidationLeft(BaseException):
 class ValidationExit:
     """How all ranks leave a validation, when one of them has a reason to stop from outside.
 
-    A rank leaves before a batch, and says so in the processes' store. One that has read its share
-    waits for the others; it asks them to leave, and leaves when another one has. So nobody leaves
-    once all have come to where they wait for each other: all go on from there, or none does. All
-    ranks make the same ones, in the same order.
+    A rank leaves before a batch, and says so in the processes' store. One that has read all its
+    batches waits for the others; it asks them to leave, and leaves when another one has. So nobody
+    leaves once all have come to where they wait for each other: all go on from there, or none does.
+    All ranks make the same ones, in the same order.
     """
 
     def __init__(self, requests: StopRequests) -> None:
         number = next(_exits)
         self._requests = requests
-        self._asked, self._left = f"expbase/asked/{number}", f"expbase/left/{number}"
+        self._asked = f"expbase/asked/{number}"
+        self._left = f"expbase/left/{number}"
         self._next_look = 0.0
         self._is_time = False  # to look; not at each of many quick batches
 

@@ -32,7 +32,7 @@ from expbase.ranks.world import RankZeroError, add_to_store, connect_store, rank
 
 LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for
 _LIMIT_SECONDS = 300.0
-_SAY_SECONDS = 10.0, 60.0  # until the first line about missing ranks, and until each further one
+_SAY_SECONDS = 30.0  # between two lines about missing ranks
 _POLL_SECONDS = 0.01
 # After which a rank that fails tells it: by then all make the same mistake, or the cause is known.
 _TELL_SECONDS = 1.0
@@ -107,7 +107,7 @@ class Watch:
     def _wait_for(self, missing: Callable[[], str]) -> None:
         """Waits until no rank is missing; the lines and the error tell which are."""
         began = time.monotonic()
-        say_at, pause = _SAY_SECONDS
+        say_at = _SAY_SECONDS
         while names := missing():
             waited = time.monotonic() - began
             if waited > self._limit:
@@ -117,7 +117,7 @@ class Watch:
                     f"reached; to wait longer, set {LIMIT}."
                 )
             if waited > say_at:
-                say_at += pause
+                say_at += _SAY_SECONDS
                 limit = f"the limit is {self._limit:.0f} s ({LIMIT})"
                 self._say(f"waiting for {names} since {waited:.0f} s; {limit}")
             time.sleep(_POLL_SECONDS)

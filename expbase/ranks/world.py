@@ -147,7 +147,8 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     if not dist.is_initialized():
         return function()
     need_all_ranks(doing)
-    value, error = None, None
+    value = None
+    error = None
     if rank() == 0:
         try:
             value = function()
@@ -291,14 +292,14 @@ def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, flo
     """
     if not weight >= 0:
         raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
-    shares = gather_objects(({k: number(v) for k, v in metrics.items()} if weight else {}, weight))
-    shares = [share for share in shares if share[1]]
-    if any(share[0].keys() != shares[0][0].keys() for share in shares):
-        given = " and ".join(str(sorted(share[0])) for share in shares)
+    numbers = {name: number(value) for name, value in metrics.items()} if weight else {}
+    parts = [part for part in gather_objects((numbers, weight)) if part[1]]
+    names = parts[0][0].keys() if parts else ()
+    if any(part.keys() != names for part, _ in parts):
+        given = " and ".join(str(sorted(part)) for part, _ in parts)
         raise ValueError(f"average: the ranks name different metrics: {given}.")
-    total = sum(share[1] for share in shares)
-    names = shares[0][0] if shares else {}
-    return {k: sum(share[0][k] * (share[1] / total) for share in shares) for k in names}
+    total = sum(weight for _, weight in parts)
+    return {name: sum(part[name] * (weight / total) for part, weight in parts) for name in names}
 
 
 def max_over_ranks(*numbers: float) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import math
 import platform
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,12 +52,10 @@ def card(
         )
 
 
-def _config_rows(changes: Mapping[str, Any]) -> list[tuple[str, str]]:
-    values = " ".join(f"{key}={value!r}" for key, value in changes.items())
-    text = f"{values} (the rest by default)" if values else "all by default"
-    # With time and name a line has at most 80 columns.
-    parts = textwrap.wrap(text, 58, break_long_words=False, break_on_hyphens=False)
-    return list(zip(["config", *[""] * len(parts)], parts, strict=False))
+def _config_rows(changes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for number, (key, value) in enumerate(changes.items()):
+        yield "" if number else "config", f"{key}={value!r}"
+    yield "" if changes else "config", "the rest by default" if changes else "all by default"
 
 
 def _layer_rows(layers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -69,7 +66,8 @@ def _layer_rows(layers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _data(adapter: LoaderAdapter, valid_loader: Any, world_size: int) -> str:
-    samples, batches = adapter.num_samples, adapter.batches_per_epoch
+    samples = adapter.num_samples
+    batches = adapter.batches_per_epoch
     whose = "a rank's epoch" if world_size > 1 else "an epoch"
     known = [_count(samples, "sample")] if samples is not None else []
     known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []

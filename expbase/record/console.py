@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import paddle
 from rich.console import Console
 from rich.live import Live
 from rich.padding import Padding
@@ -81,13 +80,12 @@ def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
 def _drawn(line: Line) -> Padding:
     grid = Table.grid(padding=(0, 1), expand=True)
     of = f"/{line.total}" if line.total else ""
-    cells: list[Any] = [f"{line.phase} {line.iteration}{of}"]
-    grid.add_column(no_wrap=True, min_width=len(cells[0]))
-    if line.total:
-        grid.add_column(ratio=1, min_width=6, max_width=40)
-        cells.append(ProgressBar(total=line.total, completed=line.iteration))
+    done = f"{line.phase} {line.iteration}{of}"
+    grid.add_column(no_wrap=True, min_width=len(done))
+    grid.add_column(ratio=1, min_width=6, max_width=40)
+    bar = ProgressBar(total=line.total, completed=line.iteration)  # without a total it moves
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    grid.add_row(*cells, "  ".join(line.words))
+    grid.add_row(done, bar, "  ".join(line.words))
     return Padding(grid, (0, 3, 0, 0))  # room for a ^C, which would break the line otherwise
 
 
@@ -104,12 +102,3 @@ def _free_children_from_rich() -> None:
         sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
     os.register_at_fork(after_in_child=restore_streams)
-
-
-def memory() -> str:
-    """The main memory that this process uses, or the GPU's if it uses one: "312 MB"."""
-    import psutil  # comes with VisualDL; 20 ms that a run without a terminal need not pay
-
-    if paddle.device.get_device().startswith("gpu"):
-        return f"{paddle.device.cuda.memory_allocated() / 2**20:.0f} MB on the device"
-    return f"{psutil.Process().memory_info().rss / 2**20:.0f} MB"

@@ -90,7 +90,5 @@ def _ask(top: Path, *words: str) -> bytes:
     if result.returncode:
         lines = result.stderr.decode("utf-8", "replace").replace(str(top), ".").splitlines()
         reason = (lines[0] if lines else "no reason given").removesuffix(".")
-        if "ambiguous argument 'HEAD'" in reason:
-            raise _NoAnswer("the repository has no commit yet, so the code is not recorded")
         raise _NoAnswer(f"git refuses: {reason}")
     return result.stdout

@@ -74,7 +74,9 @@ def _watch(
     parallel: bool,
 ) -> None:
     pause = min(seconds / 4, 5.0)
-    before, since, is_reported = progress(), time.monotonic(), False
+    before = progress()
+    since = time.monotonic()
+    is_reported = False
     while True:
         if ends:
             faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
@@ -85,7 +87,9 @@ def _watch(
         # More patience, so that the rank that it waits for ends first, and is named.
         patience = 2 * pause if ends and waits else 0.0
         if now != before:
-            before, since, is_reported = now, time.monotonic(), False
+            before = now
+            since = time.monotonic()
+            is_reported = False
         elif not is_reported and time.monotonic() - since >= seconds + patience:
             is_reported = True
             report(now, waits)

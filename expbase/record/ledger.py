@@ -4,7 +4,7 @@ A start without an end is a process that was killed. What is noted is passed in 
 gathers it).
 
     ledger = Ledger(directory / "ledger.jsonl")
-    ledger.write("start", iteration=400, ranks=2, config_changes=config_changes(directory, config))
+    ledger.write("start", iteration=400, ranks=2, config=flat(config))
     ledger.write("end", iteration=600, reason="finished", exit_code=0)
     for session in sessions(read(directory / "ledger.jsonl")): ...
 """
@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase.config import differences, flatten, load_yaml
+from expbase.config import flatten
 from expbase.ranks.processes import exit_code_of
 from expbase.ranks.stopping import StopReason
 from expbase.record.meter import json_lines
-from expbase.record.run_dir import CONFIG
 
 LEDGER = "ledger.jsonl"
 
@@ -38,14 +37,15 @@ class Ledger:
         self.resumed: str | None = None  # the checkpoint from which this start goes on
         self.has_begun = False  # whether this start is noted
 
-    def begin(self, iteration: int, config: Mapping[str, Any], supervisor: Any, ranks: int) -> None:
-        """Notes a start that trains, on rank 0; `supervisor` is that of --restarts, if any."""
+    def begin(
+        self, iteration: int, config: Mapping[str, Any], reason: str | None, ranks: int
+    ) -> None:
+        """Notes a start that trains, on rank 0, and for what reason --restarts makes it, if any."""
         self.has_begun = True
-        if self._path is not None and self.gathered is not None:
+        if self.gathered is not None:
             facts = self.gathered.result()
-            facts |= {"ranks": ranks, "resumed": self.resumed}
-            facts["restart"] = supervisor and supervisor.reason
-            facts["config_changes"] = config_changes(self._path.parent, config)
+            facts |= {"ranks": ranks, "resumed": self.resumed, "restart": reason}
+            facts["config"] = flat(config)
             self.write("start", iteration=iteration, **facts)
 
     def end(self, iteration: int, failure: BaseException | None, stopped_by: StopReason) -> None:
@@ -60,14 +60,9 @@ class Ledger:
         """Appends a "start" or "end" with JSON values, on disk when this returns; or an OSError."""
         if self._path is None:
             return
-        line = json.dumps({"event": event, "time": round(time.time(), 3), **facts}) + "\n"
-        with self._path.open("ab+") as file:
-            if file.tell():  # at the end of the file, since it is opened for appending
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a kill tore the record before: this one starts anew
-                    line = f"\n{line}"
-            file.write(line.encode())
-            file.flush()
+        record = {"event": event, "time": round(time.time(), 3), **facts}
+        with self._path.open("ab", buffering=0) as file:  # one piece, which no kill tears
+            file.write(f"{json.dumps(record)}\n".encode())
             os.fsync(file.fileno())
 
 
@@ -103,32 +98,10 @@ def sessions(records: Iterable[Mapping[str, Any]]) -> list[Session]:
     return found
 
 
-def config_changes(directory: Path, config: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What a start, not yet in the ledger of the output directory, changes in the last config.
-
-    `[before, now]` by full key, as JSON values; None also where there is no such key.
-    """
-    file = directory / CONFIG
-    first = load_yaml(file) if file.exists() else {}  # a user may override dump_config
-    changes = differences(last_config(first, read(directory / LEDGER)), _flat(config))
-    return {key: [*pair] for key, pair in changes.items()}
-
-
-def last_config(first: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The config of the last start, by full keys and as JSON values.
-
-    `first` is that of the first one, from its config.yaml; each start's record has its changes.
-    """
-    config = _flat(first)
-    for record in records:
-        changes = record.get("config_changes", {})  # an end has none
-        config |= {key: now for key, (_, now) in changes.items()}
-    return config
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    # The way through JSON makes both sides comparable: tuples become lists, and a nan, which is
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config by full keys, as JSON values."""
+    # The way through JSON makes two of them comparable: tuples become lists, and a nan, which is
     # not equal to itself, becomes a text.
     text = json.dumps(flatten(config), default=str)
-    flat: dict[str, Any] = json.loads(text, parse_constant=str)
-    return flat
+    values: dict[str, Any] = json.loads(text, parse_constant=str)
+    return values

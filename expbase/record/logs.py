@@ -8,17 +8,13 @@ There is a logger from the beginning; it keeps its lines until there is a file.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from expbase.record.files import AppendedFile
-
-ROUTINE = {"is_routine": True}  # the `extra` of a line of training
 
 
 def early_log() -> logging.Logger:
@@ -57,26 +53,6 @@ def close_log(logger: logging.Logger) -> None:
         logger.removeHandler(handler)
         handler.close()
     logger.addHandler(logging.NullHandler())
-
-
-@contextlib.contextmanager
-def routine_elsewhere(logger: logging.Logger, is_shown: Callable[[], bool]) -> Iterator[None]:
-    """Keeps what is logged with `extra=ROUTINE` off the terminal while `is_shown()`.
-
-    Such a line says what the live line shows.
-    """
-
-    def passes(record: logging.LogRecord) -> bool:
-        return not (getattr(record, "is_routine", False) and is_shown())
-
-    echoes = [h for h in logger.handlers if isinstance(h, _Lines) and h.file is None]
-    for handler in echoes:
-        handler.addFilter(passes)
-    try:
-        yield
-    finally:
-        for handler in echoes:
-            handler.removeFilter(passes)
 
 
 class _Lines(logging.Handler):

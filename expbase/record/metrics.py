@@ -8,10 +8,9 @@ Formats are in meter.py and visualizer.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from expbase.record.logs import ROUTINE
 from expbase.record.meter import Meter, MetricsFile, line
 from expbase.record.visualizer import Visualizer
 
@@ -28,6 +27,7 @@ class MetricLog:
         self._logger = logger
         self._file = file
         self.visualizer = visualizer
+        self.is_live: Callable[[], bool] = lambda: False  # whether a progress line is shown now
         self.is_compared = False  # whether VisualDL's file has the row for its table of runs
 
     def write(
@@ -35,16 +35,15 @@ class MetricLog:
     ) -> None:
         """Writes one event: numbers by full name, `train/loss`.
 
-        It is routine if the progress line of a terminal shows it anyway.
+        A routine one is not printed while the progress line of a terminal shows it.
         """
         text = line(iteration, {"epoch": epoch, **metrics} if epoch else metrics)
-        self._logger.info("%s", text, extra=ROUTINE if is_routine else None)
+        self._logger.info("%s", text, extra={"is_shown": is_routine and self.is_live()})
         self._file.write(iteration, epoch, metrics)
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self.visualizer.add_scalar(tag, value, iteration)
-        self.visualizer.flush()
 
     @property
     def is_used(self) -> bool:

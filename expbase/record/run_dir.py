@@ -62,31 +62,25 @@ class RunDirectory:
     def lock(self, rank: int) -> None:
         """Takes the directory for one rank of this process; a ConfigError if another run has it."""
         name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same for links to it
-        if name in _held:
-            raise self._error(
-                "is in use by another experiment of this process. Close that one first, or give "
-                "each its own directory."
-            )
         with contextlib.ExitStack() as undo:
             try:
+                if name in _held:
+                    raise BlockingIOError
                 file = undo.enter_context(open(name, "ab"))
-            except OSError as error:
-                raise self._error(f"cannot be locked: {error.strerror}.") from error
-            try:
                 # Not flock: workers that outlive a killed process would still hold that one.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(name))
-            except (BlockingIOError, PermissionError, FileNotFoundError):
+            except (BlockingIOError, FileNotFoundError):
                 is_there = False  # the other one has it, or has moved it aside
             except OSError as error:
                 raise self._error(
-                    f"cannot be locked: {error.strerror}. Its file system has no locks, which keep "
-                    "two processes from one run. Give an --output on another one."
+                    f"cannot be locked: {error.strerror}. A lock keeps two processes from one run; "
+                    "give an --output where files can be written and locked."
                 ) from error
             if not is_there:
                 raise self._error(
-                    "is in use by a running process. Wait for it, stop it, or give another "
-                    "--output."
+                    "is in use by a running experiment. Wait for it, stop or close it, or give "
+                    "another --output."
                 )
             _held.add(name)
             undo.callback(_held.discard, name)
@@ -124,18 +118,6 @@ class RunDirectory:
                 "or --force to continue under the new config."
             )
         return aside
-
-    def is_of_rank_zero(self) -> bool:
-        """Whether rank 0 has locked this directory."""
-        lock = self.path / LOCK.format(rank=0)
-        if os.path.realpath(lock) in _held:
-            return True
-        with contextlib.suppress(FileNotFoundError), lock.open() as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: other ranks look, too
-            except OSError:
-                return True
-        return False
 
     def move_aside(self) -> Path | None:
         """Renames the directory, if it holds a run; returns its new place."""

@@ -41,7 +41,8 @@ class Stopwatch:
         if self._is_excluding:
             yield
             return
-        began, self._is_excluding = self.clock(), True
+        began = self.clock()
+        self._is_excluding = True
         try:
             yield
         finally:
@@ -56,7 +57,7 @@ class Stopwatch:
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
         metrics = {
             "steps_per_second": (iteration - began) / seconds,
-            "data_wait": min((self.data_seconds - data) / seconds, 1.0),  # a share, 0 to 1
+            "data_wait": min((self.data_seconds - data) / seconds, 1.0),  # a part of it, 0 to 1
         }
         if samples_per_batch:
             metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
@@ -74,7 +75,7 @@ class Stopwatch:
         return self.clock() - self._began[1]
 
     def time_breakdown(self) -> dict[str, float]:
-        """The shares of the time since training began, 0 to 1: "training" and "data" first."""
+        """The parts of the time since training began, 0 to 1: "training" and "data" first."""
         total = max(self.seconds(), 1e-9)
         training = max(total - self._excluded_seconds - self.data_seconds, 0.0)
         spent = {"training": training, "data": self.data_seconds, **self._totals}

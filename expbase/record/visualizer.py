@@ -26,7 +26,6 @@ from expbase.record.files import AppendedFile
 from expbase.state.arrays import to_numpy
 
 FILE_NAME = "vdlrecords.run.log"
-_PENDING = 200  # records and their lengths that are not in the file yet, at most
 RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length in bytes
 
 
@@ -60,10 +59,7 @@ class Visualizer:
         return self._steps.keys()
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Adds one point to a curve; a second one at the same step is left out, and told once.
-
-        It is in the file at the latest with the next line of the log.
-        """
+        """Adds one point to a curve; a second one at the same step is left out, and told once."""
         if self._steps.get(tag) == step:
             if self._file.path and self._logger and tag not in self._doubled:
                 self._doubled.add(tag)
@@ -117,20 +113,13 @@ class Visualizer:
             names = column_names([*keys, *hparams])
             values = {names[key]: _plain(value) for key, value in hparams.items()}
             self.writer.add_hparams(values, [_tag(metric) for metric in metrics])
-            self.flush()
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
         if self.writer is not None:
             getattr(self.writer, f"add_{kind}")(_tag(tag), value, step, **options)
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes the points that are not in the file yet."""
-        self._file.flush()
 
     def size(self) -> int:
         """The size of the record file now, in bytes."""
-        self.flush()
         return self._file.size()
 
     def cut(self, size: int) -> None:
@@ -161,28 +150,12 @@ class _RecordFile(AppendedFile):
     quickly, the last ones are lost with the process, and write errors are swallowed.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        super().__init__(path)
-        self._pending: list[bytes] = []  # records that are not in the file yet
-
     def get_filename(self) -> str:
         return str(self.path)
 
     def add_record(self, record: Any) -> None:
         data = record.SerializeToString()
-        self._pending += [RECORD_HEAD.pack(len(data)), data]
-        if len(self._pending) >= _PENDING:
-            self.flush()
-
-    def flush(self) -> None:
-        records = b"".join(self._pending)
-        self._pending.clear()
-        if records:
-            self.append(records)
-
-    def close(self) -> None:
-        self.flush()
-        super().close()
+        self.append(RECORD_HEAD.pack(len(data)) + data)
 
 
 def _log_writer(file: _RecordFile) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
-from expbase.record.ledger import LEDGER, last_config, last_start, read, sessions
+from expbase.record.ledger import LEDGER, flat, last_start, read, sessions
 from expbase.record.meter import METRICS, metric_lines
 from expbase.record.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
@@ -85,13 +85,13 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
             with contextlib.suppress(Exception):  # a damaged file may hold anything
                 run.best_iteration, run.best = best_of(path)[0]
         records = read(path / LEDGER)
-        config = load_yaml(path / CONFIG)
+        config = flat(load_yaml(path / CONFIG))
     except (OSError, ConfigError) as error:
         # One line; the path of the run is in its row already.
         run.note = " ".join(str(error).replace(f"{path}/", "").split())
-    config = last_config(config, records)
-    run.max_iteration = config.get("training.max_iteration") or 0
     start = last_start(records)
+    config = start.get("config", config)
+    run.max_iteration = config.get("training.max_iteration") or 0
     code = start.get("git") or {}
     run.experiment = str(start.get("experiment", ""))
     run.commit = code.get("commit")

@@ -64,8 +64,7 @@ def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]
     yield from _row("resumed", start["resumed"] or "")
     yield from _row("on", _machine(start))
     yield from _row("code", _code(start["git"]))
-    yield from _row("config", _changes(start["config_changes"]))
-    for name in ("packages", "environment") if before else ():
+    for name in ("config", "packages", "environment") if before else ():
         yield from _row(name, _changes(differences(before[name], start[name])))
     if start["command"] != before.get("command", ()):
         yield from _row("command", _command(start["command"]))

@@ -148,7 +148,7 @@ class Driver:
             return killed[:1]  # the other one may have ended by itself between the two
         if kind == "stop":
             os.kill(ids[rank], signal.SIGSTOP)
-            return [f"rank {rank} was stopped by SIGSTOP"]
+            return [f"rank {rank} did not end when another one had failed"]
         if kind == "hang":
             (self.run.notes / f"hang-{rank}").touch()
             return [f"rank {rank}: .*no progress for 2 s"]  # told by the other one
