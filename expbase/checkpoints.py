@@ -37,12 +37,13 @@ def contents(run: Run) -> dict[str, Any]:
 
 def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
-    experiment, checkpointer = run.experiment, run.checkpointer
+    checkpointer = run.checkpointer
+    experiment_class = type(run.experiment)
     checkpointer.contents = lambda: contents(run)
     # Of the files now, which are loaded: one may be edited while they run.
-    checkpointer.sources = sources.checksums(type(experiment))
+    checkpointer.sources = sources.checksums(experiment_class)
     run.on_close.callback(checkpointer.close)
-    output, named = run.output_dir, run.args.output
+    output = run.output_dir
     if run.read_only:  # told before the data is there
         which = checks.inspected(run.args) or ""
         world.on_rank_zero(lambda: choose(output, which), "the checkpoint")
@@ -51,47 +52,44 @@ def find(run: Run) -> None:
     if run.parallel:
         from expbase.ranks import machines  # here: one process has no other machine
 
-        for text in machines.compare(run.directory, checkpointer.resumable, type(experiment)):
+        for text in machines.compare(run.directory, checkpointer.resumable, experiment_class):
             run.warn(text)
     if checkpointer.resumable is not None:
         run.logger.info(
-            f"CONTINUING the run in {named} from {checkpointer.resumable.name} "
+            f"CONTINUING the run in {run.args.output} from {checkpointer.resumable.name} "
             "(--fresh starts over and keeps the old run)"
         )
     elif (output / LEDGER).exists():
-        run.logger.info("the run in %s has no checkpoint: it begins anew", named)
+        run.logger.info("the run in %s has no checkpoint: it begins anew", run.args.output)
 
 
 def resume_or_load(run: Run) -> None:
     """Restores the state: this run's own, else checkpoint_path's, else init_model_path's."""
     run.life.need_setup("resume_or_load")
-    experiment, checkpointer = run.experiment, run.checkpointer
+    checkpointer = run.checkpointer
     if run.read_only:
         return
     own = path = checkpointer.resumable
     other = getattr(run.args, "checkpoint_path", None)
+    weights = getattr(run.args, "init_model_path", None)
     if path is None and other:
         path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
-    elif own and other:
-        run.warn(
-            f"--checkpoint_path: {other} is not used: the run in {run.args.output} goes on "
-            f"from its own {own.name}. To begin with the other one, give --fresh or another "
-            "--output."
-        )
     if path is None and checkpointer.inspected:
         raise RuntimeError(
             f"resume_or_load: {checkpointer.inspected} was loaded to be looked at, and "
             "training would go on from its weights. To start from weights give "
             "args.init_model_path."
         )
-    weights = getattr(run.args, "init_model_path", None)
+    if own and (other or weights):
+        run.logger.info(
+            f"--checkpoint_path and --init_model_path are not used: the run goes on from its own "
+            f"{own.name}. To begin with another one, give --fresh or another --output."
+        )
     if path is not None:
         _resume(run, path)
-        if weights:
-            run.logger.info("--init_model_path: not used, since the whole state is restored")
     elif weights:
         partial = getattr(run.args, "init_partial", False)
-        experiment.load_model(weights, partial=partial)
+        run.experiment.load_model(weights, partial=partial)
     _continue_files(run, own)
     run.life = Life.RESTORED
     run.ledger.resumed = path.name if path else None
@@ -102,7 +100,8 @@ def _continue_files(run: Run, own: Path | None) -> None:
 
     Not if the run has come to its end, on_train_end included: then nothing is done again.
     """
-    validations, sizes = run.checkpointer.validations, run.checkpointer.sizes
+    validations = run.checkpointer.validations
+    sizes = run.checkpointer.sizes
     is_over = run.is_last
     if own and is_over:
         is_over = bool(world.on_rank_zero(validations.is_finished, "the end"))
@@ -117,14 +116,13 @@ def _continue_files(run: Run, own: Path | None) -> None:
 
 
 def _resume(run: Run, path: Path) -> None:
-    experiment = run.experiment
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
     run.loop.saved_at = run.iteration if is_own else -1
     place = f"iteration {run.iteration}, "
     if run.epoch > 0:
         place += f"epoch {run.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
-    rates = " ".join(f"{name}={rate:g}" for name, rate in experiment.learning_rates().items())
+    rates = " ".join(f"{name}={rate:g}" for name, rate in run.experiment.learning_rates().items())
     run.logger.info("resumed %s: %s%s", path.name if is_own else path, place, rates)
     for key, (old, new) in run.directory.changed_keys(run.config).items():
         run.logger.info(

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
 
 from expbase import schedule
-from expbase.config import Config, ConfigError, differences, fill_in, lookalikes
+from expbase.config import Config, ConfigError, differences, fill_in
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
 from expbase.record.visualizer import Visualizer
 from expbase.state import objects
-from expbase.state.arrays import Array, is_piece
+from expbase.state.arrays import is_piece
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -24,30 +23,21 @@ _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 DONE_BY_MAIN = "done_by_main"
 
 
-def check_data(
-    adapter: LoaderAdapter, loader: Any, attributes: Mapping[str, Any], training: Mapping[str, Any]
-) -> None:
-    """Raises a ValueError if there are no batches, or no loader where one was meant.
+def check_data(adapter: LoaderAdapter, loader: Any, training: Mapping[str, Any]) -> None:
+    """Raises a ValueError if there are no batches, or a limit of epochs without a loader.
 
-    `loader` is self.train_loader now; `attributes` are the user's.
+    `loader` is self.train_loader now.
     """
     if adapter.batches_per_epoch == 0:
         raise adapter.no_batch()
     if adapter.loader is not loader:
         raise ValueError("self.train_loader: set too late; expected it in setup_dataloader.")
-    if loader is not None:
-        return
-    import difflib  # here: most have a loader
-
-    data = [n for n, v in attributes.items() if isinstance(v, Iterable) and not isinstance(v, str)]
-    if likely := difflib.get_close_matches("train_loader", data, 1, 0.75):
-        raise ValueError(f"{adapter.not_set()} Did you mean self.{likely[0]}?")
-    keys = ("max_epoch", "valid_every_epoch", "save_every_epoch")
-    for key in [key for key in keys if training[key]]:
-        raise ConfigError(
-            f"training.{key}: {training[key]} given, and without a self.train_loader there are no "
-            "epochs and no batches; expected 0, and max_iteration, valid_interval, save_interval."
-        )
+    for key in ("max_epoch", "valid_every_epoch", "save_every_epoch"):
+        if training[key] and loader is None:
+            raise ConfigError(
+                f"training.{key}: {training[key]} given, and without a self.train_loader there are "
+                "no epochs; expected 0, and max_iteration, valid_interval, save_interval."
+            )
 
 
 def check_state(found: objects.StatefulObjects) -> None:
@@ -99,7 +89,7 @@ def check_paddle() -> str:
 
 
 def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
-    """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
+    """Raises a TypeError if a method is missing."""
     required = ["setup_dataloader", "setup_model", "train_batch"]
     if inspected(args) is not None or schedule.is_wanted(training, "valid"):
         required += ["valid"]
@@ -109,25 +99,6 @@ def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
             f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
             f"{', '.join(required)}" + ", or training.valid_interval=0" * ("valid" in missing) + "."
         )
-    for name in dir(base):
-        ours, theirs = getattr(base, name), getattr(experiment, name)
-        if name.startswith("__") or theirs is ours or not inspect.isfunction(ours):
-            continue
-        if not callable(theirs):
-            raise TypeError(
-                f"{experiment.__name__}.{name}: is no method; {base.__name__} has a method of "
-                "that name. Choose another one."
-            )
-        # Before a slash, as in log(self, mapping=None, /), even self is positional only.
-        given = inspect.signature(ours).parameters.values()
-        needed = [p for p in given if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-        try:
-            inspect.signature(theirs).bind(*needed)
-        except TypeError:
-            raise TypeError(
-                f"{experiment.__name__}.{name}: takes {inspect.signature(theirs)}; expected "
-                f"{inspect.signature(ours)} as in {base.__name__}."
-            ) from None
 
 
 def check_made(experiment: object, name: str) -> None:
@@ -169,11 +140,6 @@ def check_layer_alike(layer: Any) -> None:
     check_alike(own.shapes())
 
 
-def as_written(args: Any, name: str) -> str:
-    """An option as its user wrote it: on the command line, or into a namespace by hand."""
-    return f"--{name}" if hasattr(args, DONE_BY_MAIN) else f"args.{name}"
-
-
 def check_arguments(args: Any, config: Config) -> None:
     """Checks what an experiment is made with, and does what is left to be done with it.
 
@@ -184,9 +150,7 @@ def check_arguments(args: Any, config: Config) -> None:
         ConfigError: There is no output directory, options exclude each other, or one has no effect.
     """
     if not getattr(args, "output", None):
-        raise ConfigError(
-            f"{as_written(args, 'output')}: not given; expected the directory of the run."
-        )
+        raise ConfigError("--output: not given; expected the directory of the run.")
     for option in ("fresh", "force", "checkpoint_path", "init_model_path", "smoke", "restarts"):
         if getattr(args, option, None) and inspected(args) is not None:
             raise ConfigError(
@@ -212,12 +176,13 @@ def check_arguments(args: Any, config: Config) -> None:
 
 def inspected(args: Any) -> str | None:
     """The checkpoint that --evaluate or --export only look at; None: the run is to train."""
+    # "", of a shell variable that is not set, is one that does not exist: nothing must be trained.
     given = (getattr(args, option, None) for option in ("evaluate", "export"))
     return next((str(which) for which in given if which not in (None, False)), None)
 
 
 def check_names(attributes: Mapping[str, Any], base: type) -> None:
-    """Raises an error if an attribute hides a method of the base class, or lacks its methods."""
+    """Raises an error if a name of the base class was given to something else."""
     visualizer = attributes["visualizer"]
     if not isinstance(visualizer, Visualizer):
         raise TypeError(
@@ -279,11 +244,9 @@ def check_accumulation(accumulation_steps: int, *, accumulates: bool) -> None:
         )
 
 
-def unread_data(attributes: Mapping[str, Any], batches: int) -> str:
+def unread_data(loader: Any, batches: int) -> str:
     """What to tell if the first update, which has read so many batches, left the data alone."""
-    loaders = {name for name, v in attributes.items() if isinstance(v, paddle.io.DataLoader)}
-    has_loader = attributes.get("train_loader") is not None
-    if batches or not (has_loader or loaders - {"valid_loader", "test_loader"}):
+    if loader is None or batches:
         return ""
     return (
         "train_batch did not call self.read_batch(): the data it takes is not in the order "
@@ -299,19 +262,19 @@ def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
         size = os.environ.get(name, "1")
         if size != "1" and world.world_size() == 1:
             yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
-    for key, ours in lookalikes(training).items():
-        yield f"training.{key}: is a key of your own to expbase; did you mean {ours!r}?"
-    valid, save = training["valid_interval"], training["save_interval"]
-    wants_best = training["monitor"] and training["keep_best"] and not training["save_every_epoch"]
-    if wants_best and valid and save and valid % save:
+    valid = training["valid_interval"]
+    save = training["save_interval"]
+    monitor = training["monitor"]
+    if monitor and save and valid % save:
         yield (
             f"training.monitor: validations come every {valid} iterations and checkpoints every "
             f"{save}, so the best one may have no checkpoint. With training.save_interval at "
             f"{valid} each has one."
         )
-    if training["monitor_mode"] == "max" and {"loss", "error"} & {*training["monitor"].split("/")}:
+    is_max = training["monitor_mode"] == "max"
+    if monitor and is_max and monitor.endswith(("loss", "error")):
         yield (
-            f"training.monitor: the best {training['monitor']!r} is the largest one; expected "
+            f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
         )
 
@@ -323,23 +286,23 @@ def likely_left_out(
 
     `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
     """
-    updated = [p for o in found.optimizers.values() for p in objects.parameters_of(o)]
-    ids = {*map(id, updated)}
+    updated = {
+        id(parameter)
+        for optimizer in found.optimizers.values()
+        for parameter in objects.parameters_of(optimizer)
+    }
     wrapped = [objects.unwrap(wrapper) for wrapper in saved.parallel.values()]
     synchronized = {id(part) for layer in wrapped for part in layer.sublayers(True)}
     for name, layer in found.layers.items():
         trained = [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
-        is_updated = any(id(parameter) in ids for parameter in trained)
-        # A copy of what is trained, to be averaged or used as a target, is meant so.
-        if not is_updated and not {*map(_checksum, trained)} <= {*map(_checksum, updated)}:
-            yield f"self.{name} has trainable parameters, and no optimizer updates them."
+        is_updated = any(id(parameter) in updated for parameter in trained)
+        if trained and not is_updated:
+            yield (
+                f"self.{name} has trainable parameters, and no optimizer updates them; expected "
+                "stop_gradient = True of those that are not to be trained."
+            )
         if parallel and is_updated and name in saved.layers and id(layer) not in synchronized:
             yield (
                 f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
                 "rank trains its own."
             )
-
-
-def _checksum(parameter: Any) -> tuple[str, int]:
-    array = Array.of(parameter)
-    return str(array), zlib.crc32(array.data)  # type: ignore[arg-type]

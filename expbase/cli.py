@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -55,9 +54,6 @@ _INSPECTIONS = {
 }
 
 
-_THEIRS = {"--ngpu": "--nprocs"}  # options of PaddleSpeech that are called otherwise here
-
-
 class Paragraphs(argparse.HelpFormatter):
     """Fits each paragraph of a text to the terminal; what is indented stays as it is."""
 
@@ -74,8 +70,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.match("unrecognized arguments: (-[^ =]+)", message):
-            name = _THEIRS.get(unknown[1], unknown[1])
-            message += f".{did_you_mean(name, self._option_string_actions)}"
+            message += f".{did_you_mean(unknown[1], self._option_string_actions)}"
         self.print_usage(sys.stderr)
         self.exit(MISTAKE, f"{self.prog}: error: {message}\n")
 
@@ -91,7 +86,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
-    add("--nprocs", type=count, default=1, metavar="N", help="processes on this machine")
+    # PaddleSpeech calls it --ngpu.
+    add("--nprocs", "--ngpu", type=count, default=1, metavar="N", help="processes on this machine")
     add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
     for option, text in _SWITCHES.items():
@@ -109,7 +105,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
 
 def in_cell() -> bool:
     """Whether a notebook's cell runs this, and no script."""
-    ipython, script = sys.modules.get("IPython"), sys.modules["__main__"]
+    ipython = sys.modules.get("IPython")
+    script = sys.modules["__main__"]
     return ipython is not None and not hasattr(script, "__file__") and bool(ipython.get_ipython())
 
 
@@ -152,19 +149,9 @@ def main(
             notebook instead a RuntimeError, and of a Ctrl-C a KeyboardInterrupt.
     """
     parser = parser or default_argument_parser()
-    with ended_by_sigterm():
-        return _main(experiment, parser, argv)
-
-
-def _main(
-    experiment: type[ExperimentBase], parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> ExperimentBase | None:
-    _check_guard(parser.prog)
     with report_user_errors(parser.prog):
-        if argv is None and in_cell():
-            raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
-        with ended_by_sigterm(os._exit):  # argparse would put an error of its own in its place
-            args = parser.parse_intermixed_args(argv)
+        _check_place(argv)
+        args = parser.parse_intermixed_args(argv)
         setattr(args, DONE_BY_MAIN, True)
         config = load_config(experiment, args)
         if args.print_config:
@@ -195,17 +182,15 @@ def check_options(experiment: type[ExperimentBase], args: argparse.Namespace) ->
         )
 
 
-def _check_guard(prog: str) -> None:
-    """Ends a new process that imports the script and must not run it."""
-    process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):
-        text = (
-            f"{prog}: error: main(…) is called when this script is imported, as the processes of "
-            '--nprocs do; expected `if __name__ == "__main__":` before it.'
+def _check_place(argv: Sequence[str] | None) -> None:
+    """Raises a ConfigError if `main` is called where it has no options, or must not run."""
+    if argv is None and in_cell():
+        raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "main(…) is called when this script is imported, as the processes of --nprocs do; "
+            'expected `if __name__ == "__main__":` before it.'
         )
-        if process.name.endswith("-1"):  # said once
-            print(text, file=sys.stderr)
-        sys.exit(MISTAKE)
 
 
 def load_config(

@@ -51,12 +51,10 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
     "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
 }
 
-# Keys that are gone, and what to do instead.
-_GONE = {
-    "sanity_batches": "--smoke tries a whole run, valid() included.",
-    "overfit_batches": "Set self.train_loader to a list of the few batches.",
-}
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
+# How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
+# `plot_interval` is not too much like log_interval.
+_TOO_ALIKE = 0.885
 _CHOICES = {
     "monitor_mode": ("max", "min"),
     "nonfinite": ("error", "warn", "ignore"),
@@ -87,29 +85,25 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
 
     def merge_from_list(self, words: Sequence[str]) -> None:
         """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both."""
-        values = flatten(self)
-        known = sorted(values)
-        changed = self
+        known = flatten(self)
+        changes = {}
         queue = list(words)
         while queue:
-            word = queue.pop(0)
-            key, equals, text = word.partition("=") if isinstance(word, str) else (word, "", "")
-            if not equals and not queue:
-                raise ConfigError(
-                    f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE."
-                )
-            text = text if equals else queue.pop(0)
+            key, equals, text = str(queue.pop(0)).partition("=")
+            if not equals:
+                if not queue:
+                    raise ConfigError(
+                        f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE."
+                    )
+                text = queue.pop(0)
             # `1e5` is a text where a text is, else a number. A script may give values, too.
-            is_ready = isinstance(values.get(key), str) or not isinstance(text, str)
-            tree: Any = text if is_ready else _parsed(text, f"options: {key}: {text!r}")
-            for name in reversed(str(key).split(".")):
-                tree = {name: tree}
-            changed = _merged(changed, tree, "options", known)
-        self.update(changed)
+            is_ready = isinstance(known.get(key), str) or not isinstance(text, str)
+            changes[key] = text if is_ready else _parsed(text, f"options: {key}: {text!r}")
+        self.merge_from_other_cfg(changes, "options")
 
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
         """Changes the values that another tree names; errors name its `source`."""
-        self.update(_merged(self, other, source, known=sorted(flatten(self))))
+        self.update(_merged(self, other, source))
 
 
 def get_default_training_config() -> Config:
@@ -131,28 +125,16 @@ def fill(config: Mapping[str, Any]) -> Config:
             f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
             "super().default_config()` or get_default_training_config(), and return the config."
         )
-    for key in given.keys() & _GONE.keys():
-        raise ConfigError(f"training.{key}: this key is gone. {_GONE[key]}")
-    for key, near in lookalikes(given).items():
-        # A user may add keys; one that is all but the name of ours is a mistake.
-        if sorted(key) == sorted(near) or key in lookalikes(given, 0.91):
+    training: dict[str, Any] = {**_TRAINING_DEFAULTS}
+    for key, value in given.items():
+        near = [] if key in training else _nearest(key, _TRAINING_DEFAULTS, _TOO_ALIKE)
+        if near:  # a user may add keys; one that is all but the name of ours is a mistake
             raise ConfigError(
-                f"training: unknown key {key!r}. Did you mean {near!r}? "
+                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
                 "Put a key of your own into a section of its own."
             )
-    training = get_default_training_config()
-    training.set_new_allowed(True)
-    training = _merged(training, given, "config", prefix="training.")
-    return Config({**config, "training": {**training}})
-
-
-def lookalikes(training: Mapping[str, Any], likeness: float = 0.85) -> dict[str, str]:
-    """The keys that a user has added to `training` and that look like ours: ours by theirs."""
-    import difflib  # here, as below: only a mistake needs it
-
-    own = sorted(training.keys() - _TRAINING_DEFAULTS)
-    near = {key: difflib.get_close_matches(key, _TRAINING_DEFAULTS, 1, likeness) for key in own}
-    return {key: found[0] for key, found in near.items() if found}
+        training[key] = _coerced(value, training.get(key), f"training.{key}", "config")
+    return Config({**config, "training": training})
 
 
 def check_training(training: Mapping[str, Any]) -> None:
@@ -164,8 +146,6 @@ def check_training(training: Mapping[str, Any]) -> None:
             least = 1 if key == "accumulation_steps" else 0
             if value < least:
                 raise ConfigError(f"{where}: {value!r} given; expected {least} or more.")
-        if isinstance(default, str) and not isinstance(value, str):
-            raise ConfigError(f"{where}: {value!r} given; expected a text.")
         if key in _CHOICES and value not in _CHOICES[key]:
             choices = ", ".join(map(repr, _CHOICES[key]))
             raise ConfigError(f"{where}: {value!r} given; expected one of {choices}.")
@@ -180,24 +160,15 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     """Reads a YAML mapping; nothing in it is executed.
 
     Raises:
-        ConfigError: The file has another kind, cannot be read, is not YAML, or holds no mapping.
+        ConfigError: The file cannot be read, is not YAML, or holds no mapping.
     """
-    path = Path(path)
-    if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(
-            f"{path}: a config file ending in {path.suffix!r}; expected .yaml or .yml. "
-            "Code in config files is not run."
-        )
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("is no file")
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
     loaded = _parsed(text, str(path))
     if not isinstance(loaded, dict):
-        found = "empty" if loaded is None else f"holds a {type(loaded).__name__}"
-        raise ConfigError(f"{path}: {found}; expected `key: value` lines.")
+        raise ConfigError(f"{path}: holds no mapping; expected `key: value` lines.")
     return loaded
 
 
@@ -227,24 +198,23 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The full keys whose values differ, with both values; None if a side has no such key."""
-    before, after = flatten(_plain(old)), flatten(_plain(new))
+    before = flatten(_plain(old))
+    after = flatten(_plain(new))
     pairs = {key: (before.get(key), after.get(key)) for key in before | after}
-    # The texts are compared too, because nan is not equal to itself.
-    return {key: (a, b) for key, (a, b) in pairs.items() if a != b and repr(a) != repr(b)}
+    # As texts, because nan is not equal to itself.
+    return {key: pair for key, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
 
 
 def fill_in(output: str, config: Mapping[str, Any]) -> str:
     """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
     values = flatten(config)
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
+    for braces, key in re.findall(r"(\{([^{}]*)\})", output):
+        if key not in values:
             raise ConfigError(
-                f"--output: {match[0]} names no config value; expected one of {', '.join(values)}."
+                f"--output: {braces} names no config value; expected one of {', '.join(values)}."
             )
-        return str(values[match[1]]).replace("/", "_")
-
-    return str(Path(re.sub(r"\{([^{}]*)\}", value, output)))
+        output = output.replace(braces, str(values[key]).replace("/", "_"))
+    return str(Path(output))
 
 
 _TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number", str: "a text"}
@@ -290,53 +260,50 @@ def _converted(value: Any, default: Any) -> Any:
     return value
 
 
-def _merged(
-    config: Config,
-    changes: Mapping[str, Any],
-    source: str,
-    known: Sequence[str] = (),
-    prefix: str = "",
-) -> Config:
-    # `prefix` is the full key of this section; `known` are all full keys, for suggestions.
+def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
+    """A changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
     merged: Config = config.clone()
-    if not merged:
-        merged.set_new_allowed(True)  # an open section stays open when it has keys
-    for name, value in changes.items():
-        key = f"{prefix}{name}"
-        if name not in merged and not merged.is_new_allowed():
-            raise ConfigError(f"{source}: {_unknown(str(name), value, prefix, known)}")
-        default = merged.get(name)
-        if isinstance(value, Mapping) and (default is None or isinstance(default, Config)):
-            section = Config() if default is None else default
-            merged[name] = _merged(section, value, source, known, f"{key}.")
-        elif not isinstance(default, Config):
-            merged[name] = _coerced(value, default, key, source)
-        elif value is not None:  # a section with nothing under it changes nothing
+    for key, value in flatten(changes).items():
+        *sections, name = key.split(".")
+        node: Any = merged
+        for section in sections:
+            if _takes(node, section) and node.get(section) in (None, {}):
+                node[section] = Config()
+            node = node.get(section) if isinstance(node, Config) else None
+        if not _takes(node, name):
+            known = sorted(flatten(config))
+            raise ConfigError(f"{source}: unknown key {key!r}.{did_you_mean(key, known)}")
+        default = node.get(name)
+        if not isinstance(default, Config):
+            node[name] = _coerced(value, default, key, source)
+        elif value not in (None, {}):  # a section with nothing under it changes nothing
             keys = ", ".join(default) or "keys of your own"
             raise ConfigError(f"{source}: {key}: {value!r} given; expected a section with {keys}.")
     return merged
 
 
-def _unknown(name: str, value: Any, prefix: str, known: Sequence[str]) -> str:
-    if "." in name:
-        section, _, rest = name.partition(".")
-        return f"key {prefix + name!r} with a dot; expected {rest!r} in a section {section!r}."
-    if prefix == "training." and name in _GONE:
-        return f"key {prefix + name!r} is gone. {_GONE[name]}"
-    # The whole key: if a section is misspelt, the names in it find the right one.
-    key = next(iter(flatten({name: value}, prefix)))
-    return f"unknown key {key!r}.{did_you_mean(key, known)}"
+def _takes(node: Any, name: str) -> bool:
+    """Whether a value may have this key: a section that has it, or an open one."""
+    if not isinstance(node, Config):
+        return False
+    if not node:
+        node.set_new_allowed(True)  # an open section stays open when it has keys
+    return name in node or bool(node.is_new_allowed())
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
-    import difflib
-
     texts = [*map(str, known)]
     # The last part alone finds a key that was written without its section or under a wrong one.
     near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
-    near = near or difflib.get_close_matches(name, texts, n=1, cutoff=0.5)
+    near = near or _nearest(name, texts, 0.5)
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
+
+
+def _nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
+    import difflib  # here: only a mistake needs it
+
+    return difflib.get_close_matches(name, known, 1, likeness)
 
 
 def _parsed(text: str, place: str) -> Any:
@@ -366,7 +333,8 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Quotes a text that the loader would read as a number."""
 
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
 _POINT = r"[-+]?(\d+\.\d*|\.\d+)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _NUMBER = re.compile(rf"({_POINT}|[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+)$")
 _Loader.yaml_implicit_resolvers = {

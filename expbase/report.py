@@ -184,10 +184,9 @@ class Report:
     def finished(self, iteration: int, epoch: int) -> None:
         """It came to its end."""
         newest = self._checkpointer.newest_saved
-        where = f"{newest.name} in {self._args.output}" if newest else "no checkpoint was asked for"
-        where = "rank 0 has the checkpoints" if world.rank() else where
-        where = f"epoch {epoch}, {where}" if epoch else where
-        self._logger.info("[%d] FINISHED: %s", iteration, where)
+        where = f"epoch {epoch}, " if epoch else ""
+        where += f"{newest.name} in " if newest else ""
+        self._logger.info("[%d] FINISHED: %s%s", iteration, where, self._args.output)
 
     # --- failures ------------------------------------------------------------------------
 

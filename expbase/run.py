@@ -64,7 +64,7 @@ class Run:
         self.on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self.events = Subscribers(experiment)
         self.state = UserState(experiment, self.warn)
-        self.directory = RunDirectory(self.output_dir, checks.as_written(args, "output"))
+        self.directory = RunDirectory(self.output_dir, "--output")
         self.ledger = Ledger(None)
         self.stop = StopRequests()
         self.rank_watch: Any = None  # a Watch, if there are other ranks
@@ -254,7 +254,7 @@ class Run:
             first.was_checked = True
             self.checkpointer.refuse_newcomers(self.state.saved())
             self.update.check_first()
-            if text := checks.unread_data(self.state.everything, self.stopwatch.batches):
+            if text := checks.unread_data(self.experiment.train_loader, self.stopwatch.batches):
                 self.warn(text)
         has_logged = self.report.metrics.is_used or not self.training.log_interval
         for text in first.look(self.iteration, is_last=self.is_last, has_logged=has_logged):

@@ -82,7 +82,8 @@ def watch_ranks(run: Run) -> None:
     def end(text: str, code: int) -> None:
         """The last thing that this rank does when another one ended; called in a thread."""
         run.ledger.write("end", iteration=run.iteration, reason=text, exit_code=code)
-        how, level = ("failed", logging.ERROR) if code == 1 else ("was stopped", logging.WARNING)
+        how = "failed" if code == 1 else "was stopped"
+        level = logging.ERROR if code == 1 else logging.WARNING
         run.report.now(f"[{run.iteration}] ended, because another rank {how}: {text}", level)
 
     run.rank_watch = Watch(end, run.report.now)
@@ -98,9 +99,12 @@ def _watch_for_hanging(run: Run) -> None:
     """Prepares what writes all stacks when nothing moves, and may end the process."""
 
     def progress() -> dict[str, Any]:
-        place = {"iteration": run.iteration, "batch_in_epoch": run.data.batch_in_epoch}
-        read = run.evaluation.batches_read
-        return {"phase": run.evaluation.phase, **place, "evaluated_batches": read}
+        return {
+            "phase": run.evaluation.phase,
+            "iteration": run.iteration,
+            "batch_in_epoch": run.data.batch_in_epoch,
+            "evaluated_batches": run.evaluation.batches_read,
+        }
 
     def end(text: str) -> None:
         """Called in a thread: the main one may be where no Python code runs."""
@@ -112,11 +116,11 @@ def _watch_for_hanging(run: Run) -> None:
             os._exit(1)
 
     seconds = run.training.hang_seconds
+    ends = end if run.training.hang_action == "end" else None
+    log = _log_path(run)
     if seconds:
-        ends = end if run.training.hang_action == "end" else None
-        log = run.logger, _log_path(run)
-        parallel = run.parallel
-        run.guards.append(hang.watching(seconds, progress, *log, ends, parallel=parallel))
+        guard = hang.watching(seconds, progress, run.logger, log, ends, parallel=run.parallel)
+        run.guards.append(guard)
 
 
 def take_directory(run: Run) -> None:
@@ -145,24 +149,22 @@ def take_directory(run: Run) -> None:
 
 def open_records(run: Run) -> None:
     """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
-    experiment = run.experiment
-    training = run.training
     directory = run.output_dir
     path = None if run.read_only else _log_path(run)
     open_log(run.logger, path, echo=run.rank == 0)
     file = MetricsFile(directory / METRICS if run.writes else None)
-    run.report.metrics = MetricLog(run.logger, file, experiment.visualizer)
+    run.report.metrics = MetricLog(run.logger, file, run.experiment.visualizer)
     run.evaluation.meter = run.report.metrics.meter
     run.on_close.callback(run.report.metrics.close)
     run.ledger = Ledger(directory / LEDGER if run.writes else None)
     if run.writes:  # in a thread: the rest of setup does not wait for git
         # Closing waits for it: it writes into the directory, too.
         submit = run.on_close.enter_context(ThreadPoolExecutor(1)).submit
-        run.ledger.gathered = submit(provenance.gather, directory, type(experiment))
+        run.ledger.gathered = submit(provenance.gather, directory, type(run.experiment))
     run.stop = StopRequests(
         directory / "STOP" if run.writes else None,
-        training.time_limit_seconds,
-        save_seconds=training.save_seconds if run.writes else 0,
+        run.training.time_limit_seconds,
+        save_seconds=run.training.save_seconds if run.writes else 0,
         parallel=run.parallel,
         began=getattr(run.args, "supervised_since", None),
     )
@@ -177,11 +179,10 @@ def check_setup(run: Run, base: type) -> None:
     experiment = run.experiment
     state = run.state
     everything = state.everything
-    own = state.attributes()
     found = state.saved()
     checks.check_names(everything, base)
     run.events.check_known()
-    checks.check_data(run.data.adapter, experiment.train_loader, own, run.training)
+    checks.check_data(run.data.adapter, experiment.train_loader, run.training)
     checks.check_state(found)
     facts = {f"config.{key}": repr(value) for key, value in flatten(run.config).items()}
     facts["self.train_loader"] = f"{run.data.adapter.batches_per_epoch} batches"
@@ -192,7 +193,7 @@ def check_setup(run: Run, base: type) -> None:
             f"self.{name}: a layer within a plain object is not saved; expected an attribute "
             "of the experiment, or a list, a dict or a layer with it."
         )
-    for name in half_protocols(own):
+    for name in half_protocols(state.attributes()):
         run.warn(
             f"self.{name}: has one half of state_dict and load_state_dict (or set_state_dict), "
             "so it is not saved; expected both, or exclude_from_state."

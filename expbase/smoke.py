@@ -8,7 +8,6 @@ they will be. Training counts as broken off: what on_train_end does `if self.fin
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,8 @@ from expbase.config import ConfigError, fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 
-UPDATES, VALIDATION_BATCHES = 2, 2
+UPDATES = 2
+VALIDATION_BATCHES = 2
 
 
 class Smoke(ExperimentBase):
@@ -35,11 +35,13 @@ class Smoke(ExperimentBase):
         config.training.update(log_interval=1, save_interval=UPDATES)
         if type(self).valid is not ExperimentBase.valid:
             config.training.valid_interval = UPDATES
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
-            output = str(Path(folder) / "run")
+        self.smoke_folder = tempfile.TemporaryDirectory(prefix="expbase-smoke-")
+        output = str(Path(self.smoke_folder.name) / "run")
+        try:
             super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))
-            self.smoke_folder = stack.pop_all()
+        except BaseException:
+            self.smoke_folder.cleanup()
+            raise
 
     def train_batch(self) -> None:
         """One update, and no more than a few."""
@@ -76,4 +78,4 @@ class Smoke(ExperimentBase):
         try:
             super().close()
         finally:
-            self.smoke_folder.close()
+            self.smoke_folder.cleanup()

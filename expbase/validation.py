@@ -15,7 +15,8 @@ from expbase.run import Run
 def evaluate(run: Run, loader: Any) -> dict[str, float]:
     """What valid() returns on rank 0; noted if it is the validation of an iteration."""
     run.life.need_setup("evaluate")
-    loop, evaluation = run.loop, run.evaluation
+    loop = run.loop
+    evaluation = run.evaluation
     with evaluation.begin("valid", run.iteration, loader):
         run.events.fire("on_evaluate_begin")
         results = _results_of_valid(run)

@@ -47,8 +47,8 @@ LAYERS = (
 )
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 64_769, 82_154
-TUPLE_ASSIGNMENTS = 56
+CORE, ALL = 63_882, 81_267
+TUPLE_ASSIGNMENTS = 45
 
 RUN = "_ExperimentBase__run"
 

@@ -72,16 +72,6 @@ def test_reading_without_a_loader_is_an_error_that_says_what_to_do(
         trained(Forgot, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["train_laoder", "trainloader", "train_dataloader"])
-def test_a_misspelled_loader_is_named_at_setup(tmp_path: Path, name: str) -> None:
-    class Misspelled(Own):
-        def setup_dataloader(self) -> None:
-            setattr(self, name, [1, 2])
-
-    with pytest.raises(ValueError, match=rf"not set by setup_d.* Did you mean self\.{name}\?"):
-        make(Misspelled, tmp_path).setup()
-
-
 def test_a_loader_that_comes_too_late_is_an_error(tmp_path: Path) -> None:
     class Late(Own):
         def startup(self) -> None:
@@ -97,15 +87,6 @@ def test_a_key_that_counts_epochs_or_batches_is_an_error_without_them(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"training\.{key}: 2 given, and without a self\.train"):
         make(Own, tmp_path, **{key: 2}).setup()
-
-
-def test_data_that_nobody_counts_is_told(tmp_path: Path) -> None:
-    class Apart(Own):
-        def setup_dataloader(self) -> None:
-            self.demonstrations = paddle.io.DataLoader([1.0, 2.0])
-
-    log = told(trained(Apart, tmp_path))
-    assert "train_batch did not call self.read_batch(): the data it takes is not in the" in log
 
 
 def test_a_run_with_a_place_in_its_data_does_not_go_on_without(tmp_path: Path) -> None:

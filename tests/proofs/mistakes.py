@@ -343,6 +343,8 @@ class Experiment(Base):
     def setup_model(self):
         super().setup_model()
         self.target = copy.deepcopy(self.unwrap(self.model))
+        for parameter in self.target.parameters():
+            parameter.stop_gradient = True
 """,
         ranks=2,
     ),
@@ -364,16 +366,17 @@ class Experiment(Tiny):
         1,
     ),
     Case(
-        "a key of one's own that looks like one of ours",
+        "a key of one's own that is all but one of ours",
         """
 class Experiment(Tiny):
     @classmethod
     def default_config(cls):
         config = super().default_config()
-        config.training.plot_interval = 5
+        config.training.eval_interval = 5
         return config
 """,
-        r"WARNING: training\.plot_interval: is a key of your own .* mean 'log_interval'\?",
+        r"training: unknown key 'eval_interval'\. Did you mean 'valid_interval'\?",
+        78,
     ),
     Case(
         "a mistyped monitor",
@@ -559,6 +562,8 @@ ODD = [
                 super().setup_model()
                 self.target = copy.deepcopy(self.unwrap(self.model))
                 self.averaged = copy.deepcopy(self.target)
+                for parameter in (*self.target.parameters(), *self.averaged.parameters()):
+                    parameter.stop_gradient = True
         """,
     ),
     Case(
