@@ -29,7 +29,6 @@ class Events:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _listeners_of(cls)
-        _check_hidden_events(cls)
 
     # Setup
 
@@ -142,8 +141,6 @@ class Events:
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
 
-# Once per start, before the counters are restored or after they were saved.
-_UNCOUNTED = ("on_setup_begin", "on_setup_end", "on_train_end", "on_exception")
 _SPECS = "_expbase_listener_specs"  # the attribute of a marked method
 
 
@@ -165,16 +162,12 @@ class Filter:
 
     def check(self) -> None:
         """Raises a ValueError if there is no such event, or if the conditions cannot be met."""
-        event, given = self.event, self.given
+        event = self.event
+        given = self.given
         if event not in EVENTS:
             raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
         if len(given) > 1:
             raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
-        if given and event in _UNCOUNTED:
-            raise ValueError(
-                f"@on({event!r}): {given[0]} given; expected none: it happens once per start, when "
-                "no checkpoint counts it."
-            )
         for name, number in (("every", self.every), ("once", self.once)):
             if number is not None and (type(number) is not int or number < 1):
                 raise ValueError(
@@ -237,8 +230,7 @@ class Subscribers:
         self._experiment = experiment
         self._listeners: dict[str, list[tuple[str, Filter]]] = {}
         self._counted: dict[str, Filter] = {}  # those with a filter, by their name in a checkpoint
-        self._known = _listeners_of(type(experiment))
-        for method, specs in self._known.items():
+        for method, specs in _listeners_of(type(experiment)).items():
             for spec in specs:
                 filter_ = dataclasses.replace(spec)  # each experiment counts for itself
                 self._listeners.setdefault(spec.event, []).append((method, filter_))
@@ -249,15 +241,6 @@ class Subscribers:
                     self._counted[name] = filter_
         # The events that are overridden or have a listener.
         self.subscribed = frozenset(event for event in EVENTS if self.names(event))
-
-    def check_known(self) -> None:
-        """Raises a TypeError if a listener was added since the experiment was made."""
-        marked = {name for name, value in vars(self._experiment).items() if hasattr(value, _SPECS)}
-        for name in marked | (_listeners_of(type(self._experiment)).keys() - self._known):
-            raise TypeError(
-                f"self.{name}: is marked with @on after the experiment was made, so it would not "
-                "be called; expected a method of the class."
-            )
 
     def names(self, event: str) -> list[str]:
         """The names of the methods that are called at an event, in their order."""
@@ -320,30 +303,13 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
                 )
             if specs:
                 _check_listener(place, name, value, specs)
-                listeners[name], owners[name] = specs, base
+                listeners[name] = specs
+                owners[name] = base
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
             elif name not in listeners and inspect.isfunction(value):
                 _check_method(place, name)
     return listeners
-
-
-def _check_hidden_events(cls: type) -> None:
-    """Raises a TypeError if two mixins that do not know each other have the same event, and the
-    first one does not call the second one's: nobody would, and what it returns would be lost.
-    """
-    for event in EVENTS:
-        last: type | None = None  # the one that ends the chain of calls of super
-        for base in cls.__mro__[: cls.__mro__.index(Events)]:
-            method = inspect.unwrap(vars(base).get(event, Events))
-            if last and method is not Events and not issubclass(last, base):
-                raise TypeError(
-                    f"{cls.__name__}: {base.__name__}.{event} would be hidden by "
-                    f"{last.__name__}.{event}, which does not call super().{event}(…). Call it "
-                    "there, and return what it returned, too, if it returns anything."
-                )
-            if not last and hasattr(method, "__code__") and "super" not in method.__code__.co_names:
-                last = base
 
 
 def _check_listener(place: str, name: str, method: Any, specs: Sequence[Filter]) -> None:

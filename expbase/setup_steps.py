@@ -181,7 +181,6 @@ def check_setup(run: Run, base: type) -> None:
     everything = state.everything
     found = state.saved()
     checks.check_names(everything, base)
-    run.events.check_known()
     checks.check_data(run.data.adapter, experiment.train_loader, run.training)
     checks.check_state(found)
     facts = {f"config.{key}": repr(value) for key, value in flatten(run.config).items()}

@@ -314,8 +314,6 @@ def test_a_listener_that_came_or_went_since_the_checkpoint_is_said(
         ("on_log", {"once": -1}, "once=-1 given"),
         ("on_log", {"every": True}, "every=True given"),
         ("on_log", {"once": 2.0}, "once=2.0 given"),
-        ("on_setup_end", {"once": 1}, "once given; expected none: it happens once per start"),
-        ("on_train_end", {"every": 2}, "every given; expected none: it happens once per start"),
     ],
 )
 def test_a_wrong_event_or_filter_is_an_error_when_the_class_is_defined(

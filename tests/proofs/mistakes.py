@@ -202,34 +202,6 @@ MISTAKES = [
         DEFAULTS,
         78,
     ),
-    # --- events ---
-    Case(
-        "two mixins with states, one of which hides the other's",
-        """
-        class One(ExperimentBase):
-            def on_save_checkpoint(self):
-                return {"one": 1}
-
-        class Other(ExperimentBase):
-            def on_save_checkpoint(self):
-                return {**(super().on_save_checkpoint() or {}), "other": 2}
-
-        class Experiment(One, Other, Tiny): ...
-        """,
-        r"Experiment: Other\.on_save_checkpoint would be hidden by One\.on_save_checkpoint, which",
-        1,
-    ),
-    Case(
-        "a listener that the experiment does not know",
-        """
-        class Experiment(Tiny):
-            def setup_model(self):
-                super().setup_model()
-                self.tell = on("on_train_batch_end")(lambda: print("never"))
-        """,
-        r"self\.tell: is marked with @on after the experiment was made, so it would not be called",
-        78,
-    ),
     # --- curves ---
     update(
         "a curve written twice",
