@@ -19,7 +19,7 @@ from expbase.ranks.stopping import ValidationExit, ValidationLeft
 from expbase.record.meter import Meter
 from expbase.record.stopwatch import Stopwatch
 from expbase.state import objects, rng
-from expbase.state.arrays import gradient, local
+from expbase.state.arrays import gradient
 from expbase.state.user_state import UserState
 from expbase.state.values import Snapshot, layers_with_buffers
 
@@ -171,12 +171,10 @@ class Evaluation:
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends loops that were left early, and the workers of loaders that are not kept."""
-        with contextlib.ExitStack() as stack:
-            ids = {id(loader) for loader in kept}
-            for key in [key for key in self._adapters if key not in ids]:
-                stack.callback(self._adapters.pop(key).close)
-            while self._running:
-                stack.callback(self._running.pop().close)
+        while self._running:
+            self._running.pop().close()
+        for key in self._adapters.keys() - {id(loader) for loader in kept}:
+            self._adapters.pop(key).close()
 
     def wait(self, place: str) -> None:
         """Before a collective in a phase: other ranks may take longer than it waits."""
@@ -187,12 +185,11 @@ class Evaluation:
 
 
 @contextlib.contextmanager
-def _isolated_eval(layers: Iterable[Any], parameters: Iterable[Any] = ()) -> Iterator[None]:
+def _isolated_eval(layers: list[Any], parameters: Iterable[Any]) -> Iterator[None]:
     """Eval mode, no gradients; all as before afterwards.
 
     `parameters` are those that belong to no layer; they keep their gradients, too.
     """
-    layers = list(layers)
     sublayers = [s for layer in layers for s in layer.sublayers(include_self=True)]
     parameters = [*parameters, *(p for layer in layers for p in layer.parameters())]
     modes = [layer.training for layer in sublayers]
@@ -212,21 +209,13 @@ def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
     known = {id(p): p for p in parameters}.values()
     none = [p for p in known if gradient(p) is None]
     dense = [p for p in known if gradient(p) is not None and not p.grad_.is_selected_rows()]
-    # One question to the device for all of them. Zeros, as after an update, are not copied.
-    any_set = [local(p.grad_).astype("bool").any() for p in dense]
-    flags = paddle.stack(any_set).tolist() if dense else []
-    zero = [p for p, flag in zip(dense, flags, strict=True) if not flag]
-    some = [(p, p.grad_.clone()) for p, flag in zip(dense, flags, strict=True) if flag]
+    copies = [p.grad_.clone() for p in dense]
     try:
         yield
     finally:
         for parameter in none:
             if parameter.grad_ is not None:
                 parameter.clear_gradient(False)
-        for parameter in zero:
-            if parameter.grad_ is None:
-                parameter.grad = paddle.zeros_like(parameter)
-            parameter.clear_gradient(True)
-        for parameter, kept in some:
+        for parameter, copy in zip(dense, copies, strict=True):
             # Not set or copied to: after clear_gradient the next backward would overwrite it.
-            parameter._set_grad_ivar(kept)
+            parameter._set_grad_ivar(copy)

@@ -47,8 +47,8 @@ LAYERS = (
 )
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 63_882, 81_267
-TUPLE_ASSIGNMENTS = 45
+CORE, ALL = 62_567, 79_952
+TUPLE_ASSIGNMENTS = 27
 
 RUN = "_ExperimentBase__run"
 

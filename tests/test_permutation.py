@@ -10,7 +10,6 @@ import pytest
 from paddle.io import BatchSampler, DataLoader, Dataset
 
 from expbase.data.loaders import Shard, adapt_loader
-from expbase.data.order import Place
 from expbase.extras.permutation import PermutationSampler, permuted
 from expbase.state.rng import derive
 
@@ -85,7 +84,7 @@ def test_it_drives_a_loader_of_more_samples_than_a_list_can_hold() -> None:
     loader = DataLoader(Huge(), batch_sampler=BatchSampler(sampler=sampler, batch_size=4))
     adapter = adapt_loader(loader, "self.train_loader", Shard(0))
     assert adapter.batches_per_epoch == 5 * 10**8
-    direct = next(adapter.open(1, Place(4 * 10**8)))
+    direct = next(adapter.open(1, 4 * 10**8))
     expected = permuted(
         np.arange(4 * 10**8, 4 * 10**8 + 4, dtype=np.uint64), 2 * 10**9, derive(0, 1)
     )

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
-from expbase.data.order import LISTED, START, Key, Place
-from expbase.data.workers import TAKEN, Items
+from expbase.data.workers import Items
 
 
 class TrainIterator:
@@ -28,9 +27,9 @@ class TrainIterator:
         self.epoch = 0  # the one that was opened last; 0: none was
         self.batches = Batches(_nothing())  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
+        self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
         self._iteration = 0  # for which the last batch was read
         self._reads = 0  # of batches for it
-        self._is_resumed = False
 
     def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
         """Sets the training data, and whether an epoch of another order is left in its middle."""
@@ -49,21 +48,13 @@ class TrainIterator:
         size = self.adapter.batch_size
         return size and size * self.adapter.shard.world_size
 
-    @property
-    def resumed_within_epoch(self) -> bool:
-        """Whether `load_state_dict` opened the epoch, and no batch was read since."""
-        return self._is_resumed and self.batch_in_epoch == self.batches.place.batches
-
-    def open(self, epoch: int, place: Place = START) -> None:
-        """Goes to a place in an epoch; see `LoaderAdapter.open`."""
+    def open(self, epoch: int, position: int = 0) -> None:
+        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
         self.batches.close()
-        self._begin(epoch, self.adapter.open(epoch, place))
-
-    def _begin(self, epoch: int, batches: Batches) -> None:
+        self.batches = self.adapter.open(epoch, position)
         self.epoch = epoch
-        self.batches = batches
-        self.batch_in_epoch = batches.place.batches
-        self._is_resumed = False
+        self.batch_in_epoch = 0
+        self.resumed_within_epoch = False
 
     def read(self, iteration: int = 0) -> Any:
         """The next batch of the epoch, for an iteration.
@@ -72,10 +63,14 @@ class TrainIterator:
             ValueError: There is no data.
             RuntimeError: There is no batch.
         """
-        batches = self.batches
+        self.batch_in_epoch += 1
+        self.resumed_within_epoch = False
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._reads = 0
+        self._reads += 1
         try:
-            # As next(batches) does it, without the call: nothing else is read so often.
-            batch, batches.taken, batches.ended = next(batches.items)
+            return next(self.batches)
         except StopIteration:
             if self.adapter.loader is None:
                 raise self.adapter.not_set() from None
@@ -84,15 +79,6 @@ class TrainIterator:
                 "was opened, and the batches that its length, or the run that is continued, "
                 "promised."
             ) from None
-        except Exception as error:  # of the data set: there is no batch, but it has indices
-            batches.taken = vars(error).get(TAKEN, batches.taken)
-            raise
-        self.batch_in_epoch += 1
-        if iteration != self._iteration:
-            self._iteration = iteration
-            self._reads = 0
-        self._reads += 1
-        return batch
 
     def share(self, count: int) -> tuple[int, int]:
         """Which part of its update the batch read last is, if each rank has `count` of them.
@@ -104,39 +90,45 @@ class TrainIterator:
         turn, number = divmod(self._reads - 1, count)
         return self.adapter.shard.rank * count + number, turn
 
-    def state_dict(self) -> dict[str, Any]:
-        """The place. It counts the samples of all ranks, so that what they share may change."""
+    @property
+    def _layout(self) -> list[Any]:
+        """The kind of order, the samples in a data set and in a batch (None: unknown), the ranks.
+
+        A position in an epoch is one in all epochs whose first two are the same.
+        """
         adapter = self.adapter
-        changed_order = self.batches.place.key
+        return [adapter.kind, adapter.num_samples, adapter.batch_size, adapter.shard.world_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place. It counts the samples of all ranks, so that another number may go on."""
         return {
             "epoch": self.epoch,
             "batch_in_epoch": self.batch_in_epoch,
             "position": self.batches.taken[2],
-            "key": changed_order or adapter.key,
-            "is_changed": changed_order is not None,
             "ended": self.batches.ended or not self.epoch,
-            "loader": adapter.state_dict(),
-            "sizes": self._sizes,
-            "has_one_order": adapter.has_one_order,
-            "order": None if self.batches.ended else adapter.checksum(),
+            "loader": self.adapter.state_dict(),
+            "layout": self._layout,
+            "has_one_order": self.adapter.has_one_order,
+            "order": None if self.batches.ended else self.adapter.checksum(),
         }
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """That there is no loader any more, or one of another order in the middle of an epoch."""
-        name, epoch = self.adapter.name, state["epoch"]
+        name = self.adapter.name
+        epoch = state["epoch"]
         if self.adapter.loader is None:
             return [f"{name}: not set; the checkpoint is of epoch {epoch}."] if epoch else []
-        if self._goes_on(state) or self.leaves_epochs:
+        if state["ended"] or self._has_order_of(state) or self.leaves_epochs:
             return []
         return [
-            f"{name}: {_order(state['key'])} there, {_order(self.adapter.key)} now, in the middle "
-            f"of epoch {epoch}; expected the same, or --force, which goes on with the next epoch."
+            f"{name}: {_described(state['layout'])} there, {_described(self._layout)} now, in the "
+            f"middle of epoch {epoch}; expected the same order, or --force, which goes on with "
+            "the next epoch."
         ]
 
-    def _goes_on(self, state: Mapping[str, Any]) -> bool:
-        """Whether the epoch of a state has ended, or its kind of order and its size are as here."""
-        key, own = state["key"], self.adapter.key
-        return bool(state["ended"]) or key[:2] == own[:2]
+    def _has_order_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether the kind of order and the number of samples are those of a state."""
+        return bool(state["layout"][:2] == self._layout[:2])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
@@ -148,59 +140,49 @@ class TrainIterator:
         if adapter.loader is None:
             return []
         reasons = adapter.load_state_dict(state["loader"])
-        has_ended, goes_on = state["ended"], self._goes_on(state)
-        if has_ended or not goes_on:  # nothing is opened: the next thing to come is a new epoch
+        there = state["layout"]
+        now = self._layout
+        is_known = True
+        how = "the next epoch is the first one of the new size"
+        if state["ended"] or not self._has_order_of(state):
+            # Nothing is opened: the next thing to come is a new epoch.
             self.batches.close()
-            place = Place(state["position"], self._batches_of(state))
-            self._begin(state["epoch"], Batches(_nothing(), place, ended=True))
-            how = "the next epoch is the first one of the new size"
+            self.batches = Batches(_nothing(), state["position"], ended=True)
+            self.epoch = state["epoch"]
+            self.resumed_within_epoch = False
         else:
-            how = self._go_on(state)
-        there, now = state["sizes"], self._sizes
-        is_unknown = there != now and not has_ended and not self._is_known(state)
-        if there[:2] != now[:2] or is_unknown:
-            return [f"{adapter.name}: {_size(there)} there, {_size(now)} now: {how}"]
-        if not goes_on:
-            reasons.append(f"{adapter.name}: {_order(adapter.key)} now: the next epoch begins")
-        elif not has_ended and adapter.checksum() != state["order"]:
-            reasons.append(
-                f"{adapter.name}: its sampler gives another order of this epoch than before; "
-                "expected one that draws from random, numpy or paddle, or has a state_dict"
+            self.open(state["epoch"], state["position"])
+            self.resumed_within_epoch = True
+            is_known = self._knows_samples(state, reasons)
+            how = "the epoch goes on with the samples that it has not had"
+        if not is_known:
+            how = (
+                f"the epoch goes on behind {state['position']} samples, but which ones they were "
+                "is unknown: some may come twice in it, others never"
             )
+        self.batch_in_epoch = self._batches_of(state)
+        # Another number of ranks alone is nothing that the data could make inexact.
+        if there[:-1] != now[:-1] or (there != now and not is_known):
+            text = f"{_described(there)} there, {_described(now)} now"
+            reasons.append(f"{adapter.name}: {text}: {how}")
         return reasons
 
-    def _go_on(self, state: Mapping[str, Any]) -> str:
-        """Opens the epoch of a state behind its samples; says with which it goes on."""
-        key = state["key"]
-        is_changed = state["is_changed"] or [key, state["sizes"]] != [self.adapter.key, self._sizes]
-        order = key if key[0] in LISTED and is_changed else None
-        position = state["position"]
-        self.open(state["epoch"], Place(position, self._batches_of(state), order))
-        self._is_resumed = True
-        if self._is_known(state):
-            return "the epoch goes on with the samples that it has not had"
-        return (
-            f"the epoch goes on behind {position} samples, but which ones they were is unknown: "
-            "some may come twice in it, others never"
-        )
-
-    def _is_known(self, state: Mapping[str, Any]) -> bool:
-        """Whether the position tells which samples were taken, also where sizes have changed."""
+    def _knows_samples(self, state: Mapping[str, Any], reasons: list[str]) -> bool:
+        """Whether the position says which samples were taken; another order of them is a reason."""
+        if len({self.adapter.checksum(), state["order"]} - {None}) > 1:
+            reasons.append(
+                f"{self.adapter.name}: its sampler gives another order of this epoch than before; "
+                "expected one that draws from random, numpy or paddle, or has a state_dict"
+            )
+            return False
         return self.adapter.has_one_order and bool(state["has_one_order"])
-
-    @property
-    def _sizes(self) -> list[int | None]:
-        return [self.adapter.num_samples, self.adapter.batch_size, self.adapter.shard.world_size]
 
     def _batches_of(self, state: Mapping[str, Any]) -> int:
         """How many batches of now the samples amount to that were taken in the epoch."""
-        batches: int = state["batch_in_epoch"]
-        if state["sizes"] == self._sizes:
-            return batches
-        world = self.adapter.shard.world_size
-        if self.adapter.batch_size:
-            return int(state["position"]) // (self.adapter.batch_size * world)
-        return batches * int(state["sizes"][2]) // world
+        there = state["layout"]
+        if self.samples_per_round and there != self._layout:
+            return int(state["position"]) // self.samples_per_round
+        return int(state["batch_in_epoch"]) * int(there[-1]) // self.adapter.shard.world_size
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""
@@ -212,12 +194,8 @@ def _nothing() -> Items:
     yield from ()
 
 
-def _order(key: Key) -> str:
-    kind, size, *_ = key
-    return f"{'?' if size is None else size} samples, {kind}"
-
-
-def _size(sizes: list[Any]) -> str:
-    samples, batch_size = ("unknown" if number is None else number for number in sizes[:2])
-    ranks = f"{sizes[2]} rank{'s' if sizes[2] > 1 else ''}"
-    return f"{samples} samples in batches of {batch_size} on {ranks}"
+def _described(layout: list[Any]) -> str:
+    kind, samples, batch_size, world_size = layout
+    size = "unknown" if batch_size is None else batch_size
+    ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
+    return f"{samples or '?'} samples, {kind}, in batches of {size} on {ranks}"

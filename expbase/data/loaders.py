@@ -4,7 +4,7 @@ A `LoaderAdapter` wraps one loader. What a data set draws while it makes a batch
 epoch, position of its first sample) alone. The loader is asked for its settings and never changed.
 
     adapter = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
-    batches = adapter.open(epoch=3, place=Place(170))    # 170 samples are not loaded
+    batches = adapter.open(epoch=3, position=170)    # 170 samples are not loaded
     for batch in batches: ...
     batches.ended                                        # true together with the last batch
 """
@@ -18,12 +18,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
-from expbase.data import order
-from expbase.data.order import START, BatchOrder, Numbered, Place, Seeded, unmoved
-from expbase.data.workers import Fetcher, Items, batched_stream, with_hardened_workers, with_last
+from expbase.data.order import BatchOrder, Numbered, numbered, seeded, unmoved
+from expbase.data.workers import (
+    Fetcher,
+    Items,
+    batched_stream,
+    streamed_by_workers,
+    with_last,
+)
 from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
 from expbase.state.objects import state_setter
@@ -43,30 +47,29 @@ class Shard:
 class Batches:
     """The batches of one rank in one epoch, or in the rest of one."""
 
-    def __init__(self, items: Items, place: Place = START, *, ended: bool = False) -> None:
+    def __init__(self, items: Items, position: int = 0, *, ended: bool = False) -> None:
         self.ended = ended  # whether the last batch was returned
-        self.place = place  # where they begin
-        self.taken: Numbered = (place.position, None, place.position)  # the batch returned last
-        self.items = items  # TrainIterator reads them without the call of __next__
+        self.taken: Numbered = (position, None, position)  # the batch returned last
+        self._items = items
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch, self.taken, self.ended = next(self.items)
+        # If the data set raises an exception, the batch before is not the one that failed.
+        self.taken = (self.taken[2], None, self.taken[2])
+        batch, self.taken, self.ended = next(self._items)
         return batch
 
     @property
     def indices(self) -> list[Any] | None:
         """Where the samples of the batch returned last are in the data set; None: unknown."""
         indices = self.taken[1]
-        if indices is None:
-            return None
-        return list(indices) if isinstance(indices, (list, tuple, np.ndarray)) else [indices]
+        return None if indices is None else list(indices)
 
     def close(self) -> None:
         """Stops reading: worker processes end. May be called twice."""
-        self.items.close()
+        self._items.close()
 
 
 class LoaderAdapter:
@@ -77,8 +80,7 @@ class LoaderAdapter:
     num_samples: int | None = None  # in the data set; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
     sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
-    # What the order of the samples depends on; a place in an order is one in all of equal keys.
-    key: order.Key = [None, None]  # noqa: RUF012
+    kind = ""  # of the order of the samples, in words
     has_one_order = True  # of all ranks, so that a position says which samples were before it
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -86,8 +88,8 @@ class LoaderAdapter:
         self.name = name
         self.shard = shard
 
-    def open(self, epoch: int, place: Place = START) -> Batches:
-        """The batches of an epoch, from 1, behind a place; ended at once if none is left.
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        """The batches of an epoch, from 1, behind so many samples; ended at once if none is left.
 
         Raises:
             ValueError: The loader has no batch.
@@ -110,7 +112,7 @@ class LoaderAdapter:
         return []
 
     def checksum(self) -> int | None:
-        """Of the order of the epoch that was opened, if it can be another one at a resume."""
+        """Of the order of the epoch that was opened; None: unknown."""
         return None
 
     def close(self) -> None:
@@ -167,110 +169,106 @@ def is_map_style(loader: Any) -> bool:
 class MapStyleLoader(LoaderAdapter):
     """A DataLoader over a data set with indices: the batches before a position are never made.
 
-    The ranks share one order of batches. A sampler that gives each rank its share, as paddle's
+    The ranks have one order of batches. A sampler that gives each rank its own part, as paddle's
     DistributedBatchSampler does, is used as it is.
     """
 
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
-        self._order = BatchOrder(loader, shard.seed, shard.world_size)
+        self._order = BatchOrder(loader, shard.seed)
         self._fetcher = Fetcher(loader, name)
-        self.num_samples, self.batch_size = self._order.num_samples, self._order.batch_size
-        self.batches_per_epoch, self.key = self._order.length, self._order.key
-        self.is_sharded = False  # whether the sampler itself gives each rank its share
+        self.num_samples = self._order.num_samples
+        self.batch_size = self._order.batch_size
+        self.batches_per_epoch = self._order.length
+        self.kind = self._order.kind
         if shard.world_size > 1:
             self._find_sharding()
 
     def _find_sharding(self) -> None:
-        world, sampler = self.shard.world_size, self.loader.batch_sampler
-        if isinstance(sampler, DistributedBatchSampler) and sampler.nranks == world:
-            self.is_sharded = True
-        elif self.key[0] == "own":
+        world = self.shard.world_size
+        if self.kind == "own":
             self._compare_ranks()
-        if self.is_sharded:
+        if not self.has_one_order:
             self.sharding = "sharded by its sampler"
-            self.has_one_order = self.key[0] in order.LISTED
-        else:
-            self.sharding = f"dealt out over {world} ranks"
-            if self.batches_per_epoch is not None:
-                self.filled = -self.batches_per_epoch % world
-                self.batches_per_epoch = -(-self.batches_per_epoch // world)
+            return
+        self.sharding = f"dealt out over {world} ranks"
+        if self.batches_per_epoch is not None:
+            self.filled = -self.batches_per_epoch % world
+            self.batches_per_epoch = -(-self.batches_per_epoch // world)
 
     def _compare_ranks(self) -> None:
         """Looks whether the sampler draws one order on all ranks, or on each an own one."""
         head = self._order.head()
         wait_for_all(f"the sampler of {self.name}")  # not all may come, or late
         checksums = {checksum for checksum, _ in gather_objects(head)}
-        self.is_sharded = len(checksums) > 1 and None not in checksums
+        self.has_one_order = len(checksums) == 1 or None in checksums
         self.batches_per_epoch = head[1] or self.batches_per_epoch
 
-    def open(self, epoch: int, place: Place = START) -> Batches:
-        world = self.shard.world_size
-        if world == 1:
-            numbered = self._order.batches(epoch, place)
-        elif self.is_sharded and not place.key:
-            numbered = self._placed(self._order.batches(epoch, Place(place.position // world)))
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        if self.has_one_order:
+            mine = self._dealt(epoch, position)
         else:
-            numbered = self._dealt(epoch, place)
+            mine = self._placed(self._order.batches(epoch, position // self.shard.world_size))
         # The first one is asked for now: the sampler runs here, and not at the first batch, and
         # an empty loader is found at once.
-        head = list(itertools.islice(numbered, 1))
-        if not head and place.position == 0:
+        head = list(itertools.islice(mine, 1))
+        if not head and position == 0:
             raise self.no_batch()
         base = rng.derive(self.shard.seed, rng.SAMPLE, epoch)
-        items = self._fetcher.fetch(itertools.chain(head, numbered), base)
-        return Batches(items, place, ended=not head)
+        items = self._fetcher.fetch(itertools.chain(head, mine), base)
+        return Batches(items, position, ended=not head)
 
     def _placed(self, batches: Iterable[Numbered]) -> Iterator[Numbered]:
         """The batches of a sampler that knows its rank, with positions in the epoch of all ranks.
 
         In each round the ranks' batches stand side by side, all as long as this rank's.
         """
-        world, rank = self.shard.world_size, self.shard.rank
+        world = self.shard.world_size
+        rank = self.shard.rank
         for position, indices, end in batches:
             yield position * world + rank * (end - position), indices, end * world
 
-    def _dealt(self, epoch: int, place: Place) -> Iterator[Numbered]:
-        """The batches that this rank is dealt, one of each round, beginning at the place.
+    def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
+        """The batches that this rank is dealt, one of each round, beginning at the position.
 
         The last round is filled up with the first batches of the epoch: a rank without a batch
         would leave the others waiting for ever in the collectives of a backward pass.
         """
-        world, rank = self.shard.world_size, self.shard.rank
-        batches = self._order.batches(epoch, place)
+        world = self.shard.world_size
+        batches = self._order.batches(epoch, position)
         while round_ := list(itertools.islice(batches, world)):
             end = round_[-1][2]
             if len(round_) < world:
-                begin = Place(key=place.key)
                 with unmoved(self._order.stateful):  # its sampler goes to the start again
-                    start = list(itertools.islice(self._order.batches(epoch, begin), world))
+                    start = list(itertools.islice(self._order.batches(epoch), world))
                 # The start may be shorter than what is missing: then it is repeated.
                 round_ += itertools.islice(itertools.cycle(start), world)
-            yield *round_[rank][:2], end
+            yield *round_[self.shard.rank][:2], end
 
     def once(self, purpose: int, number: int) -> Batches:
         """Each sample exactly once over all ranks; a rank may get none."""
-        world, rank = self.shard.world_size, self.shard.rank
-        sampler, is_sharded = self.loader.batch_sampler, self.is_sharded
+        sampler = self._order.sampler
+        has_one_order = self.has_one_order
         if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
             sampler = BatchSampler(
                 sampler.dataset, batch_size=sampler.batch_size, drop_last=sampler.drop_last
             )
-            is_sharded = False
+            has_one_order = True
         seed = rng.derive(self.shard.seed, purpose, number)
         rng.seed_cpu(seed)
         with unmoved(self._order.stateful):
             # `iter`, because list() asks a sampler for its length, which may fail.
-            is_known = sampler is None or self.key[0] == "in order"
-            numbered = self._order.batches(1) if is_known else order.numbered(list(iter(sampler)))
-        if is_sharded:
-            numbered = self._placed(numbered)
+            is_known = self.kind == "in order"
+            batches = self._order.batches(1) if is_known else numbered(list(iter(sampler)))
+        if has_one_order:
+            batches = itertools.islice(batches, self.shard.rank, None, self.shard.world_size)
         else:
-            numbered = itertools.islice(numbered, rank, None, world)
-        return Batches(self._fetcher.fetch(numbered, seed))
+            batches = self._placed(batches)
+        return Batches(self._fetcher.fetch(batches, seed))
 
     def checksum(self) -> int | None:
-        return self._order.checksum()
+        # Rank 0 writes it for all ranks.
+        return self._order.checksum() if self.has_one_order else None
 
     def state_dict(self) -> dict[str, Any]:
         return self._order.state_dict()
@@ -295,47 +293,41 @@ class IterableLoader(LoaderAdapter):
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
         self._stateful: Any = loader if state_setter(loader) else None
-        self._is_list = isinstance(loader, (list, tuple)) and self._stateful is None
+        self._is_list = isinstance(loader, (list, tuple))
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         self.batch_size = getattr(loader, "batch_size", None)
         if self._is_list and shard.world_size == 1:
             self.batches_per_epoch = len(loader)
         self._batches_here = _is_paddles(loader) and not loader.num_workers
         workers = getattr(loader, "num_workers", 0)
-        self.key = [f"a stream of {workers} workers" if workers else "a stream", None]
+        self.kind = f"a stream of {workers} workers" if workers else "a stream"
         # With workers it cannot be cut within a batch.
         self.has_one_order = self._batches_here and shard.world_size == 1
 
-    def open(self, epoch: int, place: Place = START) -> Batches:
-        own = place.position // self.shard.world_size  # samples of this rank
+    def open(self, epoch: int, position: int = 0) -> Batches:
+        own = position // self.shard.world_size  # samples of this rank
         number, cut = divmod(own, self.batch_size or 1)
         seed = rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank)
         if self._state:  # it is at the place already
             ahead = self._source(seed, number)
         else:
             ahead = itertools.islice(self._source(seed, 0, cut), number, None)
-        # Of the ranks' lists the shortest is known at once.
-        if self._is_list:
-            end = int(-max_over_ranks(-len(self.loader))[0])
-            ahead = itertools.islice(ahead, max(end - number, 0))
-        elif self.shard.world_size > 1:  # one collective per batch
+        if self.shard.world_size > 1:  # one collective per batch
             to_end = itertools.chain(ahead, [_NOTHING])
             ahead = itertools.takewhile(lambda b: not any(max_over_ranks(b is _NOTHING)), to_end)
         # Of a stream that has become shorter nothing may be left: it is read now.
         looks = own > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
-        items = self._read(itertools.chain(head, ahead), place.position)
-        return Batches(items, place, ended=looks and not head)
+        items = self._read(itertools.chain(head, ahead), position)
+        return Batches(items, position, ended=looks and not head)
 
     def _source(self, seed: int, number: int = 0, cut: int = 0) -> Iterator[Any]:
-        if self._is_list:  # ready batches draw nothing, and seeding costs time
-            return iter(self.loader)
         iterable = self.loader
         if self._batches_here:
             iterable = batched_stream(iterable, cut)
         elif _is_paddles(iterable):
-            iterable = with_hardened_workers(iterable)
-        return Seeded(iterable, seed, number)
+            iterable = streamed_by_workers(iterable)
+        return seeded(iterable, seed, number)
 
     def _read(self, ahead: Iterator[Any], position: int) -> Items:
         # The loader's state is taken after a batch and before the next one is read ahead: a run
@@ -361,9 +353,9 @@ class IterableLoader(LoaderAdapter):
     def _read_once(self, source: Iterator[Any]) -> Items:
         with unmoved(self._stateful):
             batch = _NOTHING
-            for number, (batch, last) in enumerate(with_last(source)):
+            for number, batch in enumerate(source):
                 place = number * self.shard.world_size + self.shard.rank
-                yield batch, (place, None, place), last
+                yield batch, (place, None, place), False
             if batch is _NOTHING and self.shard.world_size == 1:  # a generator that is used up, say
                 raise self.no_batch()
 

@@ -4,31 +4,21 @@ It is a function of (seed, epoch), whatever was drawn or read before. Only indic
 here: nothing is loaded, and the ranks do not matter yet.
 
     order = BatchOrder(loader, seed=0)            # a DataLoader over a data set with indices
-    for position, indices, end in order.batches(epoch=3, place=Place(170)): ...
+    for position, indices, end in order.batches(epoch=3, position=170): ...
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import os
-import signal
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from paddle.base import core
-from paddle.io import (
-    BatchSampler,
-    DataLoader,
-    DistributedBatchSampler,
-    RandomSampler,
-    SequenceSampler,
-)
+from paddle.io import BatchSampler, DataLoader, RandomSampler, SequenceSampler
 
-from expbase.ranks.processes import forking, remove_left_files
+from expbase.ranks.processes import forking
 from expbase.state import rng
 from expbase.state.objects import state_setter
 
@@ -36,116 +26,79 @@ from expbase.state.objects import state_setter
 # position behind it; with several ranks, behind the batches that all of them read together.
 Numbered = tuple[int, Any, int]
 
-# What an order of samples depends on beside the epoch, as JSON values: its kind, the number of
-# samples, and more. Equal keys are the same order.
-Key = list[Any]
-LISTED = ("shuffled", "distributed")  # kinds whose samples are known by the key alone
-_HEAD = 1 << 14  # samples of an order by which the ranks are compared
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where all ranks together are in an epoch."""
-
-    position: int = 0  # samples taken of it
-    batches: int = 0  # of one rank, that these amount to
-    # The order of the epoch, if the sampler of now would make another one: a shuffled one depends
-    # on the seed, that of a DistributedBatchSampler on the number of ranks.
-    key: Key | None = None
-
-
-START = Place()
+_HEAD = 1 << 10  # batches of an order by which the ranks are compared
 
 
 class BatchOrder:
     """The batches of a DataLoader's sampler, with their positions in the epoch.
 
-    There are three kinds of samplers. One with `seek(position)` is asked to start at a position.
-    One with a length is listed at the start of an epoch. Any other may be endless: its batches
-    are drawn one by one, and those before the start are thrown away. `set_epoch` is called on a
-    sampler that has it. A sampler with `state_dict` is part of the checkpoint.
+    There are three kinds of samplers. One of single samples that has `seek(position)` is asked to
+    start there. One with a length is listed at the start of an epoch. Any other may be endless:
+    its batches are drawn one by one, and those before the start are thrown away. `set_epoch` is
+    called on a sampler that has it. A sampler with `state_dict` is part of the checkpoint.
     """
 
-    def __init__(self, loader: DataLoader, seed: int, world_size: int = 1) -> None:
-        self._dataset = loader.dataset
-        self._sampler = loader.batch_sampler
-        self._inner: Any = getattr(self._sampler, "sampler", None)  # of single samples
+    def __init__(self, loader: DataLoader, seed: int) -> None:
+        self.sampler = loader.batch_sampler
+        if self.sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
+            self.sampler = BatchSampler(loader.dataset)
+        self._inner: Any = getattr(self.sampler, "sampler", None)  # of single samples
         self._seed = seed
         # The one of the two that has a state; None: neither has.
-        self.stateful = next(filter(state_setter, (self._sampler, self._inner)), None)
+        self.stateful = next(filter(state_setter, (self.sampler, self._inner)), None)
         self._begun: tuple[int, Any] | None = None  # an epoch, and the sampler's state before it
         self._listing: tuple[int, list[Any]] | None = None  # an epoch, and what was listed for it
         self.length: int | None = None  # batches in an epoch; None: the sampler does not know
         # Paddle's WeightedRandomSampler has a length only for some weights.
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
-            self.length = len(self._dataset if self._sampler is None else self._sampler)
-        self.num_samples = len(self._dataset) if hasattr(self._dataset, "__len__") else None
-        size = 1 if self._sampler is None else getattr(self._sampler, "batch_size", None)
-        self.batch_size: int | None = size
-        self.key = self._find_key(world_size)
+            self.length = len(self.sampler)
+        dataset = loader.dataset
+        self.num_samples = len(dataset) if hasattr(dataset, "__len__") else None
+        self.batch_size: int | None = getattr(self.sampler, "batch_size", None)
+        self.kind = self._find_kind()
 
-    def _find_key(self, world_size: int) -> Key:
-        sampler, inner = self._sampler, self._inner
-        cuts = type(sampler) is BatchSampler  # then the order does not depend on the batch size
-        if sampler is None:
-            return ["ready batches", self.num_samples]
-        if cuts and type(inner) is SequenceSampler:
-            return ["in order", len(inner)]
-        if cuts and type(inner) is RandomSampler:
-            size = len(inner.data_source)
-            if not inner.replacement and inner.generator is None and inner.num_samples == size:
-                return ["shuffled", size, self._seed]
-        if type(sampler) is DistributedBatchSampler and sampler.nranks == world_size:
-            size = len(sampler.dataset)
-            return ["distributed", size, sampler.shuffle, sampler.total_size]
-        return ["own", self.num_samples]
+    def _find_kind(self) -> str:
+        if type(self.sampler) is BatchSampler:
+            if type(self._inner) is SequenceSampler:
+                return "in order"
+            if type(self._inner) is RandomSampler and self._inner.generator is None:
+                return "shuffled"
+        return "own"
 
-    def batches(self, epoch: int, place: Place = START) -> Iterator[Numbered]:
-        """The batches of an epoch (counted from 1), from a place on."""
-        sampler, inner, size, start = self._sampler, self._inner, self.batch_size, place.position
-        if place.key:
-            return _cut(_samples(place.key, epoch), sampler, start)
-        if sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
-            return ((number, number, number + 1) for number in range(start, len(self._dataset)))
+    def batches(self, epoch: int, position: int = 0) -> Iterator[Numbered]:
+        """The batches of an epoch (counted from 1), from a position on."""
+        sampler = self.sampler
+        inner = self._inner
         self._go_to_start(epoch)
         for listener in (sampler, inner):
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
         seed = rng.derive(self._seed, rng.ORDER, epoch)
-        drawn = Seeded(sampler, seed)
-        if hasattr(sampler, "seek") and size:
-            sampler.seek(start // size)
-            return numbered(drawn, start, before=start - start % size)
         if hasattr(inner, "seek") and type(sampler) is BatchSampler:
-            inner.seek(start)
-            return numbered(drawn, start, before=start)
+            inner.seek(position)
+            return numbered(seeded(sampler, seed), position, before=position)
         if self.length is None:
-            return numbered(drawn, start)
+            return numbered(seeded(sampler, seed), position)
         if type(sampler) is BatchSampler:  # cut from one list: millions of lists cost seconds
-            return _cut(self._listed(epoch, seed, inner), sampler, start)
-        return numbered(self._listed(epoch, seed, sampler), start)
+            return _cut(self._listed(epoch, seed, inner), sampler, position)
+        return numbered(self._listed(epoch, seed, sampler), position)
 
     def head(self) -> tuple[int | None, int | None]:
-        """A checksum of the first samples of epoch 1, and the number of batches if these are all.
+        """A checksum of the first batches of epoch 1, and their number if these are all.
 
         None of a sampler that can be read only once, or not yet.
         """
-        if isinstance(self._sampler, Iterator) or isinstance(self._inner, Iterator):
+        if isinstance(self.sampler, Iterator) or isinstance(self._inner, Iterator):
             return None, None
-        samples: list[str] = []
-        count: int | None = 0
         order = copy.copy(self)
         order.length = None  # then it is not listed
         try:
             with unmoved(self.stateful):
-                for count, (_, indices, _) in enumerate(order.batches(1), 1):
-                    if len(samples) >= _HEAD:
-                        count = None
-                        break
-                    samples += map(repr, indices)
+                batches = [indices for _, indices, _ in itertools.islice(order.batches(1), _HEAD)]
         except Exception:  # it may need what a later step makes
             return None, None
-        return zlib.crc32(" ".join(samples).encode()), count
+        count = len(batches) if len(batches) < _HEAD else None
+        return zlib.crc32(repr(batches).encode()), count
 
     def _go_to_start(self, epoch: int) -> None:
         # The order of a sampler with a state depends on that state, so the state before the epoch
@@ -158,19 +111,19 @@ class BatchOrder:
             self._begun = (epoch, copy.deepcopy(self.stateful.state_dict()))
 
     def _listed(self, epoch: int, seed: int, sampler: Iterable[Any]) -> Sequence[Any]:
-        if self.key[0] == "in order":  # there may be more than a list can hold
-            return range(self.key[1])
+        if self.kind == "in order":  # there may be more than a list can hold
+            return range(len(self._inner))
         if self._listing is None or self._listing[0] != epoch:
             rng.seed_cpu(seed)
             self._listing = (epoch, list(sampler))
         return self._listing[1]
 
     def checksum(self) -> int | None:
-        """Of the order that a sampler of the user's has given for this epoch; None: no list of it.
+        """Of the order that was listed for this epoch; None: it was not.
 
         Of some places in it: two orders that a generator draws differ nearly everywhere.
         """
-        if self._listing is None or self.key[0] != "own":
+        if self._listing is None:
             return None
         listed = self._listing[1]
         return zlib.crc32(repr(listed[:: max(len(listed) // 1000, 1)]).encode())
@@ -198,7 +151,8 @@ def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> I
         end = before + len(indices)
         if end > position:
             if before < position:
-                indices, before = indices[position - before :], position
+                indices = indices[position - before :]
+                before = position
             yield before, indices, end
         before = end
 
@@ -210,71 +164,22 @@ def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[Numbered]
     return ((i, [*samples[i : i + size]], min(i + size, end)) for i in range(start, end, size))
 
 
-def _samples(key: Key, epoch: int) -> list[int]:
-    """All samples of an epoch of an order that its key tells, with those that paddle adds."""
-    kind, size, *rest = key
-    if kind == "shuffled":
-        rng.seed_cpu(rng.derive(rest[0], rng.ORDER, epoch))
-        return [*RandomSampler(range(size))]
-    is_shuffled, padded = rest
-    # One rank whose one batch is the epoch; in round i rank r has batch i * ranks + r of it.
-    sampler = DistributedBatchSampler(range(padded), padded, 1, 0, shuffle=is_shuffled)
-    sampler.set_epoch(epoch)
-    return [place % size for place in next(iter(sampler))]
-
-
-def end_by_kill(iterator: Any) -> None:
-    """Makes multiprocessing end paddle's workers by SIGKILL at exit: they survive its SIGTERM."""
-    for worker in getattr(iterator, "_workers", ()):
-        worker._popen.terminate = functools.partial(_kill, worker.pid, id(iterator))
-
-
-def _kill(pid: int, iterator: int) -> None:
-    # Else paddle raises an error for a worker that was killed.
-    core._erase_process_pids(iterator)  # type: ignore[attr-defined]
-    os.kill(pid, signal.SIGKILL)
-
-
-def end_workers(iterator: Any) -> None:
-    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
-    iterator._try_shutdown_all(1)
-    for worker in iterator._workers:
-        worker.kill()  # that one is still busy
-        worker.join()
-    remove_left_files()
-
-
-class Seeded:
+def seeded(iterable: Iterable[Any], seed: int, number: int = 0) -> Iterator[Any]:
     """Iterates with random numbers of (seed, number of the item), from a number on.
 
-    `iter` is called at the first item. Workers end with it.
+    `iter` is called at the first item.
     """
-
-    def __init__(self, iterable: Iterable[Any], seed: int, number: int = 0) -> None:
-        self._iterable = iterable
-        self._batches: Iterator[Any] | None = None
-        self._seed = seed
-        self._number = number
-
-    def __del__(self) -> None:
-        if hasattr(self._batches, "_workers"):  # a thread of paddle's holds it: its own never runs
-            end_workers(self._batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        rng.seed_cpu(rng.derive(self._seed, self._number))
-        self._number += 1
+    iterator: Iterator[Any] | None = None
+    for item_number in itertools.count(number):
+        rng.seed_cpu(rng.derive(seed, item_number))
+        if iterator is None:
+            with forking():  # a DataLoader with a way of its own may start workers
+                iterator = iter(iterable)
         try:
-            if self._batches is None:
-                with forking():  # a DataLoader starts its workers now
-                    self._batches = iter(self._iterable)
-                end_by_kill(self._batches)
-            return next(self._batches)
+            item = next(iterator)
         except StopIteration:
-            self._batches = iter(())  # paddle's own fail when they are asked once more
-            raise
+            return
+        yield item
 
 
 def unmoved(stateful: Any) -> contextlib.ExitStack:

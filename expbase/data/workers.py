@@ -16,6 +16,7 @@ import functools
 import itertools
 import multiprocessing
 import operator
+import os
 import pickle
 import signal
 import textwrap
@@ -24,15 +25,17 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base import core
 from paddle.io import DataLoader, TensorDataset
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
-from expbase.data.order import Numbered, end_by_kill, end_workers
+from expbase.data.order import Numbered
 from expbase.ranks.processes import (
     die_with_parent,
     forking,
     leave_note,
+    remove_left_files,
     signals_held,
     survive_signals,
 )
@@ -40,7 +43,6 @@ from expbase.state import rng
 
 # Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
 Items = Generator[tuple[Any, Numbered, bool], None, None]
-TAKEN = "expbase_taken"  # the attribute of an exception that has the place of its batch
 
 
 class Fetcher:
@@ -60,31 +62,31 @@ class Fetcher:
     def close(self) -> None:
         """Ends persistent workers. May be called twice."""
         if self._idle is not None:
-            end_workers(self._idle._iterator)
+            _end_workers(self._idle._iterator)
             self._idle = None  # a later run over the data starts new ones
 
     def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
         # ahead, draws from the same generators as training does, and hangs for ever when the
         # data set raises an exception.
-        dataset, place = _BatchDataset(self._loader), self._loader.places[0]
+        dataset = _BatchDataset(self._loader)
+        place = self._loader.places[0]
         for taken, last in with_last(numbered):
             rng.seed_cpu(rng.derive(base, taken[0]))
             try:
                 batch = dataset.batch(taken[1])
             except Exception as error:
-                self._explain(error, dataset.under_way(taken[1]), taken)
+                self._explain(error, dataset.under_way(taken[1]))
                 raise
             yield to_tensors(batch, place), taken, last
 
-    def _explain(self, error: Exception, what: str, taken: Numbered) -> None:
+    def _explain(self, error: Exception, what: str) -> None:
         """Makes an error of the data set tell for which samples it was raised."""
         note = f"{self._name}: raised {what}"
         if hasattr(error, "add_note"):
             error.add_note(note)
         else:  # Python 3.10
             error.args += (note,)
-        vars(error)[TAKEN] = taken
 
     def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
@@ -95,15 +97,13 @@ class Fetcher:
         self._idle = None
         loader.batch_sampler.keys = ([(base, *taken[:2])] for taken, _ in ahead)
         rng.seed_cpu(base)  # paddle draws a seed from numpy when it makes an iterator
-        with forking(), signals_held({signal.SIGTERM}):
-            iterator = iter(loader)
-        end_by_kill(iterator)
+        iterator = _started(loader)
         last = False
         try:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
                 match batch:
                     case [_, Exception() as error, str() as what]:
-                        self._explain(error, what, taken)
+                        self._explain(error, what)
                         raise error
                 yield batch, taken, last
         finally:
@@ -112,11 +112,11 @@ class Fetcher:
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
             else:
-                end_workers(iterator)
+                _end_workers(iterator)
 
     def _worker_loader(self) -> DataLoader:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.
-        loader = with_hardened_workers(self._loader)
+        loader = _with_hardened_workers(self._loader)
         loader._persistent_workers = self._loader._persistent_workers
         loader.dataset = _BatchDataset(self._loader)
         loader.batch_sampler = _Keys()
@@ -158,14 +158,14 @@ class _BatchDataset:
             with contextlib.suppress(Exception):  # of a wrong index, which is found below
                 rows = paddle.to_tensor(indices)
                 return [paddle.index_select(tensor, rows) for tensor in self._tensors]
-        for index in indices if self._makes_batches else (indices,):
+        for index in indices:
             samples.append(self._dataset[index])
         # batch_size=None: what the data set holds is a batch already.
         return self._collate(samples if self._makes_batches else samples[0])
 
     def under_way(self, indices: Any) -> str:
         """What an exception has interrupted, in words."""
-        indices = list(indices) if self._makes_batches else [indices]
+        indices = list(indices)
         if len(self._samples) < len(indices):
             return f"by sample {indices[len(self._samples)]!r} of the data set"
         return f"by collate_fn for the samples {textwrap.shorten(repr(indices), 400)}"
@@ -192,7 +192,42 @@ class _Keys:
         return self.keys
 
 
-def with_hardened_workers(loader: DataLoader) -> DataLoader:
+def streamed_by_workers(loader: DataLoader) -> Iterator[Any]:
+    """The batches of a DataLoader over an IterableDataset with workers, which end with it."""
+    iterator = _started(_with_hardened_workers(loader))
+    try:
+        yield from iterator
+    finally:
+        _end_workers(iterator)
+
+
+def _started(loader: DataLoader) -> Any:
+    """Paddle's iterator over a loader, with workers that multiprocessing ends by SIGKILL at exit:
+    they survive its SIGTERM.
+    """
+    with forking(), signals_held({signal.SIGTERM}):
+        iterator = iter(loader)
+    for worker in iterator._workers:
+        worker._popen.terminate = functools.partial(_kill, worker.pid, id(iterator))
+    return iterator
+
+
+def _kill(pid: int, iterator: int) -> None:
+    # Else paddle raises an error for a worker that was killed.
+    core._erase_process_pids(iterator)  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+
+
+def _end_workers(iterator: Any) -> None:
+    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
+    iterator._try_shutdown_all(1)
+    for worker in iterator._workers:
+        worker.kill()  # that one is still busy
+        worker.join()
+    remove_left_files()
+
+
+def _with_hardened_workers(loader: DataLoader) -> DataLoader:
     """A copy of the loader whose workers end with this process and survive its group's signals."""
     hardened = copy.copy(loader)
     init_fn = loader.worker_init_fn
@@ -220,7 +255,9 @@ def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
 
     Without the first samples, if some are cut off.
     """
-    collate, size, place = _collate_fn(loader), loader.batch_size, loader.places[0]
+    collate = _collate_fn(loader)
+    size = loader.batch_size
+    place = loader.places[0]
     samples: Iterator[Any] = itertools.islice(loader.dataset, cut, None)
     # None: what the data set holds is a batch already
     chunks = samples if size is None else iter(lambda: list(itertools.islice(samples, size)), [])

@@ -20,7 +20,6 @@ import numpy as np  # noqa: E402
 from paddle.io import BatchSampler, DataLoader, Dataset  # noqa: E402
 
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
-from expbase.data.order import Place  # noqa: E402
 from expbase.extras.permutation import PermutationSampler  # noqa: E402
 
 BATCHES = 2 * 10**6
@@ -44,7 +43,7 @@ class Numbers(Dataset):
 def first_batch(loader: DataLoader, position: int) -> None:
     """Opens a loader at a position and takes one batch."""
     adapter = adapt_loader(loader, "train_loader", Shard(seed=0))
-    batches = adapter.open(1, Place(position))
+    batches = adapter.open(1, position)
     next(iter(batches))
     batches.close()
     adapter.close()

@@ -39,7 +39,6 @@ from paddle.io import BatchSampler, DataLoader, Dataset  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
-from expbase.data.order import Place  # noqa: E402
 from expbase.extras.permutation import PermutationSampler  # noqa: E402
 from expbase.ranks import world  # noqa: E402
 from expbase.ranks.launch import spawn  # noqa: E402
@@ -183,7 +182,7 @@ def of_samples(kind: str, size: int) -> dict[str, float]:
 
     def first(position: int) -> None:
         adapter = adapt_loader(make_loader(Numbers(size)), "loader", Shard(seed=0))
-        next(adapter.open(1, Place(position)))
+        next(adapter.open(1, position))
 
     return {"first": seconds(lambda: first(0), 3), "middle": seconds(lambda: first(size // 2), 3)}
 

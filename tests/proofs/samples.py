@@ -32,7 +32,6 @@ from paddle.io import (  # noqa: E402
     BatchSampler,
     DataLoader,
     Dataset,
-    DistributedBatchSampler,
     IterableDataset,
 )
 
@@ -40,7 +39,7 @@ from expbase import Config, ExperimentBase, main  # noqa: E402
 from expbase.data.iterator import TrainIterator  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
 
-KINDS = ("in order", "shuffled", "distributed", "own sampler", "own batches", "stream")
+KINDS = ("in order", "shuffled", "own sampler", "own batches", "stream")
 
 
 class Numbers(Dataset):
@@ -105,16 +104,13 @@ class Setting:
     accumulation: int
     drop_last: bool
 
-    def loader(self, rank: int) -> DataLoader:
-        """A user's loader on one rank."""
+    def loader(self) -> DataLoader:
+        """A user's loader, the same on each rank."""
         data, size, drop_last = Numbers(self.samples), self.batch_size, self.drop_last
         sampler: Any
         if self.kind == "stream":
             return DataLoader(Stream(self.samples), batch_size=size)
-        if self.kind == "distributed":
-            options: dict[str, Any] = {"shuffle": self.samples % 2 == 0, "drop_last": drop_last}
-            sampler = DistributedBatchSampler(data, size, self.ranks, rank, **options)
-        elif self.kind == "own sampler":
+        if self.kind == "own sampler":
             own = Backwards(self.samples)
             sampler = BatchSampler(sampler=own, batch_size=size, drop_last=drop_last)
         elif self.kind == "own batches":
@@ -146,7 +142,7 @@ def start(setting: Setting, state: dict[str, Any] | None, seed: int) -> list[Tra
     for rank in range(setting.ranks):
         iterator = TrainIterator()
         shard = Shard(seed, rank, setting.ranks)
-        iterator.attach(adapt_loader(setting.loader(rank), "self.train_loader", shard))
+        iterator.attach(adapt_loader(setting.loader(), "self.train_loader", shard))
         if state is None:
             iterator.open(2)
         else:
@@ -174,11 +170,9 @@ def epoch(choose: random.Random) -> tuple[list[str], str]:
     """Reads an epoch with changes in it; what is wrong with it, and how it was."""
     setting, seen = drawn(choose, choose.choice(KINDS)), Counter[int]()
     story, seed = [str(setting)], choose.randint(0, 99)
-    paddings, state = [0], None
+    state = None
     for _ in range(choose.randint(1, 3) + 1):
         iterators = start(setting, state, seed)
-        if setting.kind == "distributed" and not seen:
-            paddings.append(-setting.samples % setting.ranks)  # paddle's own doubles
         updates = choose.randint(0, 8)
         for _ in range(updates * setting.accumulation):
             if not iterators[0].ended:
@@ -197,10 +191,10 @@ def epoch(choose: random.Random) -> tuple[list[str], str]:
     twice = {number for number, count in seen.items() if count > 1}
     batches = iterators[0].batch_in_epoch, iterators[0].adapter.batches_per_epoch
     wrong = []
-    # With drop_last paddle leaves out what is not a full batch, of each rank if it shards.
-    if len(missing) >= (setting.batch_size * setting.ranks if setting.drop_last else 1):
+    # With drop_last paddle leaves out what is not a full batch.
+    if len(missing) >= (setting.batch_size if setting.drop_last else 1):
         wrong.append(f"{len(missing)} samples were never seen: {sorted(missing)[:9]}")
-    if len(twice) > sum(paddings):
+    if twice:
         wrong.append(f"{len(twice)} samples were seen twice: {sorted(twice)[:9]}")
     is_longer = sum(seen.values()) > setting.samples  # samples were had that are no more there
     if batches[1] is not None and batches[0] > batches[1] + 1 and not is_longer:
