@@ -89,7 +89,7 @@ def check_paddle() -> str:
 
 
 def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
-    """Raises a TypeError if a method is missing."""
+    """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
     required = ["setup_dataloader", "setup_model", "train_batch"]
     if inspected(args) is not None or schedule.is_wanted(training, "valid"):
         required += ["valid"]
@@ -99,6 +99,26 @@ def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
             f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
             f"{', '.join(required)}" + ", or training.valid_interval=0" * ("valid" in missing) + "."
         )
+    for name in dir(base):
+        ours = getattr(base, name)
+        theirs = getattr(experiment, name)
+        if name.startswith("__") or theirs is ours or not inspect.isfunction(ours):
+            continue
+        if not callable(theirs):
+            raise TypeError(
+                f"{experiment.__name__}.{name}: is no method; {base.__name__} has a method of "
+                "that name. Choose another one."
+            )
+        # Before a slash, as in log(self, mapping=None, /), even self is positional only.
+        given = inspect.signature(ours).parameters.values()
+        needed = [p for p in given if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        try:
+            inspect.signature(theirs).bind(*needed)
+        except TypeError:
+            raise TypeError(
+                f"{experiment.__name__}.{name}: takes {inspect.signature(theirs)}; expected "
+                f"{inspect.signature(ours)} as in {base.__name__}."
+            ) from None
 
 
 def check_made(experiment: object, name: str) -> None:

@@ -19,7 +19,7 @@ from expbase.ranks.stopping import ValidationExit, ValidationLeft
 from expbase.record.meter import Meter
 from expbase.record.stopwatch import Stopwatch
 from expbase.state import objects, rng
-from expbase.state.arrays import gradient
+from expbase.state.arrays import gradient, local
 from expbase.state.user_state import UserState
 from expbase.state.values import Snapshot, layers_with_buffers
 
@@ -209,13 +209,21 @@ def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
     known = {id(p): p for p in parameters}.values()
     none = [p for p in known if gradient(p) is None]
     dense = [p for p in known if gradient(p) is not None and not p.grad_.is_selected_rows()]
-    copies = [p.grad_.clone() for p in dense]
+    # One question to the device for all of them. Zeros, as after an update, are not copied.
+    any_set = [local(p.grad_).astype("bool").any() for p in dense]
+    flags = paddle.stack(any_set).tolist() if dense else []
+    zero = [p for p, flag in zip(dense, flags, strict=True) if not flag]
+    some = [(p, p.grad_.clone()) for p, flag in zip(dense, flags, strict=True) if flag]
     try:
         yield
     finally:
         for parameter in none:
             if parameter.grad_ is not None:
                 parameter.clear_gradient(False)
-        for parameter, copy in zip(dense, copies, strict=True):
+        for parameter in zero:
+            if parameter.grad_ is None:
+                parameter.grad = paddle.zeros_like(parameter)
+            parameter.clear_gradient(True)
+        for parameter, kept in some:
             # Not set or copied to: after clear_gradient the next backward would overwrite it.
-            parameter._set_grad_ivar(copy)
+            parameter._set_grad_ivar(kept)

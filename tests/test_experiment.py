@@ -1105,3 +1105,12 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
     assert "in saving, after the failure: CheckpointError" in log
     assert "[3] the update was made of batch 3 of epoch 1, samples [" in log
     assert "of the data set; the same command comes to it again, from none yet" in log
+
+
+def test_an_override_that_cannot_be_called_is_named_at_construction(tmp_path: Path) -> None:
+    class Wrong(Tiny):
+        def valid(self, loader: Any) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(TypeError, match=r"Wrong\.valid: takes \(self, loader: .*; expected \(self"):
+        make(Wrong, tmp_path / "run")

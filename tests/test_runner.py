@@ -428,7 +428,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ),
         (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
         (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
-        (YAML + "  init_model_path: {output}", "{'output': None} given; expected a text"),
+        (YAML + "  init_model_path: {output}", "unknown key 'init_model_path.output'"),
         (
             YAML + "  init_model_path: {output}/a",
             "A value that begins with a { must be in quotes",

@@ -109,8 +109,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
         # Never without limit: python hears a signal that comes just before a wait at its end.
         for sentinel in wait(list(running), 1.0):
             rank = running.pop(sentinel)
-            end: Any = os.waitid(os.P_PID, processes[rank].pid, os.WEXITED | os.WNOWAIT)
-            code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            code = _code_of(processes[rank])
             codes.append(code)
             if code < 0:  # else it has said why itself
                 deaths.append(f"rank {rank} {ending(processes[rank].pid)[0]}")
@@ -126,6 +125,16 @@ def _join(processes: Sequence[Any]) -> Outcome:
     first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
     code = 128 - first if first < 0 else first
     return Outcome(MISTAKE if MISTAKE in codes else code, tuple(deaths))
+
+
+def _code_of(process: Any) -> int:
+    """The return code of a process that has ended; its parent does not collect it yet."""
+    try:
+        end: Any = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:  # multiprocessing has, when it started the next one
+        return int(process.exitcode)
+    code = int(end.si_status)
+    return code if end.si_code == os.CLD_EXITED else -code
 
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
