@@ -323,6 +323,8 @@ class IterableLoader(LoaderAdapter):
 
     def _source(self, seed: int, number: int = 0, cut: int = 0) -> Iterator[Any]:
         iterable = self.loader
+        if self._is_list:  # nothing is drawn where nothing is made
+            return iter(iterable)
         if self._batches_here:
             iterable = batched_stream(iterable, cut)
         elif _is_paddles(iterable):
