@@ -273,7 +273,8 @@ def run(choose: random.Random, folder: Path) -> list[str]:
         )
         if result.returncode:
             return [f"start {number} failed: {' '.join(words)}\n{result.stderr[-3000:]}"]
-    lines = [line for path in folder.glob("seen_*") for line in path.read_text().splitlines()]
+    files = sorted(folder.glob("seen_*"))  # a round is filled after rank 0 had its samples
+    lines = [line for path in files for line in path.read_text().splitlines()]
     seen, positions = Counter[int](), set()
     for epoch_number, position, indices in map(json.loads, lines):
         if epoch_number == 1 and position not in positions:  # else it filled a round
