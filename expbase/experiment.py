@@ -183,7 +183,7 @@ class ExperimentBase(Events):
     def setup_device(self) -> None:
         """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
         device = getattr(self.args, "device", None)
-        world.set_device(device, "--device", deterministic=self.config.training.deterministic)
+        world.set_device(device, deterministic=self.config.training.deterministic)
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""

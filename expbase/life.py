@@ -100,7 +100,7 @@ class LoopState:
         if self.step is not step:
             raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
 
-    def check_end(self, iteration: int) -> str:
+    def check_end(self) -> str:
         """When train(), maybe the user's own, has returned: what to tell.
 
         Raises:
@@ -108,22 +108,22 @@ class LoopState:
         """
         if self.step is Step.WITHIN:
             raise RuntimeError(
-                f"train: returned within iteration {iteration}; expected self.end_iteration() "
+                f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
         if self.step is not Step.OUTSIDE or self.is_over:
             return ""
         return (
-            f"[{iteration}] train() returned without self.going_on(): no signal was heard, no line "
-            f"written, nothing validated or saved but by hand. Expected {_LOOP}."
+            f"[{self.iteration}] train() returned without self.going_on(): no signal was heard, no "
+            f"line written, nothing validated or saved but by hand. Expected {_LOOP}."
         )
 
-    def check_savable(self, iteration: int) -> None:
+    def check_savable(self) -> None:
         """Raises a RuntimeError if the state is not one to go on from."""
         if self.failure is not None:
             raise RuntimeError(
-                f"save: iteration {iteration} failed, and the state is half its update; the run "
-                "continues from the checkpoint before."
+                f"save: iteration {self.iteration} failed, and the state is half its update; the "
+                "run continues from the checkpoint before."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Run:
     def _end_loop(self) -> None:
         """After train(), maybe the user's own; if it returned early, that is a stop()."""
         loop = self.loop
-        if text := loop.check_end(self.iteration):
+        if text := loop.check_end():
             self.warn(text)
         elif not loop.is_over:
             self.stop.add(StopReason.CALL, "train() returned")
@@ -325,7 +325,7 @@ class Run:
             return loop.look_now()
         if loop.saved_at == self.iteration or self.read_only:
             return
-        loop.check_savable(self.iteration)
+        loop.check_savable()
         with self.stopwatch.exclude("saving"):
             self.report.check_finite(self.iteration)
             self.update.check_complete()

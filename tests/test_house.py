@@ -47,7 +47,7 @@ LAYERS = (
 )
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 62_918, 80_303
+CORE, ALL = 62_883, 80_268
 TUPLE_ASSIGNMENTS = 27
 
 RUN = "_ExperimentBase__run"

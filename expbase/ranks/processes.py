@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,13 @@ def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
             signal.signal(signum, signal.SIG_DFL if old is None else old)
 
 
-def ended_by_sigterm(
-    leave: Callable[[int], object] = sys.exit,
-) -> contextlib.AbstractContextManager[None]:
+def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     """In the block SIGTERM ends this process, with code 143, also if it is a container's first one.
 
     For that one, whose id is 1, the system ignores what it has no handler for. Only the main thread
     can set a handler; in another one nothing changes.
     """
-    end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: leave(128 + signum)}
+    end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: sys.exit(128 + signum)}
     return handling(end if threading.current_thread() is threading.main_thread() else {})
 
 

@@ -92,10 +92,10 @@ def init_parallel(device: str) -> None:
     dist.init_parallel_env()
 
 
-def set_device(device: str | None, option: str, *, deterministic: bool) -> None:
+def set_device(device: str | None, *, deterministic: bool) -> None:
     """Makes paddle use a device, "cpu" or "gpu:1", by default the GPU if there is one.
 
-    `option` is where it was given; with `deterministic` its kernels are repeatable.
+    With `deterministic` its kernels are repeatable.
 
     Raises:
         ConfigError: There is no such device, or the processes would share one.
@@ -103,14 +103,14 @@ def set_device(device: str | None, option: str, *, deterministic: bool) -> None:
     device = device or default_device()
     if world_size() > 1 and ":" in device:
         raise ConfigError(
-            f"{option}: {device!r} given with {world_size()} processes; expected "
+            f"--device: {device!r} given with {world_size()} processes; expected "
             f"{device.partition(':')[0]!r}: each process takes its own."
         )
     try:
         paddle.set_device(device)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{option}: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
+            f"--device: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
             f"this machine has and this paddle was built for. ({error})"
         ) from error
     if deterministic and device.startswith("gpu"):
