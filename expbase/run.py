@@ -310,7 +310,7 @@ class Run:
         if loop.validated_at == self.iteration:
             return
         # Their counters are put back if a stop leaves the validation.
-        listeners = self.checkpointer.remember("listeners")
+        listeners = functools.partial(self.events.load_state_dict, self.events.state_dict())
         may_be_left = self.evaluation.may_be_left(ValidationExit(self.stop), listeners)
         # An evaluate() of the user's may not call super's, so the phase begins here.
         with may_be_left, self.evaluation.begin("valid", self.iteration):

@@ -106,7 +106,7 @@ def test_an_entry_that_is_dropped_is_missed(
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 
-@pytest.mark.parametrize("number", [6, 11])
+@pytest.mark.parametrize("number", [6, 12])
 def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_names(
     tmp_path: Path, two_iterations: Path, number: int
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_
         state.update(format=number, ranks=state.pop("local"))
 
     rewrite(tmp_path / "run", change)
-    text = f"format {number}; expected 10. Finish .* wrote it, 0.1 for a format below 8, or begin"
+    text = f"format {number}; expected 11. Finish .* wrote it, 0.1 for a format below 8, or begin"
     with pytest.raises(CheckpointError, match=text):
         trained(Rich, tmp_path / "run", max_iteration=4)
 
@@ -276,7 +276,7 @@ def test_a_layer_within_a_plain_object_is_told_and_one_in_a_deque_is_saved(
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "{}", '{"format": 10, "values": {"a": 1}, "local": []}', "[" * 100_000]
+    "text", ["[1]", "{}", '{"format": 11, "values": {"a": 1}, "local": []}', "[" * 100_000]
 )
 def test_a_state_that_is_not_ours_changes_nothing(tmp_path: Path, text: str) -> None:
     trained(Tiny, tmp_path / "run", max_iteration=2)

@@ -213,6 +213,29 @@ def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> Non
     assert told[0].startswith("self.trained: a parameter in it cannot be saved with it. It has")
 
 
+class Thawing(Tiny):
+    """Whose listeners thaw and freeze parameters, and switch parts to eval mode and back."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.model.add_sublayer("noise", paddle.nn.Dropout(0.5))
+        self.model[0].weight.stop_gradient = True
+
+    def on_train_batch_end(self) -> None:
+        self.model[0].weight.stop_gradient = self.iteration < 3
+        self.model[0].bias.stop_gradient = self.iteration >= 4
+        self.model.noise.training = self.iteration % 3 == 0
+
+
+def test_what_is_frozen_and_what_is_in_eval_mode_is_restored(tmp_path: Path) -> None:
+    trained(Thawing, tmp_path / "whole", max_iteration=9)
+    for end in (3, 5, 9):
+        exp: Any = trained(Thawing, tmp_path / "parts", max_iteration=end)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000009" for f in ("whole", "parts")))
+    assert [p.stop_gradient for p in exp.model[0].parameters()] == [False, True]
+    assert exp.model.noise.training
+
+
 class Shadowed(Tiny):
     """Whose layer averages its weights in a list that paddle does not look into."""
 

@@ -102,10 +102,6 @@ class Array:
         positive, negative = self.data.view(f"i{size}").max(), self.data.view(f"u{size}").max()
         return int(positive) < infinity and int(negative) < infinity + (1 << 8 * size - 1)
 
-    def copy(self) -> Array:
-        """The same content in memory of its own."""
-        return Array(self.dtype, self.shape, self.data.copy())
-
     def __str__(self) -> str:
         return describe(self)
 

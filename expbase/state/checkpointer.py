@@ -35,7 +35,7 @@ OBJECTS = "objects"  # the entry of the attributes with state: its tensors are f
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
 _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
-_ARRAYS = "@values"  # the file of the arrays in the other entries; no attribute has the name
+_ARRAYS = "@values"  # the file of the arrays among the values; no attribute has the name
 
 
 class Checkpointer:
@@ -228,13 +228,6 @@ class Checkpointer:
         self.inspected = path.name
         return dict(states["loop"])
 
-    def remember(self, *names: str) -> Callable[[], object]:
-        """Copies the state of these entries; the function that restores it."""
-        contents = self.contents()
-        tensors, values = _capture({name: contents[name] for name in names})
-        copies = {n: {k: a.copy() for k, a in of_file.items()} for n, of_file in tensors.items()}
-        return lambda: self._load(_decoded(copies, values))
-
     def _load(self, states: Mapping[str, Any]) -> list[str]:
         notes = []
         for name, entry in self.contents().items():
@@ -307,20 +300,18 @@ def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     for name in reversed([*contents]):
         state = contents[name].state_dict()
         if name == OBJECTS:
-            tensors, values[name] = state
-        else:
-            values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
+            tensors, state = state
+        values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
     return (tensors | {_ARRAYS: arrays} if arrays else tensors), values
 
 
 def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
     arrays = tensors.pop(_ARRAYS, {})
-    return {
-        name: (tensors, entry)
-        if name == OBJECTS
-        else {key: decode(value, arrays) for key, value in entry.items()}
+    states = {
+        name: {key: decode(value, arrays) for key, value in entry.items()}
         for name, entry in values.items()
     }
+    return states | {OBJECTS: (tensors, states[OBJECTS])}
 
 
 def choose(run: Path, which: str) -> Path:

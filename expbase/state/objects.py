@@ -23,24 +23,19 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.state import encoding, optimizers
+from expbase.state import optimizers
 from expbase.state.arrays import Array, describe, is_piece, local
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
-Values = dict[str, Any]  # JSON values, by name
-State = tuple[Tensors, Values]
+State = tuple[Tensors, dict[str, Any]]  # and of each object its kind and its other values, by name
 
 # The file of parameters that no layer holds. No attribute can have this name.
 PARAMETERS = "@parameters"
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
-_RATE = ".learning_rate"  # what follows an optimizer's name, for the rate or the schedule in it
-_KINDS = "@kinds"  # the value with the class of each optimizer and schedule
-_FLAGS = "@flags"  # the value with what is frozen, and what is in eval mode
-
-
-# Attributes of each layer, and of an RNN, which has its parameters as one array, too.
-OF_PADDLE = frozenset(paddle.nn.Layer.__init__.__code__.co_names) | {"_flat_weight"}
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+# Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
+# of a layer is its user's.
+OF_PADDLE = {*paddle.nn.Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
+_GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 @dataclass
@@ -49,47 +44,40 @@ class StatefulObjects:
 
     layers: dict[str, Any] = field(default_factory=dict)  # without a DataParallel round them
     optimizers: dict[str, Any] = field(default_factory=dict)  # in the wrappers that step them
-    schedulers: dict[str, Any] = field(default_factory=dict)  # also those within an optimizer
-    objects: dict[str, Any] = field(default_factory=dict)  # others with state_dict and a setter
-    generators: dict[str, Any] = field(default_factory=dict)  # of python and numpy
+    # Schedules (also those within an optimizer), generators of python and numpy, and others with
+    # state_dict and a setter.
+    objects: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)  # that are attributes themselves
     parallel: dict[int, Any] = field(default_factory=dict)  # every wrapper of a layer, by id
     excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
 
     def names(self) -> list[str]:
         """The names of everything that was found."""
-        kinds = (self.layers, self.optimizers, self.schedulers)
-        rest = (self.objects, self.generators, self.parameters)
-        return [name for kind in (*kinds, *rest) for name in kind]
+        return [*self.layers, *self.optimizers, *self.objects, *self.parameters]
 
     def state_dict(self) -> State:
-        """Tensors by file and key, and JSON values by name.
+        """Tensors by file and key, and the other values by name.
 
         Tensors on the CPU are views of the live memory: copy them before training goes on.
-
-        Raises:
-            TypeError: The state of an object holds what a checkpoint cannot carry.
         """
-        tensors: Tensors = {
+        tensors = {
             file: {key: Array.of(tensor) for key, tensor in live.items()}
             for file, live in self._live_tensors().items()
+            if live
         }
-        values = {
-            name: encoding.encode(value, name, tensors.setdefault(name, {}))
-            for name, value in self._live_values().items()
-        }
-        return {file: arrays for file, arrays in tensors.items() if arrays}, values
+        others = self._others().items()
+        return tensors, {name: [optimizers.kind(o), _get_state(o)] for name, o in others}
 
     def shapes(self) -> dict[str, str]:
         """What all ranks have, by name: type and shape of tensors, and the kind of the rest."""
-        others = {**self.schedulers, **self.generators, **self.objects}
-        shapes = {f"self.{n}": type(other).__name__ for n, other in others.items()}
-        pieces, sharded = self.pieces(), self.sharded()
+        shapes = {f"self.{name}": optimizers.kind(o) for name, o in self._others().items()}
+        pieces = self.pieces()
+        sharded = self.sharded()
         for file, live in self._live_tensors().items():
             for key, tensor in live.items() if file not in sharded else ():
                 part = self.owner(file, key) in pieces
                 shapes[f"self.{file}: {key!r}"] = "distributed" if part else describe(tensor)
-        return shapes | dict.fromkeys((f"self.{name}" for name in self.optimizers), "there")
+        return shapes
 
     def pieces(self) -> set[str]:
         """The structured names of the tensors of which each rank holds another part."""
@@ -124,38 +112,25 @@ class StatefulObjects:
         for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
             problems += optimizers.make_accumulators(inner, name, tensors.get(name, {}), own)
-        live = _flat(self._live_tensors())
-        # A file with the name of a value has the arrays in that value, which are not compared.
-        saved = _flat({file: of for file, of in tensors.items() if file not in values})
-        problems += misfits(saved, live, "checkpoint")
-        there, here = values.get(_KINDS, {}), self._kinds()
-        problems += [
-            f"{name}: is a {there[name]} in the checkpoint and a {here[name]} here."
-            for name in there.keys() & here.keys()
-            if there[name] != here[name]
+        problems += misfits(_flat(tensors), _flat(self._live_tensors()), "checkpoint")
+        here = {name: optimizers.kind(other) for name, other in self._others().items()}
+        problems += unmatched(values, here)
+        return problems + [
+            f"{name}: is a {there} in the checkpoint and a {here[name]} here."
+            for name, (there, _) in values.items()
+            if name in here and there != here[name]
         ]
-        expected = [*self._float_rates(), *self.schedulers, *self.generators, *self.objects]
-        return problems + unmatched(values, [*expected, _KINDS, _FLAGS])
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; always exact."""
-        tensors, encoded = state
-        # All is decoded before anything is set: a value that cannot be read changes nothing.
-        values = {n: encoding.decode(v, tensors.get(n, {})) for n, v in encoded.items()}
-        for file, live in self._live_tensors().items():
-            for key, array in tensors.get(file, {}).items():
-                array.copy_to(live[key])
-        for name in self._float_rates():
-            self._innermost()[name.removesuffix(_RATE)].set_lr(values[name])
-        for name, scheduler in self.schedulers.items():
-            optimizers.set_schedule_values(scheduler, values[name])
-        self._set_flags(values[_FLAGS])
-        set_generator_states(self, values)
-        for name, stateful in self.objects.items():
-            # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load
-            # one, and will switch itself off again.
-            if values[name] or not isinstance(stateful, paddle.amp.AmpScaler):
-                state_setter(stateful)(values[name])
+        tensors, values = state
+        live = self._live_tensors()
+        for file, arrays in tensors.items():
+            for key, array in arrays.items():
+                array.copy_to(live[file][key])
+        for name, other in self._others().items():
+            _, value = values[name]
+            _set_state(other, value)
         return []
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
@@ -168,35 +143,9 @@ class StatefulObjects:
         }
         return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}
 
-    def _live_values(self) -> dict[str, Any]:
-        """What is no tensor of a layer or an optimizer, by name, not encoded yet."""
-        return {
-            **self._float_rates(),
-            **{name: optimizers.schedule_values(s) for name, s in self.schedulers.items()},
-            **generator_states(self),
-            **{name: stateful.state_dict() for name, stateful in self.objects.items()},
-            _KINDS: self._kinds(),
-            _FLAGS: self._flags(),
-        }
-
-    def _kinds(self) -> dict[str, str]:
-        kinds = {name: type(o).__name__ for name, o in self._innermost().items()}
-        kinds |= dict.fromkeys(self._float_rates(), "number")
-        return kinds | {name: optimizers.kind(s) for name, s in self.schedulers.items()}
-
-    def _flags(self) -> dict[str, list[str]]:
-        """What a listener may have changed since setup: frozen parameters, layers in eval mode."""
-        return {
-            "frozen": [name for name, p in named_parameters(self) if p.stop_gradient],
-            "eval": [name for name, layer in self.sublayers() if not layer.training],
-        }
-
-    def _set_flags(self, flags: Mapping[str, Collection[str]]) -> None:
-        frozen, evaluated = {*flags["frozen"]}, {*flags["eval"]}  # there may be thousands
-        for name, parameter in named_parameters(self):
-            parameter.stop_gradient = name in frozen
-        for name, layer in self.sublayers():
-            layer.training = name not in evaluated
+    def _others(self) -> dict[str, Any]:
+        """What has values that are no tensors of layers or optimizers, by name."""
+        return {**self._innermost(), **self.objects}
 
     def sublayers(self) -> list[tuple[str, Any]]:
         """All layers with their paths, those within others, too."""
@@ -205,11 +154,6 @@ class StatefulObjects:
             for name, layer in self.layers.items()
             for path, part in layer.named_sublayers(include_self=True)
         ]
-
-    def _float_rates(self) -> dict[str, float]:
-        """The learning rates that no schedule decides, by `optimizer.learning_rate`."""
-        rates = {f"{name}{_RATE}": o._learning_rate for name, o in self._innermost().items()}
-        return {n: float(rate) for n, rate in rates.items() if not isinstance(rate, LRScheduler)}
 
     def _innermost(self) -> dict[str, Any]:
         return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
@@ -235,7 +179,8 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
             _visit(found, seen, name, value)
     for name, optimizer in found.optimizers.items():
         # A schedule that only its optimizer knows. One that has a name was seen before.
-        _visit(found, seen, f"{name}{_RATE}", optimizers.innermost(optimizer)._learning_rate)
+        rate = optimizers.innermost(optimizer)._learning_rate
+        _visit(found, seen, f"{name}.learning_rate", rate)
     if found.parameters:
         # A list of parameters says which they are; those of a layer are saved with it.
         of_layers = {id(p) for layer in found.layers.values() for p in layer.parameters()}
@@ -326,13 +271,37 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
         return found.layers
     if isinstance(optimizers.innermost(value), Optimizer):
         return found.optimizers
-    if isinstance(value, LRScheduler):
-        return found.schedulers
-    if isinstance(value, _GENERATORS):
-        return found.generators
     if isinstance(value, framework.EagerParamBase):
         return found.parameters
-    return found.objects if state_setter(value) else None
+    has_state = isinstance(value, (LRScheduler, *_GENERATORS)) or state_setter(value)
+    return found.objects if has_state else None
+
+
+def _get_state(value: Any) -> Any:
+    if isinstance(value, Optimizer):  # a learning rate that no schedule decides
+        rate = value._learning_rate
+        return None if isinstance(rate, LRScheduler) else float(rate)
+    if isinstance(value, LRScheduler):
+        return optimizers.schedule_values(value)
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return value.__getstate__() if isinstance(value, _GENERATORS) else value.state_dict()
+
+
+def _set_state(value: Any, state: Any) -> None:
+    if isinstance(value, Optimizer):
+        if state is not None:
+            value.set_lr(state)
+    elif isinstance(value, LRScheduler):
+        optimizers.set_schedule_values(value, state)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, _GENERATORS):
+        value.__setstate__(state)
+    # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load one, and
+    # will switch itself off again.
+    elif state or not isinstance(value, paddle.amp.AmpScaler):
+        state_setter(value)(state)
 
 
 def state_setter(candidate: Any) -> Any:
@@ -350,17 +319,20 @@ def parameter_names(found: StatefulObjects) -> dict[str, str]:
 
 
 def settings_of_parameters(found: StatefulObjects) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The settings of each group of an optimizer, and of each parameter: its learning rate."""
+    """The settings of each group of an optimizer, and of each parameter.
+
+    Of a parameter they are whether it is frozen, and its learning rate.
+    """
+    names = ("stop_gradient", "optimize_attr")
     settings = {
-        f"{name}.groups.{place}": group
+        f"{name}.groups.{number}": (group, {k: v for k, v in group.items() if k != "params"})
         for name, optimizer in found.optimizers.items()
-        for place, group in enumerate(optimizers.innermost(optimizer)._param_groups or [])
+        for number, group in enumerate(optimizers.innermost(optimizer)._param_groups or [])
         if isinstance(group, dict)
     }
-    settings |= {name: p.optimize_attr for name, p in named_parameters(found) if p.optimize_attr}
-    return {
-        path: (own, {key: value for key, value in own.items() if key != "params"})
-        for path, own in settings.items()
+    return settings | {
+        path: (parameter, {name: getattr(parameter, name) for name in names})
+        for path, parameter in named_parameters(found)
     }
 
 
@@ -404,16 +376,11 @@ def misfits(saved: Mapping[str, Array], here: Mapping[str, Any], where: str) -> 
 
 def generator_states(found: StatefulObjects) -> dict[str, Any]:
     """The states of the random generators that were found, for `set_generator_states`."""
-    return {
-        name: of.bit_generator.state if isinstance(of, np.random.Generator) else of.__getstate__()
-        for name, of in found.generators.items()
-    }
+    generators = {n: o for n, o in found.objects.items() if isinstance(o, _GENERATORS)}
+    return {name: _get_state(generator) for name, generator in generators.items()}
 
 
 def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
     """Sets what `generator_states` returned."""
-    for name, generator in found.generators.items():
-        if isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = states[name]
-        else:
-            generator.__setstate__(states[name])
+    for name, state in states.items():
+        _set_state(found.objects[name], state)

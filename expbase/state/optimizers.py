@@ -97,10 +97,11 @@ def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
             setattr(schedule, name, value)
 
 
-def kind(schedule: Any) -> str:
-    """The class of a schedule, and of those within it."""
-    inner = [kind(value) for value in vars(schedule).values() if isinstance(value, LRScheduler)]
-    return " of ".join([type(schedule).__name__, *inner])
+def kind(stateful: Any) -> str:
+    """The class of an object, and of the schedules within it: "SGD of StepDecay"."""
+    own = getattr(stateful, "__dict__", {}).values()
+    inner = [kind(value) for value in own if isinstance(value, LRScheduler)]
+    return " of ".join([type(stateful).__name__, *inner])
 
 
 def is_plain(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from expbase.state.arrays import serialize
 from expbase.state.objects import Tensors
 
-FORMAT = 10  # of state.json
+FORMAT = 11  # of state.json
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
 LOCAL = "@local_"  # what the name of the files of local state begins with; no attribute's can
