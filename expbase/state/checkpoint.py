@@ -18,9 +18,8 @@ import json
 import os
 import re
 import shutil
-import time
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from expbase.ranks.processes import MISTAKE
 
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
-_SMALL = 1 << 20  # bytes of a file
 _NAME = re.compile(r"step-(\d{8,})$")
 
 
@@ -85,19 +83,17 @@ def write(
         entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
         _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
         _flush(temporary)
-        _put_in_place(temporary, target)
+        shutil.rmtree(target, ignore_errors=True)  # no run saves an iteration twice
+        temporary.rename(target)
         _flush(directory)
         return target
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, OSError):
             raise
-        newest = listed(directory)[-1:]
-        kept = f"the newest is {newest[0].name}" if newest else "there are none yet"
         raise CheckpointError(
-            f"{target}: cannot be written: {error.strerror or error}. "
-            f"Earlier checkpoints are intact, {kept}. Make room or correct the permissions, "
-            "and run the same command again."
+            f"{target}: cannot be written: {error.strerror or error}. Earlier checkpoints are "
+            "intact. Make room or correct the permissions, and run the same command again."
         ) from error
 
 
@@ -134,26 +130,28 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
+    with reading(file):
+        if not file.is_file() or file.stat().st_size != entry["size"]:  # no pipe: it has no end
+            raise CheckpointError(f"{file}: is no file of {entry['size']} bytes.")
+        memory = memoryview(bytearray(1 << 20))  # used again: new memory takes longer than the sum
+        with file.open("rb", buffering=0) as stream:
+            chunks = (memory[:n] for n in iter(lambda: stream.readinto(memory), 0))
+            if _checksum(chunks) != entry["crc32"]:
+                raise CheckpointError(f"{file}: its content has changed since it was written.")
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Whatever is wrong with a file that is read in the block becomes one error that names it."""
     try:
-        stat = file.stat()
-        if not file.is_file() or stat.st_size != entry["size"]:  # a pipe would be read for ever
-            raise CheckpointError(f"{file}: {stat.st_size} bytes; expected {entry['size']}.")
-        # Within one tick of the file system's clock a file may change and keep its time.
-        settled = time.time() - stat.st_mtime > 2
-        checksum = _checksum_of_file if settled else _checksum_of_file.__wrapped__
-        if checksum(file, stat.st_ino, stat.st_size, stat.st_mtime_ns) != entry["crc32"]:
-            raise CheckpointError(f"{file}: its content has changed since it was written.")
+        yield
     except OSError as error:
-        raise _refused(file, error) from error
-
-
-def _refused(file: Path, error: OSError) -> CheckpointError:
-    if isinstance(error, FileNotFoundError):
-        return CheckpointError(f"{file}: cannot be read: {error.strerror}.")
-    return UnreadableError(
-        f"{file}: cannot be read: {error.strerror}. That is no damage, and nothing was changed. "
-        "Correct the permissions or the disk, and run the same command again."
-    )
+        raise UnreadableError(
+            f"{file}: cannot be read: {error.strerror}. That is no damage, and nothing was "
+            "changed. Correct the permissions or the disk, and run the same command again."
+        ) from error
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: damaged, or not of expbase: {error!r:.300}") from error
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
@@ -175,15 +173,13 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
         CheckpointError: None is intact, and there are damaged ones; also those of earlier calls: a
             run must not begin anew because it was started twice.
     """
-    _clean(directory)
+    for half_done in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
+        shutil.rmtree(half_done, ignore_errors=True)
     path, damaged = _newest(directory)
     rejected = []
     for bad, error in damaged:
         aside = directory / f"damaged-{bad.name}"
-        number = 0
-        while aside.exists():
-            number += 1
-            aside = directory / f"damaged-{bad.name}.{number}"
+        shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same iteration
         bad.rename(aside)
         rejected.append(f"{error} Moved aside to {aside.name}.")
     left = sorted(file.name for file in directory.glob("damaged-*"))
@@ -202,6 +198,7 @@ def find(path: Path) -> Path:
         CheckpointError: There is none.
     """
     if (path / MANIFEST).exists():
+        verify(path)
         return path
     for directory in (path, path / FOLDER):
         newest, _ = _newest(directory)
@@ -262,26 +259,16 @@ def prune(
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
     """Writes and flushes a file; returns its size and checksum."""
     buffers = [memoryview(part).cast("B") for part in parts]
-    size = sum(map(len, buffers))
     with ThreadPoolExecutor(1) as executor, path.open("wb") as file:
-        # In a thread, while this one waits for the disk; a small one takes less than the thread.
-        crc32 = executor.submit(_checksum, buffers) if size >= _SMALL else None
+        crc32 = executor.submit(_checksum, buffers)  # while this thread waits for the disk
         file.writelines(buffers)
         file.flush()
         os.fsync(file.fileno())
-        return {"size": size, "crc32": crc32.result() if crc32 else _checksum(buffers)}
+        return {"size": sum(map(len, buffers)), "crc32": crc32.result()}
 
 
 def _checksum(buffers: Iterable[Any]) -> int:
     return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
-
-
-@functools.cache
-def _checksum_of_file(path: Path, *unchanged: int) -> int:
-    """The checksum, remembered as long as the file is `unchanged`."""
-    memory = memoryview(bytearray(1 << 20))  # used again: new memory takes longer than the sum
-    with path.open("rb", buffering=0) as file:
-        return _checksum(memory[:n] for n in iter(lambda: file.readinto(memory), 0))
 
 
 def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:
@@ -293,7 +280,7 @@ def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str,
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, whose files are not looked at."""
     file = path / MANIFEST
-    try:
+    with reading(file):
         if not file.is_file():
             raise CheckpointError(f"{file}: there is no such file.")
         raw = file.read_bytes()
@@ -302,34 +289,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
         elsewhere = [name for name in manifest["files"] if Path(name).name != name]
-    except OSError as error:
-        raise _refused(file, error) from error
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: damaged: {error}.") from error
     if not same or elsewhere:
         raise CheckpointError(f"{file}: its content has changed since it was written.")
     return manifest
-
-
-def _put_in_place(temporary: Path, target: Path) -> None:
-    # A directory cannot be renamed onto one that is not empty, so the old one is moved aside
-    # first. If the process is killed in between, _clean moves it back.
-    replaced = target.with_name(f".replaced-{target.name}")
-    if target.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-    temporary.rename(target)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _clean(directory: Path) -> None:
-    """Removes what a process that was killed left half written, half replaced or half deleted."""
-    for path in list(directory.iterdir()) if directory.is_dir() else ():
-        target = directory / path.name.removeprefix(".replaced-")
-        if path != target and not target.exists():
-            path.rename(target)
-        elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

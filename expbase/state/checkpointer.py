@@ -51,10 +51,8 @@ class Checkpointer:
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, Any] = {}  # of the logs at the restored checkpoint, in bytes
-        self._keys: dict[str, set[str]] = {}  # of what has state after setup
         self.background = Background()
-        self.saved_by = self._world_size  # processes that wrote the restored checkpoint
-        self._has_deleted = False  # in this start, which is told once
+        self._expected: set[str] = set()  # names of what had state after setup
         self._directory = directory
         self._logger = logger
         self._training = training
@@ -80,7 +78,7 @@ class Checkpointer:
             raise TypeError(
                 "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
             )
-        self._keys = _keys(found)
+        self._expected = _names(found)
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
@@ -122,7 +120,6 @@ class Checkpointer:
         found = contents[OBJECTS]
         self.refuse_newcomers(found)
         tensors, values = _capture(contents)
-        self._refuse_growth(found)
         if self._rank == 0 and self._training.background_save:
             tensors = self._buffer.snapshot(tensors)
         world.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
@@ -139,22 +136,12 @@ class Checkpointer:
         self.background.wait()
 
     def refuse_newcomers(self, found: StatefulObjects) -> None:
-        """Raises a RuntimeError if something with state was added to the experiment since setup."""
-        new = [name for name in found.names() if name not in self._keys]
-        if new:
+        """Raises a RuntimeError if something with state was added since setup, in a layer, too."""
+        for name in sorted(_names(found) - self._expected):
             raise RuntimeError(
-                f"self.{new[0]}: appeared after setup, and a resumed run would not have it when "
-                "its state is restored. Make it in setup_model, or exclude_from_state it there."
+                f"self.{name}: appeared after setup, and a resumed run would not have it when its "
+                "state is restored. Make it in setup_model, or exclude_from_state it there."
             )
-
-    def _refuse_growth(self, found: StatefulObjects) -> None:
-        """Raises a RuntimeError if a layer has other parameters or buffers than after setup."""
-        for name, keys in _keys(found).items():
-            if changed := sorted(keys ^ self._keys[name]):
-                raise RuntimeError(
-                    f"self.{name}: {changed[0]!r} came or went since setup, and the checkpoint "
-                    "would not fit a resumed run. Change the layer in setup_model."
-                )
 
     def _write(self, snapshot: Snapshot) -> None:
         """Writes what was captured, if it is good and there is room."""
@@ -176,14 +163,8 @@ class Checkpointer:
 
     def _prune(self, best: Sequence[int]) -> None:
         keep = self._training
-        deleted = checkpoint.prune(self._directory, keep.keep_last, keep.keep_every, best)
-        if deleted and not self._has_deleted:
-            self._has_deleted = True
-            kept = ", ".join(f"{key}={keep[key]}" for key in ("keep_every", "keep_best"))
-            self._logger.info(
-                f"deleted {deleted[0]}: what is kept, training.keep_last={keep.keep_last}, {kept} "
-                "say; keep_last=0 keeps all"
-            )
+        for name in checkpoint.prune(self._directory, keep.keep_last, keep.keep_every, best):
+            self._logger.info("deleted %s (training.keep_last=%d)", name, keep.keep_last)
 
     def finish(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end, and deletes what is not the best any more."""
@@ -201,16 +182,17 @@ class Checkpointer:
         Raises:
             CheckpointError: It does not fit; nothing was changed.
         """
-        states = self._read_fitting(path)
-        notes, before = [], self.sizes.get(_SOURCES, {})
+        states, saved_by = self._read_fitting(path)
+        notes = []
+        before = self.sizes.get(_SOURCES, {})
         if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
             notes.append(
                 f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
                 "schedules too, is the checkpoint's, all else is the code's of now"
             )
-        if self.saved_by != self._world_size:
+        if saved_by != self._world_size:
             notes.append(
-                f"saved by {self.saved_by} processes and continued by {self._world_size}: they "
+                f"saved by {saved_by} processes and continued by {self._world_size}: they "
                 "draw other numbers, and sum in another order"
             )
         notes += self._load(states)
@@ -223,7 +205,7 @@ class Checkpointer:
         What differed between several processes, like the statistics of batch norm, is rank 0's.
         """
         entries = (OBJECTS, "values", "own")
-        states = self._read_fitting(path, entries)
+        states, _ = self._read_fitting(path, entries)
         self._load({name: states[name] for name in entries})
         self.inspected = path.name
         return dict(states["loop"])
@@ -235,61 +217,59 @@ class Checkpointer:
                 notes += entry.load_state_dict(states[name])
         return notes
 
-    def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> dict[str, Any]:
-        """This rank's states by entry. Those of `entries` fit; by default all.
+    def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
+        """This rank's states by entry, and how many ranks have saved them; sets `sizes`.
 
-        Sets `sizes` and `saved_by`.
+        Those of `entries` fit; by default all.
         """
         opened = local.open_checkpoint(path)
         self.sizes = opened.manifest["info"]
-        saved = _parsed(path, opened.state)
-        self.saved_by = len(saved["local"])
         contents = self.contents()
-        tensors, problems = local.take(opened, contents[OBJECTS], self.saved_by)
-        values = saved["values"]
-        if self.saved_by == self._world_size:
-            for name, entry in saved["local"][self._rank].items():
-                values[name] |= entry
-        problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
-        states = {} if problems else _decoded(tensors, values)
-        for name in entries or states:
-            if hasattr(contents.get(name), "problems"):
-                problems += contents[name].problems(states[name])
+        with checkpoint.reading(path / STATE_FILE):
+            saved = json.loads(opened.state)
+            _check_format(path, saved["format"])
+            values = saved["values"]
+            of_ranks = saved["local"]
+            if len(of_ranks) == self._world_size:
+                for name, entry in of_ranks[self._rank].items():
+                    values[name] |= entry
+        tensors, problems = local.take(opened, contents[OBJECTS], len(of_ranks))
+        with checkpoint.reading(path / STATE_FILE):
+            problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
+            states = {} if problems else _decoded(tensors, values)
+            for name in entries or states:
+                if hasattr(contents.get(name), "problems"):
+                    problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
-        return states
+        return states, len(of_ranks)
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(world.gather_objects(problems)):
             if of_rank:
                 lines = "\n  ".join(of_rank[:20])
-                more = f"\n  and {len(of_rank) - 20} more" if len(of_rank) > 20 else ""
                 raise CheckpointError(
-                    f"{path}: does not fit this experiment on rank {rank}:\n  {lines}{more}\n"
+                    f"{path}: does not fit this experiment on rank {rank}, in {len(of_rank)} "
+                    f"points:\n  {lines}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
 
 
-def _keys(found: StatefulObjects) -> dict[str, set[str]]:
-    """By the name of each object its parameters and buffers; none if it is no layer."""
-    keys = {name: {*layer.state_dict()} for name, layer in found.layers.items()}
-    return {name: keys.get(name, set()) for name in found.names()}
+def _names(found: StatefulObjects) -> set[str]:
+    """The names of all objects with state, and of the parameters and buffers of layers."""
+    layers = found.layers.items()
+    return {
+        *found.names(),
+        *(f"{name}.{key}" for name, layer in layers for key in layer.state_dict()),
+    }
 
 
-def _parsed(path: Path, data: bytes) -> dict[str, Any]:
-    """The content of a state.json, whose parts are all there."""
-    try:
-        saved: dict[str, Any] = json.loads(data)
-        if saved["format"] == FORMAT:
-            for part in (saved["values"], *saved["values"].values(), *saved["local"]):
-                part.items()  # each is a mapping
-            return saved
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}/{STATE_FILE}: is not one of expbase: {error!r}.") from error
-    raise CheckpointError(
-        f"{path}: has format {saved['format']}; expected {FORMAT}. Finish the run with the version "
-        "of expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
-        "--init_model_path."
-    )
+def _check_format(path: Path, number: int) -> None:
+    if number != FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {number}; expected {FORMAT}. Finish the run with the version of "
+            "expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
+            "--init_model_path."
+        )
 
 
 def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:

@@ -44,9 +44,7 @@ def read_weights(path: Path) -> dict[str, Weights]:
         path = file
     try:
         if path.is_dir():
-            path = checkpoint.find(path)
-            checkpoint.verify(path)
-            files = checkpoint.read(path).items()
+            files = checkpoint.read(checkpoint.find(path)).items()
             found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
             return _without_local(found)
         if path.suffix == SUFFIX:
