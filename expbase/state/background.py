@@ -34,13 +34,14 @@ class Background:
         """Returns when the job has ended. The first call raises what the job raised."""
         if self._job is not None:
             futures.wait([self._job])
-        self.raise_failure()
+            job = self._job
+            self._job = None
+            job.result()
 
     def raise_failure(self) -> None:
         """Like `wait`, but does not wait for a job that still runs."""
         if self._job is not None and self._job.done():
-            job, self._job = self._job, None
-            job.result()
+            self.wait()
 
 
 class SnapshotBuffer:
@@ -60,14 +61,14 @@ class SnapshotBuffer:
 
     def snapshot(self, tensors: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
         """Copies all arrays; the copies are valid until the next snapshot."""
-        memory = self.room(
-            sum(array.data.nbytes for arrays in tensors.values() for array in arrays.values())
-        )
+        sizes = [array.data.nbytes for arrays in tensors.values() for array in arrays.values()]
+        memory = self.room(sum(sizes))
         copies: dict[str, dict[str, Array]] = {file: {} for file in tensors}
         end = 0
         for file, arrays in tensors.items():
             for key, array in arrays.items():
-                start, end = end, end + array.data.nbytes
-                np.copyto(memory[start:end], array.data)
+                start = end
+                end += array.data.nbytes
+                memory[start:end] = array.data
                 copies[file][key] = Array(array.dtype, array.shape, memory[start:end])
         return copies

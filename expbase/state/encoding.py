@@ -11,7 +11,6 @@ What JSON does not know is a dict with one key that begins with `$`: `{"$tuple":
 from __future__ import annotations
 
 import base64
-import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
@@ -32,14 +31,13 @@ _KINDS: dict[str, Any] = {
 }
 _TAGS = {kind: tag for tag, kind in _KINDS.items()}
 _LONG = 64  # items of a list that is worth a look at their kinds
-_JSON = {type(None), bool, int, str}  # what JSON has as it is
+_JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
 
 
 def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     """A value as JSON, from which `decode` makes the same value of the same type.
 
-    Arrays and tensors are put into `arrays`, by the place where they were found. An `Array` is
-    taken for the tensor that it is the content of.
+    Arrays and tensors are put into `arrays`, by the place where they were found.
 
     Raises:
         TypeError: Something in it cannot be saved.
@@ -48,18 +46,11 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
         return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
     if type(value) in _JSON:
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, Array):
-        place = _free(place, arrays)
-        arrays[place] = value
-        return {"$tensor": place}
     if isinstance(value, paddle.Tensor):
-        content = encode(Array.of(value), place, arrays)
-        on_cpu, is_constant = value.place.is_cpu_place(), value.stop_gradient
-        return content if on_cpu and is_constant else {"$variable": [content, on_cpu, is_constant]}
+        name = _put(Array.of(value), place, arrays)
+        return {"$tensor": [name, value.place.is_cpu_place(), value.stop_gradient]}
     if isinstance(value, np.ndarray):
         return _encode_ndarray(value, place, arrays)
     if type(value) is dict and all(isinstance(k, str) and not k.startswith("$") for k in value):
@@ -81,17 +72,12 @@ def _encode_list(items: list[Any], place: str, arrays: dict[str, Array]) -> Any:
     kinds = {*map(type, items)}
     if kinds <= _JSON:
         return items[:]
-    if len(items) >= _LONG and kinds == {float}:
-        return {"$floats": encode(np.array(items), place, arrays)}
-    if len(items) >= _LONG and kinds == {tuple} and len({*map(len, items)}) == 1 and items[0]:
+    is_long = len(items) >= _LONG
+    if is_long and kinds == {tuple} and len({*map(len, items)}) == 1 and items[0]:
         return {"$rows": _encode_list([*map(list, zip(*items, strict=True))], place, arrays)}
-    if len(items) >= _LONG and kinds == {np.ndarray} and len({*map(_kind, items)}) == 1:
+    if is_long and kinds == {np.ndarray} and len({(item.dtype, item.shape) for item in items}) == 1:
         return {"$stack": encode(np.stack(items), place, arrays)}
     return [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
-
-
-def _kind(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...]]:
-    return array.dtype.str, array.shape
 
 
 def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
@@ -99,9 +85,8 @@ def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, A
         raise TypeError(f"{place}: an array of Python objects cannot be saved. Save its parts.")
     # As bytes: a file of tensors lacks many types of numpy (texts, dates, unsigned integers).
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    place = _free(place, arrays)
-    arrays[place] = Array("uint8", (data.size,), data)
-    return {"$array": [place, value.dtype.str, list(value.shape)]}
+    name = _put(Array("uint8", (data.size,), data), place, arrays)
+    return {"$array": [name, value.dtype.str, list(value.shape)]}
 
 
 def _items(value: Any) -> list[Any]:
@@ -111,10 +96,11 @@ def _items(value: Any) -> list[Any]:
     return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
 
 
-def _free(place: str, arrays: Mapping[str, Array]) -> str:
-    """The place, or one like it that is free: in {"a.0": x, "a": [y]} two have the same."""
-    while place in arrays:
+def _put(array: Array, place: str, arrays: dict[str, Array]) -> str:
+    """Puts an array into `arrays`; returns its name, which is the place or one like it."""
+    while place in arrays:  # in {"a.0": x, "a": [y]} two have the same
         place += "'"
+    arrays[place] = array
     return place
 
 
@@ -126,32 +112,27 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
         return value
     tag: str = next(iter(value), "")
     content: Any = value.get(tag)
-    if tag == "$float":
-        return float(content)
     if tag == "$scalar":
         return np.dtype(content[0]).type(decode(content[1], arrays))
     if tag == "$bytes":
         return base64.b64decode(content)
     if tag == "$tensor":
-        return arrays[content].tensor()
-    if tag == "$variable":
-        encoded, on_cpu, is_constant = content
-        tensor = decode(encoded, arrays)
+        name, on_cpu, is_constant = content
+        tensor = arrays[name].tensor()
         tensor = tensor if on_cpu else tensor.to(paddle.device.get_device())
         tensor.stop_gradient = is_constant
         return tensor
     if tag == "$array":
-        place, dtype, shape = content
-        return arrays[place].data.copy().view(np.dtype(dtype)).reshape(shape)
+        name, dtype, shape = content
+        return arrays[name].data.copy().view(np.dtype(dtype)).reshape(shape)
     if tag == "$deque":
         return deque(decode(content[0], arrays), content[1])
-    if tag == "$floats":
-        return decode(content, arrays).tolist()
     if tag == "$rows":
         return [*zip(*decode(content, arrays), strict=True)]
     if tag == "$stack":
         return [np.array(row) for row in decode(content, arrays)]
     if tag in _KINDS:
-        kind, items = _KINDS[tag], decode(content, arrays)
+        kind = _KINDS[tag]
+        items = decode(content, arrays)
         return kind(dict(items) if issubclass(kind, dict) else items)
     return {key: decode(item, arrays) for key, item in value.items()}

@@ -18,7 +18,7 @@ class Gradients:
         self._parameters = parameters
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense gradients by parameter, as Arrays; None for one that is all zeros.
+        """The dense gradients by parameter; None for one that is all zeros.
 
         A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
         weights of the one and not those of the other. A parameter without one has no entry.
@@ -27,11 +27,11 @@ class Gradients:
         for name, parameter in self._parameters:
             grad = gradient(parameter)
             if grad is not None and not grad.is_selected_rows():
-                array = Array.of(grad)
-                if grad.is_dist() and array.data.any():
+                is_set = Array.of(grad).data.any()
+                if grad.is_dist() and is_set:
                     text = "a gradient with placements cannot be saved; clear it after step()."
                     raise TypeError(f"{name}: {text}")
-                gradients[name] = array if array.data.any() else None
+                gradients[name] = grad if is_set else None
         return gradients
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:

@@ -51,5 +51,5 @@ class Snapshot:
         state = {"format": FORMAT, "values": self.values, "local": self.local}
         return {
             **{f"{name}{SUFFIX}": [*serialize(arrays)] for name, arrays in self.tensors.items()},
-            STATE_FILE: [json.dumps(state, allow_nan=False).encode()],
+            STATE_FILE: [json.dumps(state).encode()],
         }

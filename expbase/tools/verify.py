@@ -166,7 +166,8 @@ class Side:
 
     def values(self) -> dict[str, Any]:
         """All values of the last checkpoint's state.json, by the name of their section."""
-        state = json.loads((checkpoint.find(self.directory) / STATE_FILE).read_bytes())
+        text = (checkpoint.find(self.directory) / STATE_FILE).read_bytes()
+        state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
         return {**state, **state.pop("values")}
 
     def logged(self) -> dict[str, Any]:
