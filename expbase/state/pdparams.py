@@ -2,7 +2,7 @@
 
 Such a file is a pickle, and a pickle is a program: it names functions and calls them. A process of
 its own reads it, `unpickler.py`, with limits on memory and time. What comes back are JSON and the
-bytes of arrays, and no more of them than the file has.
+bytes of arrays.
 
     arrays = parse(path)      # {"fc.weight": Array}
 """
@@ -10,7 +10,6 @@ bytes of arrays, and no more of them than the file has.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,13 @@ import numpy as np
 from expbase.state.arrays import Array
 
 _PROGRAM = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickler.py"))]
+
+
 _LINE_BYTES = 8 << 20  # of JSON; enough for 50,000 arrays
+_LIMITS = (
+    "takes more memory or time than a file of its size should, or crashes Python. Convert it to "
+    "safetensors, if you trust it."
+)
 
 
 class PdparamsError(ValueError):
@@ -53,37 +58,30 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             _PROGRAM,
             stdin=file,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             start_new_session=True,  # a SIGTERM to the group is for the run
         ) as process,
     ):
         try:
-            return _received(process.stdout, os.fstat(file.fileno()).st_size)
-        except PdparamsError:
-            raise
+            return _received(process.stdout)
         except Exception as error:
-            raise PdparamsError(f"not a file of weights: {error!r:.300}") from error
+            text = (
+                process.communicate()[1].decode().strip()
+                or f"not a file of weights: {error!r:.300}"
+            )
+            raise PdparamsError(_LIMITS if process.returncode < 0 else text) from error
         finally:
             process.kill()
 
 
-def _received(stream: Any, size: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the process says about a file of so many bytes; it may be wrong, and endless."""
-    table, values = lines = [stream.readline(_LINE_BYTES) for _ in range(2)]
-    if not all(line.endswith(b"\n") for line in lines):
-        raise PdparamsError(
-            "takes more memory or time than a file of its size should, or crashes Python. Convert "
-            "it to safetensors, if you trust it."
-        )
-    entries = json.loads(table)
-    if isinstance(entries, str):
-        raise PdparamsError(f"not a file of weights: {entries:.300}")
-    lengths = [length for *_, length in entries]
-    if min(lengths, default=0) < 0 or sum(lengths) > size:
-        raise PdparamsError("holds more arrays than it has bytes for.")
+def _received(stream: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the process writes about a file."""
+    table = stream.readline(_LINE_BYTES)
+    values = stream.readline(_LINE_BYTES)
+    if not values.endswith(b"\n"):
+        raise ValueError("it ended early, or has more values than weights do")
     arrays = []
-    for dtype, shape, order, length in entries:
+    for dtype, shape, order, length in json.loads(table):
         array = np.frombuffer(stream.read(length), dtype).reshape(shape, order=order)
         arrays.append(array.astype(array.dtype.newbyteorder("="), "C", copy=False))
-    content, names = json.loads(values, object_hook=lambda d: arrays[d[""]] if "" in d else d)
-    return dict(content), dict(names)
+    return tuple(json.loads(values, object_hook=lambda d: arrays[d[""]] if "" in d else d))

@@ -4,8 +4,8 @@ Nothing is run of the file: whatever it names is one of the stand-ins below. Wha
 is to use up time or memory, or to crash Python. So this process has limits, and nothing in it that
 another one would miss. It imports the standard library alone, and so it starts in some 25 ms.
 
-It writes a line with what the arrays are, or with what is wrong; a line with all values, and with
-the automatic names of tensors; and the bytes of the arrays.
+It writes a line with what the arrays are; a line with all values, and with the automatic names of
+tensors; and the bytes of the arrays. Or it ends with what is wrong, on stderr.
 
     python -I -S unpickler.py < model.pdparams
 """
@@ -32,13 +32,8 @@ class _Refused(Exception):
     """Something that weights do not need, in words for the user."""
 
 
-def _as(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise _Refused(f"has a {type(value).__name__} in a place where weights have none.")
-    return value
-
-
-# What a file may name: stand-ins that only hold what they are given.
+# What a file may name: stand-ins that only hold what they are given. One in the place of another
+# has not its attributes, which is an error as any other.
 
 
 class _Type:
@@ -67,17 +62,16 @@ class _Array:
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, is_fortran, self.data = state
-        size = len(_as(bytes, self.data))
-        self.entry = [_as(_Type, kind).text, [*shape], "F" if is_fortran else "C", size]
+        self.entry = [kind.text, [*shape], "F" if is_fortran else "C", len(self.data)]
 
 
 def _scalar(kind: Any, data: bytes) -> Any:
-    return memoryview(data).cast(_SCALARS[_as(_Type, kind).text])[0]
+    return memoryview(data).cast(_SCALARS[kind.text])[0]
 
 
 def _tensor(pair: Any) -> Any:
-    array = _as(_Array, pair[1])
-    array.name = pair[0]
+    name, array = pair
+    array.name = name
     return array
 
 
@@ -108,16 +102,18 @@ class _Unpickler(pickle.Unpickler):
         return _KNOWN[full_name]
 
 
-def _convert() -> None:
-    value = _as(dict, _Unpickler(sys.stdin.buffer).load())
+def _convert(size: int) -> None:
+    value = _Unpickler(sys.stdin.buffer).load()
     # paddle writes a tensor as an array, with a table of names; or as (automatic name, array)
     names = value.pop("StructuredToParameterName@@", {})
     names |= {key: item.name for key, item in value.items() if getattr(item, "name", "")}
     arrays: dict[_Array, int] = {}
     values = json.dumps(
         [value, names],
-        default=lambda item: {"": arrays.setdefault(_as(_Array, item), len(arrays))},
+        default=lambda item: {"": arrays.setdefault(item, len(arrays))},
     )
+    if sum(len(array.data) for array in arrays) > size:
+        raise _Refused("holds more arrays than it has bytes for.")
     print(json.dumps([array.entry for array in arrays]), values, sep="\n", flush=True)
     for array in arrays:
         sys.stdout.buffer.write(array.data)
@@ -135,12 +131,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     try:
-        _convert()
+        _convert(size)
     except MemoryError:
-        sys.exit(1)
+        os.abort()
+    except _Refused as error:
+        sys.exit(str(error))
     except Exception as error:  # a file that is cut off or made to harm raises anything
-        text = str(error) if isinstance(error, _Refused) else repr(error)
-        print(json.dumps(f"{text:.300}"), end="\n\n")
+        sys.exit(f"not a file of weights: {error!r:.300}")
 
 
 if __name__ == "__main__":
