@@ -23,7 +23,7 @@ from expbase.record.meter import METRICS, MetricsFile
 from expbase.record.metrics import MetricLog
 from expbase.run import Run
 from expbase.state import rng
-from expbase.state.objects import half_protocols, hidden_layers
+from expbase.state.objects import hidden_layers
 
 
 def set_up(run: Run) -> None:
@@ -191,11 +191,6 @@ def check_setup(run: Run, base: type) -> None:
         run.warn(
             f"self.{name}: a layer within a plain object is not saved; expected an attribute "
             "of the experiment, or a list, a dict or a layer with it."
-        )
-    for name in half_protocols(state.attributes()):
-        run.warn(
-            f"self.{name}: has one half of state_dict and load_state_dict (or set_state_dict), "
-            "so it is not saved; expected both, or exclude_from_state."
         )
     run.checkpointer.expect(found)
     _say_what_there_is(run)

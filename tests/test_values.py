@@ -285,27 +285,6 @@ def test_what_has_changed_and_cannot_be_saved_is_told_once(
     assert "It has changed since setup, and a resumed run has not that." in told[0]
 
 
-def test_half_of_a_state_protocol_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Half:
-        def state_dict(self) -> dict[str, int]:
-            return {}
-
-    class Other:
-        def load_state_dict(self, state: Any) -> None: ...
-
-    class Halves(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.half, self.other = Half(), Other()
-
-    trained(Halves, tmp_path)
-    text = capsys.readouterr().err
-    for name in ("half", "other"):
-        assert f"self.{name}: has one half of state_dict and load_state_dict (or set_stat" in text
-
-
 class Holder:
     """An object of the user's, which nobody looks into."""
 

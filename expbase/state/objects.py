@@ -200,15 +200,6 @@ def hidden_layers(attributes: Mapping[str, Any], found: StatefulObjects) -> list
     ]
 
 
-def half_protocols(attributes: Mapping[str, Any]) -> list[str]:
-    """The names of objects that give a state and take none, or the other way round."""
-    return [
-        name
-        for name, value in attributes.items()
-        if not isinstance(value, type) and hasattr(value, "state_dict") != bool(_setter(value))
-    ]
-
-
 def unwrap(layer: Any) -> Any:
     """The user's layer in a DataParallel or a wrapper of fleet's; any other layer as it is."""
     while (inner := _wrapped(layer)) is not None:
@@ -306,11 +297,9 @@ def _set_state(value: Any, state: Any) -> None:
 
 def state_setter(candidate: Any) -> Any:
     """The method that loads a state, by either of its names; None if there is no state to save."""
-    return _setter(candidate) if hasattr(candidate, "state_dict") else None
-
-
-def _setter(candidate: Any) -> Any:
-    return getattr(candidate, "set_state_dict", None) or getattr(candidate, "load_state_dict", None)
+    setter = getattr(candidate, "set_state_dict", None)
+    setter = setter or getattr(candidate, "load_state_dict", None)
+    return setter if hasattr(candidate, "state_dict") else None
 
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
