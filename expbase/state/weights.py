@@ -8,7 +8,6 @@ Optimizers and counters are not here: they come out of checkpoints alone.
 from __future__ import annotations
 
 import pickle
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,13 +99,10 @@ def write_weights(path: Path, layer: Any) -> None:
 
 
 def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
-    """Writes a layer in eval mode by paddle.jit.save; each of its files appears complete."""
+    """Writes a layer in eval mode by paddle.jit.save."""
     _need_whole(layer, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=path.parent) as directory:
-        paddle.jit.save(layer, str(Path(directory) / path.name), input_spec=list(input_spec))
-        for file in Path(directory).iterdir():
-            file.replace(path.parent / file.name)
+    paddle.jit.save(layer, str(path), input_spec=list(input_spec))
 
 
 def _target_layers(
