@@ -24,25 +24,25 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-_TYPES = {  # paddle's name and the bytes of an element, by the name in a file
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-    "C64": ("complex64", 8),
+_TYPES = {  # paddle's name, by the name in a file
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
 }
 # What a type that numpy lacks is viewed as: of the same size. As a smaller one, a slice shows bytes
 # of another tensor (paddle 3.3); as a greater one, any tensor kills the process (3.0.0, 3.1.0).
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-LABELS = {dtype: label for label, (dtype, _) in _TYPES.items()}
+LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
 
 class TensorFileError(ValueError):
@@ -173,10 +173,10 @@ def parse(content: Any) -> dict[str, Array]:
         end = 0
         # In the order of the data, which has no holes: so no two overlap, and no name stands twice.
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, bytes_each = _TYPES[entry["dtype"]]
+            dtype = _TYPES[entry["dtype"]]
             shape = tuple(entry["shape"])
             start = end
-            end += math.prod(shape) * bytes_each
+            end += math.prod(shape) * np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
             if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0:
                 raise ValueError(f"{name:.80} of {dtype} {shape}, which does not begin at {start}")
             arrays[name] = Array(dtype, shape, body[start:end])

@@ -84,9 +84,14 @@ def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, A
     if value.dtype.hasobject:
         raise TypeError(f"{place}: an array of Python objects cannot be saved. Save its parts.")
     # As bytes: a file of tensors lacks many types of numpy (texts, dates, unsigned integers).
-    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    data = bytes_of(value)
     name = _put(Array("uint8", (data.size,), data), place, arrays)
     return {"$array": [name, value.dtype.str, list(value.shape)]}
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of an array of any type but objects, in C order; without a copy if they are so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _items(value: Any) -> list[Any]:

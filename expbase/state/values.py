@@ -80,7 +80,7 @@ class Values:
 
     def _can_be_saved(self, path: str, value: Any) -> bool:
         try:
-            parts = _dump(value, _Checksum())
+            _, parts = _dump(value)
             if any(isinstance(part, framework.EagerParamBase) for part in parts):
                 raise TypeError(f"self.{path}: a parameter in it cannot be saved with it.")
             encoding.encode(value, f"self.{path}", {})
@@ -184,19 +184,8 @@ def fingerprint(value: Any) -> int:
     """A number that is another one when a plain value has changed; of this process alone."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return hash((type(value), repr(value)))
-    file = _Checksum()
-    parts = _dump(value, file)
-    return hash((file.value, *map(_print_of, parts)))
-
-
-class _Checksum(io.RawIOBase):
-    """A file of which only the checksum is kept."""
-
-    value = 0
-
-    def write(self, data: Any) -> int:
-        self.value = zlib.crc32(data, self.value)
-        return len(data)
+    data, parts = _dump(value)
+    return hash((data, *map(_print_of, parts)))
 
 
 class _Frozen:
@@ -205,11 +194,12 @@ class _Frozen:
     def __init__(self, value: Any, most_bytes: float) -> None:
         self.fingerprint = fingerprint(value)
         self.data: bytes | None = None
-        file = io.BytesIO()
-        parts = _dump(value, file)
-        if file.tell() + sum(map(_size, parts)) <= most_bytes:
-            self.data = file.getvalue()
-            self._parts = [_copied(part) for part in parts]
+        data, parts = _dump(value)
+        contents = [_content(part) for part in parts]
+        if len(data) + sum(c.nbytes for c in contents if c is not None) <= most_bytes:
+            self.data = data
+            pairs = zip(parts, contents, strict=True)
+            self._parts = [part if c is None else _copied(part) for part, c in pairs]
 
     def value(self) -> Any:
         unpickler = pickle.Unpickler(io.BytesIO(self.data or b""))
@@ -231,36 +221,31 @@ class _Pickler(pickle.Pickler):
         return len(self.parts) - 1
 
 
-def _dump(value: Any, file: Any) -> list[Any]:
+def _dump(value: Any) -> tuple[bytes, list[Any]]:
+    """A value as it is pickled, and the parts of it that are no plain values."""
+    file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return pickler.parts
+    return file.getvalue(), pickler.parts
 
 
-def _array(part: Any) -> Array | None:
-    """The content of a tensor or an array; None of another object, and of a parameter."""
+def _content(part: Any) -> Any:
+    """The bytes of a tensor or an array; None of another object, and of a parameter."""
     if isinstance(part, framework.EagerParamBase):
         return None
     if isinstance(part, paddle.Tensor) and part._is_initialized():
-        return Array.of(part)
+        return Array.of(part).data
     if isinstance(part, np.ndarray) and not part.dtype.hasobject:
-        data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        return Array(part.dtype.str, part.shape, data)
+        return encoding.bytes_of(part)
     return None
 
 
 def _print_of(part: Any) -> Any:
-    array = _array(part)
-    # Of another object, that it is the same one.
-    return id(part) if array is None else (str(array.shape), array.dtype, zlib.crc32(array.data))  # type: ignore[arg-type]
-
-
-def _size(part: Any) -> int:
-    array = _array(part)
-    return 0 if array is None else array.data.nbytes
+    content = _content(part)
+    if content is None:
+        return id(part)  # whether it is the same object
+    return str(part.shape), str(part.dtype), zlib.crc32(content)
 
 
 def _copied(part: Any) -> Any:
-    if _array(part) is None:
-        return part
     return part.copy() if isinstance(part, np.ndarray) else part.detach().clone()
