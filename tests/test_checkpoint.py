@@ -21,6 +21,12 @@ def write(directory: Path, iteration: int, **files: bytes) -> Path:
     return checkpoint.write(directory, iteration, {name: [data] for name, data in files.items()})
 
 
+def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest one, and what was said about damaged ones."""
+    said: list[str] = []
+    return checkpoint.newest_intact(directory, said.append), said
+
+
 def content(path: Path) -> dict[str, bytes]:
     return {name: data.tobytes() for name, data in checkpoint.read(path).items()}
 
@@ -30,7 +36,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert path.name == "step-00000400"
     assert content(path) == {"a": b"onetwo"}
     assert checkpoint.verify(path)["info"] == {"x": 1.5}
-    assert checkpoint.newest_intact(tmp_path / "c") == (path, [])
+    assert newest_intact(tmp_path / "c") == (path, [])
 
 
 def test_modes_follow_the_umask(tmp_path: Path) -> None:
@@ -82,7 +88,7 @@ def test_a_kill_at_any_step_loses_at_most_the_checkpoint_under_way(tmp_path: Pat
                 ended = True
             except Killed:
                 pass
-        path, rejected = checkpoint.newest_intact(directory)
+        path, rejected = newest_intact(directory)
         assert rejected == []
         assert path is not None
         assert content(path) == {"data": b"old" if path.name == "step-00000001" else b"new"}
@@ -134,7 +140,7 @@ def test_every_damage_is_found_and_the_one_before_is_used(tmp_path: Path) -> Non
                 (victim / file.name).unlink()
             else:
                 (victim / file.name).write_bytes(bad)
-            path, rejected = checkpoint.newest_intact(tmp_path / "c")
+            path, rejected = newest_intact(tmp_path / "c")
             assert path is not None
             assert path.name == "step-00000001", file.name
             assert len(rejected) == 1
@@ -150,7 +156,7 @@ def test_a_damaged_one_takes_the_place_of_an_earlier_damaged_one(tmp_path: Path)
         write(tmp_path, 3)
         (tmp_path / "step-00000003/state.json").unlink()
         with pytest.raises(CheckpointError, match="no intact checkpoint is left"):
-            checkpoint.newest_intact(tmp_path)
+            newest_intact(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["damaged-step-00000003"]
 
 
@@ -167,8 +173,8 @@ def test_what_the_system_refuses_to_read_is_no_damage_and_stays(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, refuse)
             with pytest.raises(UnreadableError, match=r"step-00000002.*Input/output error.*mand"):
-                checkpoint.newest_intact(tmp_path)
-    assert checkpoint.newest_intact(tmp_path) == (path, [])
+                newest_intact(tmp_path)
+    assert newest_intact(tmp_path) == (path, [])
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "deep/file"])

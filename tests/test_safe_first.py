@@ -333,21 +333,25 @@ def test_scores_of_another_metric_do_not_count(tmp_path: Path) -> None:
     assert validations(tmp_path)[-1]["best"] == [[6, 6.0]]
 
 
-def test_without_room_training_goes_on_and_a_line_says_what_is_needed(
+def test_without_room_training_goes_on_and_a_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = checkpoint._write_file
+
     class Full(Tiny):
-        def on_train_batch_end(self) -> None:
-            free = 10 if self.iteration == 4 else 10**9
-            usage = shutil._ntuple_diskusage(10**9, 0, free)
-            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        def on_save_checkpoint(self) -> None:
+            monkeypatch.setattr(checkpoint, "_write_file", full if self.iteration == 4 else write)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
 
     trained(Full, tmp_path, save_interval=2, background_save=False)
     names = [path.name for path in checkpoint.listed(tmp_path / "checkpoints")]
     assert names == ["step-00000002", "step-00000006"]
     text = (tmp_path / "worker_0.log").read_text()
-    assert "[4] NO CHECKPOINT: 0.0 MB needed in " in text
-    assert "0.0 MB free: make room; the newest good one is step-00000002" in text
+    assert "[4] NO CHECKPOINT: " in text
+    assert "No space left on device" in text
+    assert "The newest good one is step-00000002, and training goes on." in text
     assert len(metrics(tmp_path)) > 6
 
 

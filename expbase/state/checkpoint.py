@@ -5,7 +5,7 @@ flushed to disk; manifest.json, the last of them, lists their sizes and checksum
 directory is renamed. The newest whose manifest verifies is the one to continue from.
 
     path = write(directory, 400, {"model.safetensors": buffers, "state.json": [text]})
-    path, rejected = newest_intact(directory)
+    path = newest_intact(directory, print)
     content = read(path)                      # {"state.json": array of bytes, ...}
     prune(directory, keep_last=3)
 """
@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,8 @@ def iteration_of(path: Path) -> int | None:
 
 def listed(directory: Path) -> list[Path]:
     """The checkpoints of a directory by their names, oldest first. They may be damaged."""
-    if not directory.is_dir():
-        return []
-    numbered = [(iteration_of(path), path) for path in directory.iterdir()]
-    return [path for _, path in sorted((n, path) for n, path in numbered if n is not None)]
+    found = [path for path in directory.glob("step-*") if iteration_of(path) is not None]
+    return sorted(found, key=lambda path: iteration_of(path) or 0)
 
 
 def write(
@@ -163,10 +161,10 @@ def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
     }
 
 
-def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
+def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
     """The newest checkpoint that verifies, in a directory that no other process writes to.
 
-    Damaged newer ones are moved aside, with a text for each, what was wrong with it. What a killed
+    Damaged newer ones are moved aside; `say` is called with what was wrong with each. What a killed
     process left half done is cleaned up.
 
     Raises:
@@ -176,19 +174,18 @@ def newest_intact(directory: Path) -> tuple[Path | None, list[str]]:
     for half_done in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
         shutil.rmtree(half_done, ignore_errors=True)
     path, damaged = _newest(directory)
-    rejected = []
     for bad, error in damaged:
         aside = directory / f"damaged-{bad.name}"
         shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same iteration
         bad.rename(aside)
-        rejected.append(f"{error} Moved aside to {aside.name}.")
+        say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
     left = sorted(file.name for file in directory.glob("damaged-*"))
     if path is None and left:
         raise CheckpointError(
             f"{directory}: no intact checkpoint is left, and {', '.join(left)} is damaged. Repair "
-            f"one and rename it, or start over with --fresh. {' '.join(rejected)}".rstrip()
+            "one and rename it, or start over with --fresh."
         )
-    return path, rejected
+    return path
 
 
 def find(path: Path) -> Path:

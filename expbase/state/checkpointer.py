@@ -61,12 +61,10 @@ class Checkpointer:
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
-        look = functools.partial(checkpoint.newest_intact, self._directory)
-        found = world.on_rank_zero(look, "looking for a checkpoint")
-        path, rejected = found or (None, [])
-        for text in rejected:
-            self._logger.warning("damaged checkpoint: %s", text)
-        return path
+        return world.on_rank_zero(
+            lambda: checkpoint.newest_intact(self._directory, self._logger.warning),
+            "looking for a checkpoint",
+        )
 
     def expect(self, found: StatefulObjects) -> None:
         """After setup: notes what has state.
@@ -85,8 +83,8 @@ class Checkpointer:
 
         With training.background_save the files are written while training goes on; what fails
         there is raised by the next save, by `background.raise_failure` or by `close`. `sizes` are
-        those of the logs, in bytes. That there is no room is an error if the checkpoint is
-        `needed`; else a line says so.
+        those of the logs, in bytes. That the system refuses, for lack of room say, is an error if
+        the checkpoint is `needed` or the first one; else a line says so.
 
         Raises:
             CheckpointError, TypeError, RuntimeError: It could not be written; a value that a
@@ -144,22 +142,27 @@ class Checkpointer:
             )
 
     def _write(self, snapshot: Snapshot) -> None:
-        """Writes what was captured, if it is good and there is room."""
+        """Writes what was captured, if it is good and the system does not refuse."""
         bad = "" if self._training.nonfinite == "ignore" else snapshot.nonfinite()
         if bad and self._training.nonfinite == "error":
             raise NonFiniteError(f"{bad} after iteration {snapshot.iteration}", self.newest_name)
-        files = {} if bad else snapshot.files()
-        reason = f"not finite: {bad}" if bad else snapshot.lack_of_room(self._directory, files)
-        if reason:
-            text = "[%d] NO CHECKPOINT: %s; the newest good one is %s, and training goes on"
-            self._logger.warning(text, snapshot.iteration, reason, self.newest_name)
-            return
+        if bad:
+            return self._go_on_without(snapshot.iteration, f"not finite: {bad}.")
         checkpoint.flush_logs(self._directory.parent)  # the facts count on them
-        self.newest_saved = checkpoint.write(
-            self._directory, snapshot.iteration, files, snapshot.facts
-        )
+        try:
+            self.newest_saved = checkpoint.write(
+                self._directory, snapshot.iteration, snapshot.files(), snapshot.facts
+            )
+        except CheckpointError as error:
+            if snapshot.is_needed or self.newest_saved is None:
+                raise
+            return self._go_on_without(snapshot.iteration, error)
         self._logger.info("[%d] saved %s", snapshot.iteration, self.newest_saved.name)
         self._prune(snapshot.best)
+
+    def _go_on_without(self, iteration: int, reason: object) -> None:
+        text = "[%d] NO CHECKPOINT: %s The newest good one is %s, and training goes on."
+        self._logger.warning(text, iteration, reason, self.newest_name)
 
     def _prune(self, best: Sequence[int]) -> None:
         keep = self._training

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from expbase.state.arrays import serialize
@@ -29,7 +27,7 @@ class Snapshot:
     local: list[dict[str, Any]]  # the values that each rank has other than rank 0
     trained: set[Name]  # must be finite
     iteration: int = 0
-    is_needed: bool = True  # then that there is no room is an error
+    is_needed: bool = True  # then a system that refuses is an error
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest
     best: Sequence[int] = ()  # iterations whose checkpoints stay
 
@@ -37,14 +35,6 @@ class Snapshot:
         """The first tensors that are not finite; "" if all are."""
         bad = [f"{f}.{key}" for f, key in self.trained if not self.tensors[f][key].is_finite()]
         return ", ".join(sorted(bad)[:3])
-
-    def lack_of_room(self, directory: Path, files: Mapping[str, Sequence[Any]]) -> str:
-        """What is needed, and what there is; "" if it is enough, or the checkpoint `is_needed`."""
-        size = sum(memoryview(part).nbytes for parts in files.values() for part in parts)
-        needed = size + 4096 * (len(files) + 2)  # up to a block more for each, and the directory
-        if self.is_needed or needed <= (free := shutil.disk_usage(directory.parent).free):
-            return ""
-        return f"{needed / 1e6:,.1f} MB needed in {directory}, {free / 1e6:,.1f} MB free: make room"
 
     def files(self) -> dict[str, list[Any]]:
         """The content of each file, in buffers."""
