@@ -58,21 +58,14 @@ class Values:
 
     def begin(self) -> None:
         """What the values are now is the code's."""
-        self._before = {path: fingerprint(value) for path, value in self._all().items()}
-
-    def _all(self) -> dict[str, Any]:
-        return {
-            f"{path}.{name}".lstrip("."): value
-            for path, (_, attributes) in self.owners().items()
-            for name, value in attributes.items()
-            if is_plain(value)
-        }
+        values = plain_values(self.owners())
+        self._before = {path: fingerprint(value) for path, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The values by path."""
         changed = {
             path: value
-            for path, value in self._all().items()
+            for path, value in plain_values(self.owners()).items()
             if self._before.get(path) != fingerprint(value) and self._can_be_saved(path, value)
         }
         named = {path: getattr(*find_owner(self.owners(), path)) for path in self._named}
@@ -114,26 +107,32 @@ class Snapshot:
 
     def __init__(self, owners: Callable[[], Owners], most_bytes: float = math.inf) -> None:
         self._owners = owners
-        self._frozen = {
-            (path, name): _Frozen(value, most_bytes)
-            for path, (_, attributes) in owners().items()
-            for name, value in attributes.items()
-            if is_plain(value)
-        }
+        values = plain_values(owners())
+        self._frozen = {path: _Frozen(value, most_bytes) for path, value in values.items()}
 
     def restore(self) -> list[str]:
         """Puts back what has changed; returns the paths of what was too large for that."""
-        owners, too_large = self._owners(), []
-        for (path, name), frozen in self._frozen.items():
-            owner, attributes = owners.get(path, (None, {}))
-            now = attributes.get(name)
-            if not is_plain(now) or fingerprint(now) == frozen.fingerprint:
+        owners = self._owners()
+        values = plain_values(owners)
+        too_large = []
+        for path, frozen in self._frozen.items():
+            if path not in values or fingerprint(values[path]) == frozen.fingerprint:
                 continue
             if frozen.data is None:
-                too_large.append(f"{path}.{name}".lstrip("."))
+                too_large.append(path)
             else:
-                _set(owner, name, frozen.value())
+                _set(*find_owner(owners, path), frozen.value())
         return too_large
+
+
+def plain_values(owners: Owners) -> dict[str, Any]:
+    """The plain values of the owners, by path: "model.0.calls"."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, (_, attributes) in owners.items()
+        for name, value in attributes.items()
+        if is_plain(value)
+    }
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
