@@ -166,7 +166,8 @@ def test_a_layer_that_gets_no_weights_at_all_is_an_error(tmp_path: Path) -> None
         renamed.resume_or_load()
     text = str(caught.value)
     assert "head: 2 fitted\nact: 0 fitted" in text
-    assert "encoder: 0 fitted\n  not in the file, which has body, head" in text
+    assert "the weights do not fit; there are body, head:" in text
+    assert "encoder: 0 fitted\n  weight: missing in the file" in text
     assert "--init_partial" in text
     assert expected(renamed.head) == before != expected(exp.head)
     renamed.args.init_partial = True

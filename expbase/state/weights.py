@@ -132,22 +132,22 @@ def load(
         WeightsError: They do not fit, or the user must say which layer; nothing was changed.
     """
     texts: dict[str, str] = {}
-    fitting, has_misfits = [], False
+    fitting = []
+    has_misfits = False
     for name in _target_layers(found, layers, into):
         _need_whole(layers[name], name)
         other = "model" if into and "" not in found else ""
-        weights, tensors = found.get(name) or found.get(other, {}), layers[name].state_dict()
+        weights = found.get(name) or found.get(other, {})
+        tensors = layers[name].state_dict()
         wrong = misfits(weights, tensors, "file")
-        if wrong and not weights:
-            wrong = [f"not in the file, which has {', '.join(found)}"]
-        fits = [n for n in tensors if n in weights and str(weights[n]) == describe(tensors[n])]
-        fitting += [(weights[n], tensors[n]) for n in fits]
+        fits = [(weights[n], t) for n, t in tensors.items() if str(weights.get(n)) == describe(t)]
+        fitting += fits
         has_misfits = has_misfits or bool(wrong)
         texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
     if not texts or (not fitting if partial else has_misfits):
         table = "\n".join(f"{name}: {text}" for name, text in texts.items())
         raise WeightsError(
-            f"the weights do not fit:\n{table or 'no model of a name that self has'}\n"
+            f"the weights do not fit; there are {', '.join(found) or 'none'}:\n{table}\n"
             "Nothing was changed. "
             + ("" if partial else "To take what fits: partial=True, or --init_partial.")
         )
