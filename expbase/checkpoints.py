@@ -74,12 +74,6 @@ def resume_or_load(run: Run) -> None:
     weights = getattr(run.args, "init_model_path", None)
     if path is None and other:
         path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
-    if path is None and checkpointer.inspected:
-        raise RuntimeError(
-            f"resume_or_load: {checkpointer.inspected} was loaded to be looked at, and "
-            "training would go on from its weights. To start from weights give "
-            "args.init_model_path."
-        )
     if own and (other or weights):
         run.logger.info(
             f"--checkpoint_path and --init_model_path are not used: the run goes on from its own "

@@ -621,7 +621,7 @@ def test_a_directory_of_parakeet_is_an_error_that_names_the_way_over(
     old = tmp_path / "runs/old"
     old_run(old / "checkpoints", lambda p: paddle.optimizer.Adam(0.1, parameters=p))
     line = recipe(monkeypatch, tmp_path).__mro__[2]  # the class of the page
-    way = "holds a run of Parakeet.*--init_model_path .*step-24. To go on .*docs/moving/parakeet.md"
+    way = "holds a run of Parakeet.*--init_model_path FILE.* To go on .*docs/moving/parakeet.md"
     with pytest.raises(ConfigError, match=f"'{old}' cannot be continued here. It {way}"):
         trained(line, old)
     for path in (old, old / "checkpoints", old / "checkpoints/step-24"):

@@ -131,10 +131,8 @@ def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
     with reading(file):
         if not file.is_file() or file.stat().st_size != entry["size"]:  # no pipe: it has no end
             raise CheckpointError(f"{file}: is no file of {entry['size']} bytes.")
-        memory = memoryview(bytearray(1 << 20))  # used again: new memory takes longer than the sum
-        with file.open("rb", buffering=0) as stream:
-            chunks = (memory[:n] for n in iter(lambda: stream.readinto(memory), 0))
-            if _checksum(chunks) != entry["crc32"]:
+        with file.open("rb") as stream:  # in pieces of which each gets the memory of the one before
+            if _checksum(iter(lambda: stream.read(1 << 16), b"")) != entry["crc32"]:
                 raise CheckpointError(f"{file}: its content has changed since it was written.")
 
 
@@ -209,14 +207,13 @@ def find(path: Path) -> Path:
 
 def of_parakeet(path: Path) -> str:
     """The way to go on from what Parakeet has saved at a path; "" if there is nothing of it."""
-    files = [*path.parent.glob(f"{path.name}.pdparams"), *path.glob("step-*.pdparams")]
-    files += path.glob(f"{FOLDER}/step-*.pdparams")
-    if not files:
+    patterns = (f"{path.name}.pdparams", f"{path.name}/step-*", f"{path.name}/{FOLDER}/step-*")
+    files = [file for pattern in patterns for file in path.parent.glob(pattern)]
+    if not any(file.suffix == ".pdparams" for file in files):
         return ""
-    newest = max(files, key=lambda file: (len(file.name), file.name)).with_suffix("")
     return (
-        f"It holds a run of Parakeet. To start from its weights, in a new --output: "
-        f"--init_model_path {newest}. To go on at its iteration: docs/moving/parakeet.md."
+        "It holds a run of Parakeet. To start from its weights, in a new --output: "
+        "--init_model_path FILE.pdparams. To go on at its iteration: docs/moving/parakeet.md."
     )
 
 

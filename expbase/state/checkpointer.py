@@ -44,7 +44,7 @@ class Checkpointer:
     def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
         self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
-        self._rank, self._world_size = world.rank(), world.world_size()
+        self._rank = world.rank()
         file = None if self._rank else directory.parent / validations.FILE
         self.validations = validations.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
@@ -91,7 +91,11 @@ class Checkpointer:
                 checkpoint cannot hold; something with state was added after setup.
             NonFiniteError: A trained parameter or an accumulator is not finite.
         """
-        self._refuse_inspected(iteration)
+        if self.inspected:
+            raise RuntimeError(
+                f"save: the state is that of {self.inspected}, loaded to be looked at; as "
+                f"iteration {iteration} it would spoil the run."
+            )
         world.on_rank_zero(self.background.wait, "saving")  # the one before
         snapshot = self._snapshot()
         # What is written is of now, and not looked at again while training goes on.
@@ -104,13 +108,6 @@ class Checkpointer:
             world.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self.background.start(write)
-
-    def _refuse_inspected(self, iteration: int) -> None:
-        if self.inspected:
-            raise RuntimeError(
-                f"save: the state is that of {self.inspected}, loaded to be looked at; as "
-                f"iteration {iteration} it would spoil the run."
-            )
 
     def _snapshot(self) -> Snapshot:
         """What is to be written, on rank 0; live views, unless that is done in the background."""
@@ -193,10 +190,10 @@ class Checkpointer:
                 f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
                 "schedules too, is the checkpoint's, all else is the code's of now"
             )
-        if saved_by != self._world_size:
+        if saved_by != world.world_size():
             notes.append(
-                f"saved by {saved_by} processes and continued by {self._world_size}: they "
-                "draw other numbers, and sum in another order"
+                f"saved by {saved_by} processes and continued by {world.world_size()}: they draw "
+                "other numbers, and sum in another order"
             )
         notes += self._load(states)
         self.newest_saved, self.inspected = path, ""
@@ -233,7 +230,7 @@ class Checkpointer:
             _check_format(path, saved["format"])
             values = saved["values"]
             of_ranks = saved["local"]
-            if len(of_ranks) == self._world_size:
+            if len(of_ranks) == world.world_size():
                 for name, entry in of_ranks[self._rank].items():
                     values[name] |= entry
         tensors, problems = local.take(opened, contents[OBJECTS], len(of_ranks))
@@ -307,6 +304,7 @@ def choose(run: Path, which: str) -> Path:
     """
     if which == "last" or (run / checkpoint.MANIFEST).exists():
         return checkpoint.find(run)
+    number = which.removeprefix("step-")
     if which == "best":
         scores = validations.best_of(run)
         if not scores:
@@ -314,13 +312,11 @@ def choose(run: Path, which: str) -> Path:
                 f"{run}: no checkpoint is the best one; expected training.monitor to name a metric "
                 "of valid(), and a save at an iteration that is validated."
             )
-        iteration = scores[0][0]
-    elif re.fullmatch(_ITERATION, which):
-        iteration = int(which.removeprefix("step-"))
-    else:
+        number = str(scores[0][0])
+    if not number.isdecimal():
         raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
     folder = run if run.name == checkpoint.FOLDER else run / checkpoint.FOLDER
-    path = folder / checkpoint.name_of(iteration)
+    path = folder / checkpoint.name_of(int(number))
     if not path.exists():
         there = ", ".join(p.name for p in checkpoint.listed(path.parent)) or "none"
         raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
