@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -377,25 +376,6 @@ def halfway(fifo: Path, code: str) -> Iterator[tuple[Any, int]]:
             yield program, file
         finally:
             program.kill()
-
-
-def is_read(file: int) -> bool:
-    """Whether somebody has the other end of a pipe open."""
-    try:
-        return os.write(file, b"K\x010") > 0
-    except BrokenPipeError:
-        return False
-
-
-def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
-    with halfway(tmp_path / "fifo", "unpack(Path(sys.argv[1]))") as (program, file):
-        program.kill()
-        program.wait()
-        end = time.monotonic() + 60
-        while is_read(file) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not is_read(file)
-    os.close(file)
 
 
 def test_a_signal_to_the_group_does_not_end_the_process(tmp_path: Path) -> None:

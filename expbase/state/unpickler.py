@@ -12,13 +12,11 @@ tensors; and the bytes of the arrays. Or it ends with what is wrong, on stderr.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
 import re
 import resource
-import signal
 import sys
 from typing import Any
 
@@ -129,7 +127,6 @@ def main() -> None:
     seconds = 3 + size // (5 << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     try:
         _convert(size)
     except MemoryError:
