@@ -198,11 +198,11 @@ def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
     problems = objects.find(other).problems(state)
     there = "LinearWarmup of StepDecay in the checkpoint"
     here = "LinearWarmup of ExponentialDecay here."
-    assert f"optimizer: is a SGD of {there} and a Momentum of {here}" in problems
-    assert f"optimizer.learning_rate: is a {there} and a {here}" in problems
+    assert f"optimizer is SGD of {there} and Momentum of {here}" in problems
+    assert f"optimizer.learning_rate is {there} and {here}" in problems
     assert objects.find(attributes(paddle.optimizer.SGD, 0.1)).problems(state) == [
         "optimizer.learning_rate: in the checkpoint, and not here.",
-        f"optimizer: is a SGD of {there} and a SGD here.",
+        f"optimizer is SGD of {there} and SGD here.",
     ]
 
 

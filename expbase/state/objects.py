@@ -65,12 +65,12 @@ class StatefulObjects:
             for file, live in self._live_tensors().items()
             if live
         }
-        others = self._others().items()
-        return tensors, {name: [optimizers.kind(o), _get_state(o)] for name, o in others}
+        kinds = self._kinds()
+        return tensors, {name: [kinds[name], _get_state(o)] for name, o in self._others().items()}
 
     def shapes(self) -> dict[str, str]:
         """What all ranks have, by name: type and shape of tensors, and the kind of the rest."""
-        shapes = {f"self.{name}": optimizers.kind(o) for name, o in self._others().items()}
+        shapes = {f"self.{name}": kind for name, kind in self._kinds().items()}
         pieces = self.pieces()
         sharded = self.sharded()
         for file, live in self._live_tensors().items():
@@ -112,14 +112,9 @@ class StatefulObjects:
         for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
             problems += optimizers.make_accumulators(inner, name, tensors.get(name, {}), own)
-        problems += misfits(_flat(tensors), _flat(self._live_tensors()), "checkpoint")
-        here = {name: optimizers.kind(other) for name, other in self._others().items()}
-        problems += unmatched(values, here)
-        return problems + [
-            f"{name}: is a {there} in the checkpoint and a {here[name]} here."
-            for name, (there, _) in values.items()
-            if name in here and there != here[name]
-        ]
+        saved = {name: kind for name, (kind, _) in values.items()}
+        here = self._kinds() | _described(self._live_tensors())
+        return problems + misfits(saved | _described(tensors), here, "checkpoint")
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; always exact."""
@@ -146,6 +141,9 @@ class StatefulObjects:
     def _others(self) -> dict[str, Any]:
         """What has values that are no tensors of layers or optimizers, by name."""
         return {**self._innermost(), **self.objects}
+
+    def _kinds(self) -> dict[str, str]:
+        return {name: optimizers.kind(other) for name, other in self._others().items()}
 
     def sublayers(self) -> list[tuple[str, Any]]:
         """All layers with their paths, those within others, too."""
@@ -340,26 +338,25 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return parameters
 
 
-def _flat(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{file}: {key!r}": t for file, by_key in tensors.items() for key, t in by_key.items()}
+def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Type and shape of tensors by their names in a message."""
+    return {
+        f"{file}: {key!r}": describe(tensor)
+        for file, by_key in tensors.items()
+        for key, tensor in by_key.items()
+    }
 
 
-def unmatched(
-    saved: Collection[str], here: Collection[str], where: str = "checkpoint"
-) -> list[str]:
-    """One line for each name that only one side has."""
+def misfits(saved: Mapping[str, str], here: Mapping[str, str], where: str) -> list[str]:
+    """One line for each name that only one side has, or that is described otherwise."""
     return [
         *(f"{name}: missing in the {where}." for name in here if name not in saved),
         *(f"{name}: in the {where}, and not here." for name in saved if name not in here),
-    ]
-
-
-def misfits(saved: Mapping[str, Array], here: Mapping[str, Any], where: str) -> list[str]:
-    """One line for each tensor that only one side has, or that has another type or shape."""
-    return unmatched(saved, here, where) + [
-        f"{name} is {array} in the {where} and {describe(here[name])} here."
-        for name, array in saved.items()
-        if name in here and str(array) != describe(here[name])
+        *(
+            f"{name} is {there} in the {where} and {here[name]} here."
+            for name, there in saved.items()
+            if here.get(name, there) != there
+        ),
     ]
 
 

@@ -139,8 +139,10 @@ def load(
         other = "model" if into and "" not in found else ""
         weights = found.get(name) or found.get(other, {})
         tensors = layers[name].state_dict()
-        wrong = misfits(weights, tensors, "file")
-        fits = [(weights[n], t) for n, t in tensors.items() if str(weights.get(n)) == describe(t)]
+        there = {key: describe(array) for key, array in weights.items()}
+        here = {key: describe(tensor) for key, tensor in tensors.items()}
+        wrong = misfits(there, here, "file")
+        fits = [(weights[key], tensors[key]) for key in here if there.get(key) == here[key]]
         fitting += fits
         has_misfits = has_misfits or bool(wrong)
         texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
