@@ -19,7 +19,7 @@ from expbase.state.arrays import Array, parse, serialize
     [
         None, True, 3, 2**70, 0.1, float("inf"), "text", b"bytes", [1, (2, [3])], {1: "a", "b": 2},
         {"$tuple": 1}, {(1, 2): 3}, {1, 2}, np.float32(0.1), np.int64(3), {}, [], (),
-        OrderedDict(a=1), Counter("aab"), frozenset({1}),
+        OrderedDict(a=1), Counter("aab"), frozenset({1}), np.datetime64("2026-01-01"),
     ],
 )  # fmt: skip
 def test_values_are_decoded_as_the_same_values_of_the_same_type(value: Any) -> None:

@@ -210,7 +210,7 @@ def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> Non
     run_of(exp).state.values._say = told.append
     exp.trained.append(exp.hidden)
     assert "trained" not in run_of(exp).state.values.state_dict()
-    assert told[0].startswith("self.trained: a parameter in it cannot be saved with it. It has")
+    assert told[0].startswith("self.trained: a EagerParamBase in it cannot be saved; expected")
 
 
 class Thawing(Tiny):
@@ -281,7 +281,7 @@ def test_what_has_changed_and_cannot_be_saved_is_told_once(
     trained(Odd, tmp_path)
     told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert len(told) == 1
-    assert "self.jobs.0: a _thread.lock cannot be saved; expected numbers" in told[0]
+    assert "self.jobs: a lock in it cannot be saved; expected numbers" in told[0]
     assert "It has changed since setup, and a resumed run has not that." in told[0]
 
 

@@ -43,7 +43,7 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
         TypeError: Something in it cannot be saved.
     """
     if isinstance(value, np.generic):
-        return {"$scalar": [value.dtype.str, encode(value.item(), place, arrays)]}
+        return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
     if type(value) in _JSON:
         return value
     if isinstance(value, bytes):
@@ -89,7 +89,7 @@ def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, A
     return {"$array": [name, value.dtype.str, list(value.shape)]}
 
 
-def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of an array of any type but objects, in C order; without a copy if they are so."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -118,7 +118,7 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
     tag: str = next(iter(value), "")
     content: Any = value.get(tag)
     if tag == "$scalar":
-        return np.dtype(content[0]).type(decode(content[1], arrays))
+        return np.frombuffer(base64.b64decode(content[1]), content[0])[0]
     if tag == "$bytes":
         return base64.b64decode(content)
     if tag == "$tensor":

@@ -31,7 +31,7 @@ from expbase.state.arrays import Array
 from expbase.state.objects import OF_PADDLE, StatefulObjects, unwrap
 
 _COLLECTIONS = {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter}
-_PLAIN = _COLLECTIONS | {type(None), bool, int, float, complex, str, bytes}
+_PLAIN = _COLLECTIONS | {type(None), bool, int, float, str, bytes}
 
 # Objects, or mappings, and those of their attributes, or items, that count, by their paths:
 # "model.0"; the experiment's own is "".
@@ -72,17 +72,18 @@ class Values:
         return changed | named
 
     def _can_be_saved(self, path: str, value: Any) -> bool:
-        try:
-            _, parts = _dump(value)
-            if any(isinstance(part, framework.EagerParamBase) for part in parts):
-                raise TypeError(f"self.{path}: a parameter in it cannot be saved with it.")
-            encoding.encode(value, f"self.{path}", {})
-        except TypeError as error:
-            if path not in self._told:
-                self._told.add(path)
-                self._say(f"{error} It has changed since setup, and a resumed run has not that.")
-            return False
-        return True
+        _, parts = _dump(value)
+        objects = [part for part in parts if _content(part) is None]
+        # The pickler comes by the class of a collection, too.
+        others = [type(o).__name__ for o in objects if not any(o is kind for kind in _COLLECTIONS)]
+        if others and path not in self._told:
+            self._told.add(path)
+            self._say(
+                f"self.{path}: a {others[0]} in it cannot be saved; expected numbers, texts, "
+                "arrays, tensors and collections of them. It has changed since setup, and a "
+                "resumed run has not that."
+            )
+        return not others
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each value that was named and is not there, or whose owner is not here."""
@@ -214,7 +215,7 @@ class _Pickler(pickle.Pickler):
         self.parts: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        if type(value) in _PLAIN or isinstance(value, np.generic):
+        if type(value) in _PLAIN:
             return None
         self.parts.append(value)
         return len(self.parts) - 1
@@ -229,12 +230,12 @@ def _dump(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def _content(part: Any) -> Any:
-    """The bytes of a tensor or an array; None of another object, and of a parameter."""
+    """The bytes of a tensor, an array or a scalar of numpy; None of others, and of a parameter."""
     if isinstance(part, framework.EagerParamBase):
         return None
     if isinstance(part, paddle.Tensor) and part._is_initialized():
         return Array.of(part).data
-    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+    if isinstance(part, (np.ndarray, np.generic)) and not part.dtype.hasobject:
         return encoding.bytes_of(part)
     return None
 
@@ -247,4 +248,4 @@ def _print_of(part: Any) -> Any:
 
 
 def _copied(part: Any) -> Any:
-    return part.copy() if isinstance(part, np.ndarray) else part.detach().clone()
+    return part.detach().clone() if isinstance(part, paddle.Tensor) else part.copy()
