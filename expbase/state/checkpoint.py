@@ -171,12 +171,14 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
     """
     for half_done in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
         shutil.rmtree(half_done, ignore_errors=True)
-    path, damaged = _newest(directory)
-    for bad, error in damaged:
-        aside = directory / f"damaged-{bad.name}"
+
+    def move_aside(damaged: Path, error: CheckpointError) -> None:
+        aside = directory / f"damaged-{damaged.name}"
         shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same iteration
-        bad.rename(aside)
+        damaged.rename(aside)
         say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
+
+    path = _newest(directory, move_aside)
     left = sorted(file.name for file in directory.glob("damaged-*"))
     if path is None and left:
         raise CheckpointError(
@@ -184,6 +186,18 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
             "one and rename it, or start over with --fresh."
         )
     return path
+
+
+def _newest(directory: Path, reject: Callable[[Path, CheckpointError], object]) -> Path | None:
+    for path in reversed(listed(directory)):
+        try:
+            verify(path)
+            return path
+        except UnreadableError:
+            raise
+        except CheckpointError as error:
+            reject(path, error)
+    return None
 
 
 def find(path: Path) -> Path:
@@ -196,8 +210,7 @@ def find(path: Path) -> Path:
         verify(path)
         return path
     for directory in (path, path / FOLDER):
-        newest, _ = _newest(directory)
-        if newest is not None:
+        if newest := _newest(directory, lambda *_: None):
             return newest
     raise CheckpointError(
         f"{path}: no intact checkpoint there; expected a directory like "
@@ -215,19 +228,6 @@ def of_parakeet(path: Path) -> str:
         "It holds a run of Parakeet. To start from its weights, in a new --output: "
         "--init_model_path FILE.pdparams. To go on at its iteration: docs/moving/parakeet.md."
     )
-
-
-def _newest(directory: Path) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
-    damaged: list[tuple[Path, CheckpointError]] = []
-    for path in reversed(listed(directory)):
-        try:
-            verify(path)
-            return path, damaged
-        except UnreadableError:
-            raise
-        except CheckpointError as error:
-            damaged.append((path, error))
-    return None, damaged
 
 
 def prune(
