@@ -98,12 +98,9 @@ class Checkpointer:
             )
         world.on_rank_zero(self.background.wait, "saving")  # the one before
         snapshot = self._snapshot()
-        # What is written is of now, and not looked at again while training goes on.
-        snapshot.iteration, snapshot.is_needed = iteration, needed
-        snapshot.facts = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
-        snapshot.facts |= {_SOURCES: self.sources}
-        snapshot.best = self.validations.kept()
-        write = functools.partial(self._write, snapshot)
+        info = {**sizes, VALIDATIONS_BYTES: self.validations.size(), _SOURCES: self.sources}
+        best = self.validations.kept()  # now: it is not looked at again while training goes on
+        write = functools.partial(self._write, snapshot, iteration, info, best, needed=needed)
         if not self._training.background_save:
             world.on_rank_zero(write, "saving")
         elif self._rank == 0:
@@ -138,24 +135,30 @@ class Checkpointer:
                 "state is restored. Make it in setup_model, or exclude_from_state it there."
             )
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(
+        self,
+        snapshot: Snapshot,
+        iteration: int,
+        info: Mapping[str, Any],
+        best: Sequence[int],
+        *,
+        needed: bool,
+    ) -> None:
         """Writes what was captured, if it is good and the system does not refuse."""
         bad = "" if self._training.nonfinite == "ignore" else snapshot.nonfinite()
         if bad and self._training.nonfinite == "error":
-            raise NonFiniteError(f"{bad} after iteration {snapshot.iteration}", self.newest_name)
+            raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad:
-            return self._go_on_without(snapshot.iteration, f"not finite: {bad}.")
-        checkpoint.flush_logs(self._directory.parent)  # the facts count on them
+            return self._go_on_without(iteration, f"not finite: {bad}.")
+        checkpoint.flush_logs(self._directory.parent)  # whose sizes are in `info`
         try:
-            self.newest_saved = checkpoint.write(
-                self._directory, snapshot.iteration, snapshot.files(), snapshot.facts
-            )
+            self.newest_saved = checkpoint.write(self._directory, iteration, snapshot.files(), info)
         except CheckpointError as error:
-            if snapshot.is_needed or self.newest_saved is None:
+            if needed or self.newest_saved is None:
                 raise
-            return self._go_on_without(snapshot.iteration, error)
-        self._logger.info("[%d] saved %s", snapshot.iteration, self.newest_saved.name)
-        self._prune(snapshot.best)
+            return self._go_on_without(iteration, error)
+        self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+        self._prune(best)
 
     def _go_on_without(self, iteration: int, reason: object) -> None:
         text = "[%d] NO CHECKPOINT: %s The newest good one is %s, and training goes on."

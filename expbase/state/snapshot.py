@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from expbase.state.arrays import serialize
@@ -26,10 +25,6 @@ class Snapshot:
     values: dict[str, Any]
     local: list[dict[str, Any]]  # the values that each rank has other than rank 0
     trained: set[Name]  # must be finite
-    iteration: int = 0
-    is_needed: bool = True  # then a system that refuses is an error
-    facts: dict[str, Any] = field(default_factory=dict)  # for the manifest
-    best: Sequence[int] = ()  # iterations whose checkpoints stay
 
     def nonfinite(self) -> str:
         """The first tensors that are not finite; "" if all are."""
