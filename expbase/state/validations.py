@@ -12,7 +12,7 @@ to its end. Like the logs it is cut back to where it was at the checkpoint that 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from expbase.record.meter import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
 
-Scores = list[tuple[int, float]]  # iterations and their scores, best first
+Scores = list[Sequence[Any]]  # iterations and their scores, best first
 
 
 class Validations(MetricsFile):
@@ -61,17 +61,14 @@ class Validations(MetricsFile):
         """Goes back to where the file had this size, in bytes; other metrics' scores are gone."""
         super().cut(size)
         last = _last_line(self.path)
-        self.best = _scores(last) if last.get("monitor") == self._monitor else []
+        self.best = last["best"] if last.get("monitor") == self._monitor else []
 
 
 def best_of(run: Path) -> Scores:
     """The best checkpoints of a run, by the file in its output directory."""
-    return _scores(_last_line(run / FILE))
+    best: Scores = _last_line(run / FILE).get("best", [])
+    return best
 
 
 def _last_line(path: Path | None) -> dict[str, Any]:
     return next(reversed([*json_lines(path)] if path else []), {})
-
-
-def _scores(line: Mapping[str, Any]) -> Scores:
-    return [(iteration, score) for iteration, score in line.get("best", ())]
