@@ -108,13 +108,12 @@ class StatefulObjects:
         """
         tensors, values = state
         names = parameter_names(self)
-        problems: list[str] = []
         for name, inner in self._innermost().items():
             own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
-            problems += optimizers.make_accumulators(inner, name, tensors.get(name, {}), own)
+            optimizers.make_accumulators(inner, tensors.get(name, {}), own)
         saved = {name: kind for name, (kind, _) in values.items()}
         here = self._kinds() | _described(self._live_tensors())
-        return problems + misfits(saved | _described(tensors), here, "checkpoint")
+        return misfits(saved | _described(tensors), here, "checkpoint")
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; always exact."""

@@ -4,7 +4,7 @@ Paddle keys an optimizer's tensors by automatic names, `linear_0.w_0_moment1_0`,
 what was constructed before; and a schedule's own `state_dict` is not always complete.
 
     live = accumulators(optimizer, names)        # {"moment1/model.fc.weight": Tensor}
-    problems = make_accumulators(optimizer, name, saved, parameters)
+    make_accumulators(optimizer, saved, parameters)
     set_schedule_values(schedule, schedule_values(schedule))
 """
 
@@ -44,32 +44,23 @@ def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
     return tensors
 
 
-def make_accumulators(
-    optimizer: Any, name: str, saved: Iterable[str], parameters: Mapping[str, Any]
-) -> list[str]:
+def make_accumulators(optimizer: Any, saved: Iterable[str], parameters: Mapping[str, Any]) -> None:
     """Makes the tensors that a first step would make, for the parameters that had one.
 
     Not for all parameters: one that never had a gradient has no accumulators, and what is made
     must be what was saved, under keys like those of `accumulators`. `parameters` has those that it
     updates, by structured name.
-
-    Returns:
-        One line for each parameter that was saved and is not updated here.
     """
     stepped = dict.fromkeys(key.partition("/")[2] for key in saved)
-    unknown = [parameter for parameter in stepped if parameter not in parameters]
-    if stepped and not unknown:
+    made = [parameters[name] for name in stepped if name in parameters]
+    if made:
         block = framework.default_main_program().global_block()
-        made = [parameters[parameter] for parameter in stepped]
         optimizer._create_accumulators(block, made)
         for of_parameters in optimizer._accumulators.values():
             for p in (p for p in made if p.is_dist() and p.name in of_parameters):
                 whole, place = of_parameters[p.name], (p.process_mesh, p.placements)
                 if whole.shape == p.shape and not whole.is_dist():
                     of_parameters[p.name] = paddle.distributed.shard_tensor(whole, *place)
-    return [
-        f"{name}: the checkpoint has state for {p!r}, which it does not update." for p in unknown
-    ]
 
 
 def schedule_values(schedule: Any) -> dict[str, Any]:
