@@ -152,11 +152,8 @@ def reading(file: Path) -> Iterator[None]:
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
     """The bytes of each file but the manifest, mapped into memory; they are not verified."""
-    files = {name: path / name for name in read_manifest(path)["files"]}
-    return {
-        name: np.memmap(file, np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
-        for name, file in files.items()
-    }
+    names = read_manifest(path)["files"]
+    return {name: np.memmap(path / name, np.uint8, mode="r") for name in names}
 
 
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:

@@ -35,6 +35,7 @@ _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wra
 # Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
 # of a layer is its user's.
 OF_PADDLE = {*paddle.nn.Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
+_MANY = 1000  # items, of data and not of layers: a history of losses may have millions
 _GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -214,7 +215,7 @@ def _visit(
     found: StatefulObjects, seen: set[int], name: str, value: Any, kinds: Any = object
 ) -> None:
     if isinstance(value, (list, tuple, dict, deque)):
-        if id(value) not in seen and not _is_plain_data(value):
+        if id(value) not in seen and len(value) < _MANY:
             seen.add(id(value))  # containers may contain each other
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
@@ -242,14 +243,6 @@ def _visit(
                 if isinstance(own, (*_GENERATORS, list, dict, deque)) and key not in OF_PADDLE:
                     where = f"{name}.{path}.{key}".replace("..", ".")
                     _visit(found, seen, where, own, (*_GENERATORS, framework.EagerParamBase))
-
-
-def _is_plain_data(value: Any) -> bool:
-    # The search is repeated at every logged line, and a history of losses may have millions: a
-    # list of this many items is judged by its ends.
-    if len(value) < 1000 or isinstance(value, dict):
-        return False
-    return optimizers.is_plain([value[0], value[-1]])
 
 
 def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
