@@ -44,7 +44,7 @@ def find(run: Run) -> None:
     checkpointer.sources = sources.checksums(experiment_class)
     run.on_close.callback(checkpointer.close)
     output = run.output_dir
-    if run.read_only:  # told before the data is there
+    if run.read_only:  # an error comes before the data is read
         which = checks.inspected(run.args) or ""
         world.on_rank_zero(lambda: choose(output, which), "the checkpoint")
         return
@@ -113,11 +113,11 @@ def _resume(run: Run, path: Path) -> None:
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
     run.loop.saved_at = run.iteration if is_own else -1
-    place = f"iteration {run.iteration}, "
+    position = f"iteration {run.iteration}, "
     if run.epoch > 0:
-        place += f"epoch {run.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
+        position += f"epoch {run.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
     rates = " ".join(f"{name}={rate:g}" for name, rate in run.experiment.learning_rates().items())
-    run.logger.info("resumed %s: %s%s", path.name if is_own else path, place, rates)
+    run.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
     for key, (old, new) in run.directory.changed_keys(run.config).items():
         run.logger.info(
             f"config: {key}: {old!r} at the first start, {new!r} now (state, like a learning "
@@ -138,10 +138,10 @@ def load_checkpoint(run: Run, which: str, directory: Path) -> None:
     run.checkpointer.close()  # the last one may still be under way
     path = world.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
     assert path is not None
-    place = run.checkpointer.load_for_inspection(path)
-    if run.life is Life.READY:  # there is no other place in training
-        run.loop.iteration = place["iteration"]
-        run.loop.epoch = place["epoch"]
+    position = run.checkpointer.load_for_inspection(path)
+    if run.life is Life.READY:  # there is no other position in training
+        run.loop.iteration = position["iteration"]
+        run.loop.epoch = position["epoch"]
     run.logger.info("loaded %s (%s)", path.name, which)
 
 

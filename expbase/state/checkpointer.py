@@ -203,7 +203,7 @@ class Checkpointer:
         return notes
 
     def load_for_inspection(self, path: Path) -> dict[str, Any]:
-        """Like `restore`, but returns the place in training, `iteration` and `epoch`, instead.
+        """Like `restore`, but returns the position in training, `iteration` and `epoch`, instead.
 
         What differed between several processes, like the statistics of batch norm, is rank 0's.
         """

@@ -34,10 +34,10 @@ _LONG = 64  # items of a list that is worth a look at their kinds
 _JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
 
 
-def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
+def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     """A value as JSON, from which `decode` makes the same value of the same type.
 
-    Arrays and tensors are put into `arrays`, by the place where they were found.
+    Arrays and tensors are put into `arrays`, by the path where they were found.
 
     Raises:
         TypeError: Something in it cannot be saved.
@@ -49,43 +49,43 @@ def encode(value: Any, place: str, arrays: dict[str, Array]) -> Any:
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, paddle.Tensor):
-        name = _put(Array.of(value), place, arrays)
+        name = _put(Array.of(value), path, arrays)
         return {"$tensor": [name, value.place.is_cpu_place(), value.stop_gradient]}
     if isinstance(value, np.ndarray):
-        return _encode_ndarray(value, place, arrays)
+        return _encode_ndarray(value, path, arrays)
     if type(value) is dict and all(isinstance(k, str) and not k.startswith("$") for k in value):
-        return {key: encode(item, f"{place}.{key}", arrays) for key, item in value.items()}
+        return {key: encode(item, f"{path}.{key}", arrays) for key, item in value.items()}
     if type(value) is list:
-        return _encode_list(value, place, arrays)
+        return _encode_list(value, path, arrays)
     if type(value) is deque:
-        return {"$deque": [encode([*value], place, arrays), value.maxlen]}
+        return {"$deque": [encode([*value], path, arrays), value.maxlen]}
     if type(value) in _TAGS:
-        return {_TAGS[type(value)]: encode(_items(value), place, arrays)}
+        return {_TAGS[type(value)]: encode(_items(value), path, arrays)}
     raise TypeError(
-        f"{place}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
+        f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
         "numbers, texts, lists, dicts, arrays or tensors. Save its parts, or exclude_from_state."
     )
 
 
-def _encode_list(items: list[Any], place: str, arrays: dict[str, Array]) -> Any:
+def _encode_list(items: list[Any], path: str, arrays: dict[str, Array]) -> Any:
     """A list; a long one of tuples or arrays of one kind, a replay buffer say, by columns."""
     kinds = {*map(type, items)}
     if kinds <= _JSON:
         return items[:]
     is_long = len(items) >= _LONG
     if is_long and kinds == {tuple} and len({*map(len, items)}) == 1 and items[0]:
-        return {"$rows": _encode_list([*map(list, zip(*items, strict=True))], place, arrays)}
+        return {"$rows": _encode_list([*map(list, zip(*items, strict=True))], path, arrays)}
     if is_long and kinds == {np.ndarray} and len({(item.dtype, item.shape) for item in items}) == 1:
-        return {"$stack": encode(np.stack(items), place, arrays)}
-    return [encode(item, f"{place}.{i}", arrays) for i, item in enumerate(items)]
+        return {"$stack": encode(np.stack(items), path, arrays)}
+    return [encode(item, f"{path}.{i}", arrays) for i, item in enumerate(items)]
 
 
-def _encode_ndarray(value: np.ndarray[Any, Any], place: str, arrays: dict[str, Array]) -> Any:
+def _encode_ndarray(value: np.ndarray[Any, Any], path: str, arrays: dict[str, Array]) -> Any:
     if value.dtype.hasobject:
-        raise TypeError(f"{place}: an array of Python objects cannot be saved. Save its parts.")
+        raise TypeError(f"{path}: an array of Python objects cannot be saved. Save its parts.")
     # As bytes: a file of tensors lacks many types of numpy (texts, dates, unsigned integers).
     data = bytes_of(value)
-    name = _put(Array("uint8", (data.size,), data), place, arrays)
+    name = _put(Array("uint8", (data.size,), data), path, arrays)
     return {"$array": [name, value.dtype.str, list(value.shape)]}
 
 
@@ -101,12 +101,12 @@ def _items(value: Any) -> list[Any]:
     return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
 
 
-def _put(array: Array, place: str, arrays: dict[str, Array]) -> str:
-    """Puts an array into `arrays`; returns its name, which is the place or one like it."""
-    while place in arrays:  # in {"a.0": x, "a": [y]} two have the same
-        place += "'"
-    arrays[place] = array
-    return place
+def _put(array: Array, path: str, arrays: dict[str, Array]) -> str:
+    """Puts an array into `arrays`; returns its name, which is the path or one like it."""
+    while path in arrays:  # in {"a.0": x, "a": [y]} two have the same
+        path += "'"
+    arrays[path] = array
+    return path
 
 
 def decode(value: Any, arrays: Mapping[str, Array]) -> Any:

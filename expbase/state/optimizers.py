@@ -58,9 +58,10 @@ def make_accumulators(optimizer: Any, saved: Iterable[str], parameters: Mapping[
         optimizer._create_accumulators(block, made)
         for of_parameters in optimizer._accumulators.values():
             for p in (p for p in made if p.is_dist() and p.name in of_parameters):
-                whole, place = of_parameters[p.name], (p.process_mesh, p.placements)
+                whole = of_parameters[p.name]
                 if whole.shape == p.shape and not whole.is_dist():
-                    of_parameters[p.name] = paddle.distributed.shard_tensor(whole, *place)
+                    part = paddle.distributed.shard_tensor(whole, p.process_mesh, p.placements)
+                    of_parameters[p.name] = part
 
 
 def schedule_values(schedule: Any) -> dict[str, Any]:

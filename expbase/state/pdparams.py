@@ -20,8 +20,6 @@ import numpy as np
 from expbase.state.arrays import Array
 
 _PROGRAM = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickler.py"))]
-
-
 _LINE_BYTES = 8 << 20  # of JSON; enough for 50,000 arrays
 _LIMITS = (
     "takes more memory or time than a file of its size should, or crashes Python. Convert it to "
@@ -65,11 +63,9 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         try:
             return _received(process.stdout)
         except Exception as error:
-            text = (
-                process.communicate()[1].decode().strip()
-                or f"not a file of weights: {error!r:.300}"
-            )
-            raise PdparamsError(_LIMITS if process.returncode < 0 else text) from error
+            said = process.communicate()[1].decode().strip()
+            text = _LIMITS if process.returncode < 0 else said
+            raise PdparamsError(text or f"not a file of weights: {error!r:.300}") from error
         finally:
             process.kill()
 

@@ -30,8 +30,8 @@ class _Refused(Exception):
     """Something that weights do not need, in words for the user."""
 
 
-# What a file may name: stand-ins that only hold what they are given. One in the place of another
-# has not its attributes, which is an error as any other.
+# What a file may name: stand-ins that only hold what they are given. If a file has one of them
+# where another one is needed, an attribute is missing, which is an error like any other.
 
 
 class _Type:

@@ -16,7 +16,7 @@ from typing import Any
 from expbase.state import objects
 from expbase.state.values import Owners, Values, find_owner, own_attributes
 
-# The template's own, and the loaders, whose state is the place in the data.
+# The template's own, and the loaders, whose state is the position in the data.
 _NOT_STATE = {
     *("_ExperimentBase__run", "visualizer"),
     *("train_loader", "valid_loader", "test_loader"),

@@ -53,7 +53,7 @@ class Values:
         self.owners = owners
         self._named = named
         self._say = say
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._before: dict[str, int] = {}  # fingerprints, by path
 
     def begin(self) -> None:
@@ -76,8 +76,8 @@ class Values:
         objects = [part for part in parts if _content(part) is None]
         # The pickler comes by the class of a collection, too.
         others = [type(o).__name__ for o in objects if not any(o is kind for kind in _COLLECTIONS)]
-        if others and path not in self._told:
-            self._told.add(path)
+        if others and path not in self._warned:
+            self._warned.add(path)
             self._say(
                 f"self.{path}: a {others[0]} in it cannot be saved; expected numbers, texts, "
                 "arrays, tensors and collections of them. It has changed since setup, and a "
@@ -169,7 +169,7 @@ def find_owner(owners: Owners, path: str) -> tuple[Any, str]:
     owner, _ = owners[""]
     for part in where.split("."):
         if isinstance(owner, (list, tuple)) and part.isdigit():
-            owner = {str(place): item for place, item in enumerate(owner)}
+            owner = {str(number): item for number, item in enumerate(owner)}
         owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
         owner = unwrap(owner)
     return owner, name
