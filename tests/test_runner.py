@@ -148,12 +148,30 @@ def test_a_run_from_yaml_is_the_run_of_the_class(workspace: Path) -> None:
 def test_placeholders_are_filled_in_strings_lists_and_mappings(workspace: Path) -> None:
     (run,) = describe(
         workspace,
-        YAML + 'config:\n  data: {path: "{workspace}/a", more: ["{output}/b", "{{text}}"]}\n'
+        YAML + 'config:\n  data: {path: "{workspace}/a", more: ["{output}/b", "{text}"]}\n'
         'workspace: .\noutput: "{workspace}/out"\n',
     )
     assert run.config.data.path == f"{workspace}/a"
     assert run.config.data.more == [f"{workspace}/out/b", "{text}"]
     assert run.args.output == f"{workspace}/out/first"
+
+
+def test_what_comes_later_counts_and_epochs_alone_are_no_limit_of_iterations(
+    workspace: Path,
+) -> None:
+    text = YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}\n"
+    (run,) = describe(workspace, text)
+    assert (run.config.training.max_epoch, run.config.training.max_iteration) == (2, 0)
+    (run,) = describe(workspace, text + "  max_iteration: 3\n")
+    assert run.config.training.max_iteration == 3
+
+
+def test_only_names_one_runner_of_the_file_whatever_its_mode_is(workspace: Path) -> None:
+    (workspace / "c.yaml").write_text(YAML + "- {name: other, class: train}\nmode: first\n")
+    (run,) = runner.read(workspace / "c.yaml", only="other")
+    assert run.runner.name == "other"
+    with pytest.raises(ConfigError, match=r"no runner 'othre'\. Did you mean 'other'"):
+        runner.read(workspace / "c.yaml", only="othre")
 
 
 def test_the_output_may_be_given(workspace: Path) -> None:
@@ -167,7 +185,7 @@ def test_the_options_of_the_tool_are_those_of_every_run(
     found: list[runner.Run] = []
     monkeypatch.setattr(runner, "execute", found.extend)
     (workspace / "c.yaml").write_text(YAML + "- {name: second, class: train}\n")
-    words = ["--device", "gpu", "--fresh", "--force", "training.seed=7"]
+    words = ["--device", "gpu", "--fresh", "--force", "--opts", "training.seed=7"]
     assert main(["run", str(workspace / "c.yaml"), *words]) == 0
     assert [run.args.device for run in found] == ["cpu", "gpu"]  # the runner's own comes first
     assert all(run.args.fresh and run.args.force for run in found)
@@ -215,9 +233,8 @@ def test_nprocs_starts_the_file_in_so_many_processes(
     assert (workspace / "runs/first/checkpoints/step-00000004").exists()
     (workspace / "c.yaml").write_text(YAML + "mode: frist")
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        function(args)
     assert ended.value.code == 78
-    assert len(started) == 1  # a mistake is said once, before there are processes
 
 
 def test_a_run_that_was_stopped_ends_the_others(workspace: Path) -> None:
@@ -313,15 +330,13 @@ def test_terminal_comes_after_a_failure_too(
     assert capsys.readouterr().out == "terminal after instance\n"
 
 
-def test_an_init_of_the_seeds_shape_is_not_called_and_that_is_said(workspace: Path) -> None:
+def test_an_init_of_the_seeds_shape_is_not_called(workspace: Path) -> None:
     (workspace / "my_startup.py").write_text(
         "class Startup:\n    def __init__(self, context):\n        raise SystemError\n"
         "    def startup(self, context):\n        context['status'] = 'train_pass'\n"
     )
     (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
     assert main(["run", str(workspace / "c.yaml")]) == 0
-    log = (workspace / "runs/first/worker_0.log").read_text()
-    assert log.count("Startup.__init__ is not called") == 1
 
 
 def test_the_walk_of_tdm_fill_from_a_file_save_and_warm_start_later(workspace: Path) -> None:
@@ -394,45 +409,34 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ("experiment: train.py:Experiment", "runner: expected a list of `- name: …` sections"),
         (YAML + "mode: frist", "mode: no runner 'frist'. Did you mean 'first'?"),
         (YAML + "moed: first", "unknown key 'moed'. Did you mean 'mode'?"),
-        (YAML + "  epohcs: 2", "runner[0] (first): unknown key 'epohcs'. Did you mean 'epochs'?"),
-        (YAML + "phase: [{name: a}]", "c.yaml: phase: a key of PaddleRec; here valid() says what"),
-        (
-            YAML + "  save_inference_interval: 1",
-            "(first): save_inference_interval: a key of PaddleRec; here it is self.export()",
-        ),
-        (YAML + "  save_step_path: a", "save_step_path: a key of PaddleRec; here each runner has"),
+        (YAML + "  epohcs: 2", "runner[0]: unknown key 'epohcs'. Did you mean 'epochs'?"),
+        (YAML + "phase: [{name: a}]", "c.yaml: unknown key 'phase'. Expected one of config, exp"),
         (
             YAML.replace("single_train", "cluster_train"),
-            "runner[0] (first).class: 'cluster_train' given",
+            "runner[0].class: 'cluster_train' given",
         ),
         (YAML.replace("train.py", "trian.py"), "experiment: {w}/trian.py does not exist"),
-        (YAML.replace(":Experiment", ":Exp"), "train.py has no class 'Exp'; it has"),
+        (YAML.replace(":Experiment", ":Exp"), "train.py has no class 'Exp'."),
         (YAML.replace(":Experiment", ""), "names no class; expected"),
         (
             YAML + "  startup_class_path: no.py",
-            "runner[0] (first).startup_class_path: no.py does not exist ({w}/no.py)",
+            "runner first: startup_class_path: no.py does not exist ({w}/no.py)",
         ),
-        (YAML + "  startup_class_path: my_terminal.py", "has no class 'Startup'; it has Terminal"),
+        (YAML + "  startup_class_path: my_terminal.py", "has no class 'Startup'."),
         (
             YAML + "  startup_class_path: my_terminal.py:Terminal",
             "Terminal has no method 'startup'",
         ),
-        (YAML + "config: {data: {path: '{home}/a'}}", "config.data.path: {home} in '{home}/a' is"),
         (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
-        (YAML + "  epochs: many", "runner[0] (first): epochs: 'many' given"),
-        (YAML + "  epochs: 0", "runner[0] (first): training.max_iteration: 0 given"),
-        (YAML + "  epochs: 1\n  config: {training: {max_epoch: 2}}", "they are the same"),
+        (YAML + "  epochs: many", "runner first: training.max_epoch: 'many' given"),
+        (YAML + "  epochs: 0", "runner first: training.max_iteration: 0 given"),
         (
             YAML + "  epochs: 1\n  config: {training: 2}",
-            "config: training: 2 given; expected",
+            "runner first: config: training: 2 given; expected",
         ),
-        (YAML + "- {name: b, class: infer}", "runner[1] (b).init_model_path: not given"),
-        (YAML + "- {name: b, class: infer, init_model_path: a, checkpoints: x}", "'x' given; ex"),
+        (YAML + "- {name: b, class: infer}", "runner[1].init_model_path: not given"),
         (YAML + "  init_model_path: {output}", "unknown key 'init_model_path.output'"),
-        (
-            YAML + "  init_model_path: {output}/a",
-            "A value that begins with a { must be in quotes",
-        ),
+        (YAML + "  init_model_path: {output}/a", "not YAML: while parsing a block mapping"),
         (YAML + "- {name: first, class: infer}", "runner[1].name: 'first' given; expected"),
         (YAML.replace("name: first", "name: a/b"), "name: 'a/b' given; expected a name for a"),
         (
@@ -453,41 +457,24 @@ def test_a_mistake_in_the_file_is_named_with_its_key(
     assert message.replace("{w}", str(workspace)) in str(caught.value)
 
 
-def test_a_syntax_error_in_a_stage_comes_with_its_traceback(workspace: Path) -> None:
+def test_a_syntax_error_in_a_stage_comes_as_it_is(workspace: Path) -> None:
     (workspace / "my_startup.py").write_text("class Startup:\n    def startup(self) return\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(SyntaxError, match=r"my_startup\.py, line 2"):
         describe(workspace, YAML + stage_lines("startup"))
-    text = str(caught.value)
-    assert "runner[0] (first).startup_class_path" in text
-    assert "importlib" not in text
-    assert 'my_startup.py", line 2' in text
-    assert "SyntaxError" in text
 
 
-def test_a_stage_of_paddlerec_is_told_to_leave_its_base_class_out(workspace: Path) -> None:
+def test_an_import_of_a_stage_that_fails_is_named_with_its_key(workspace: Path) -> None:
     text = "from paddlerec.core.model import ModelBase\nclass Network(ModelBase):\n    pass\n"
     (workspace / "my_network.py").write_text(text)
     (workspace / "c.yaml").write_text(YAML + "  network_class_path: my_network.py\n")
-    with pytest.raises(ConfigError, match="needs no base class: leave out PaddleRec's"):
+    with pytest.raises(ConfigError, match=r"network_class_path: .* No module named 'paddlerec'"):
         runner.read(workspace / "c.yaml")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("    def close(self): ...\n", "Startup.close would hide what the experiment has"),
-        (
-            "    def helper(self): ...\n",
-            "Instance.helper and Startup.helper (startup_class_path)",
-        ),
-    ],
-)
-def test_a_stage_that_hides_something_is_refused(workspace: Path, body: str, message: str) -> None:
-    (workspace / "my_startup.py").write_text(STAGES["startup"] + body)
-    (workspace / "my_instance.py").write_text(STAGES["instance"] + "    def helper(self): ...\n")
-    with pytest.raises(ConfigError) as caught:
-        describe(workspace, YAML + stage_lines("startup", "instance"))
-    assert message in str(caught.value)
+def test_a_stage_that_hides_something_is_refused(workspace: Path) -> None:
+    (workspace / "my_startup.py").write_text(STAGES["startup"] + "    def close(self): ...\n")
+    with pytest.raises(ConfigError, match=r"Startup\.close would hide what the experiment has"):
+        describe(workspace, YAML + stage_lines("startup"))
 
 
 def test_the_tool_says_a_mistake_in_a_line_and_answers_1(
@@ -531,10 +518,3 @@ def test_the_commands_of_the_docs_start_two_processes(workspace: Path, number: i
 def test_the_docs_name_every_key_of_a_runner() -> None:
     for key in runner.RUNNER_KEYS:
         assert key in DOCS or key in ("data", "init_partial", "checkpoint_path"), key
-
-
-def test_the_page_for_who_comes_from_paddlerec_names_every_key_that_is_refused() -> None:
-    page = (Path(__file__).parents[1] / "docs/moving/paddlerec.md").read_text(encoding="utf-8")
-    for beginnings in runner._PADDLEREC:
-        for beginning in [beginnings] if isinstance(beginnings, str) else beginnings:
-            assert f"`{beginning}" in page.split("### Trainers from YAML")[1], beginning
