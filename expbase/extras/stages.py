@@ -11,8 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +27,8 @@ STAGES = {
     "runner": ("Runner", "run", "train"),
     "terminal": ("Terminal", "terminal", "terminal"),
 }
+# What else of the experiment a stage may define.
+_ALLOWED = {"setup_dataloader", *(method for _, method, _ in STAGES.values())}
 
 
 def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
@@ -53,9 +54,7 @@ def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
     module = _import_file((folder / where).resolve(), place) if is_file else _import(where, place)
     found = getattr(module, name, None)
     if not inspect.isclass(found):
-        classes = {n: v for n, v in vars(module).items() if inspect.isclass(v)}
-        own = [n for n, v in classes.items() if v.__module__ == module.__name__]
-        raise ConfigError(f"{place} has no class {name!r}; it has {', '.join(own) or 'none'}.")
+        raise ConfigError(f"{place} has no class {name!r}.")
     return found
 
 
@@ -79,16 +78,8 @@ def _import(module: str, place: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module)
-    except Exception as error:
-        # The user's own frames alone: those of this file and of importlib explain nothing.
-        shown = traceback.TracebackException.from_exception(error)
-        shown.stack = traceback.StackSummary.from_list(
-            [f for f in shown.stack if "importlib" not in f.filename and f.filename != __file__]
-        )
-        text = "".join(shown.format()).rstrip()
-        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("paddlerec"):
-            text += "\nA stage needs no base class: leave out PaddleRec's, and its import."
-        raise ConfigError(f"{place} cannot be imported:\n{text}") from error
+    except ImportError as error:  # any other error in the file shows its traceback
+        raise ConfigError(f"{place} cannot be imported: {error}") from error
 
 
 # --- putting stages in front -----------------------------------------------------------------
@@ -102,7 +93,7 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
     Args:
         experiment: The class.
         stages: The classes, by the name of the stage in STAGES.
-        place: The YAML key of the runner, for messages.
+        place: The runner, for messages.
 
     Raises:
         ConfigError: A class lacks its method, or hides something.
@@ -114,36 +105,25 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
     methods["__module__"] = experiment.__module__
     for stage, cls in stages.items():
         _, method, replaced = STAGES[stage]
-        _check(stage, cls, stages, place)
+        _check(cls, method, f"{place}: {stage}_class_path")
         label = f"stage {stage}: {cls.__name__}.{method}"
-        if "__init__" in vars(cls):
-            label += f" ({cls.__name__}.__init__ is not called; the experiment's own is)"
         methods[replaced] = _step(getattr(cls, method), label)
     bases = (*dict.fromkeys(stages.values()), experiment)
     return type(experiment.__name__, bases, methods)
 
 
-def _check(stage: str, cls: type, stages: Mapping[str, type], place: str) -> None:
-    method = STAGES[stage][1]
-    place = f"{place}.{stage}_class_path"
+def _check(cls: type, method: str, place: str) -> None:
     if not inspect.isfunction(getattr(cls, method, None)):
         raise ConfigError(
             f"{place}: {cls.__name__} has no method {method!r}; expected "
             f"`def {method}(self)` or `def {method}(self, context)`."
         )
-    allowed = {STAGES[other][1] for other in stages if stages[other] is cls} | {"setup_dataloader"}
-    for name in {name for name in dir(cls) if not name.startswith("__")} - allowed:
+    for name in {name for name in dir(cls) if not name.startswith("__")} - _ALLOWED:
         if hasattr(ExperimentBase, name):
             raise ConfigError(
                 f"{place}: {cls.__name__}.{name} would hide what the experiment has "
                 "under that name. Choose another name."
             )
-        for other, other_cls in stages.items():
-            if other_cls is not cls and hasattr(other_cls, name):
-                raise ConfigError(
-                    f"{place}: {cls.__name__}.{name} and {other_cls.__name__}.{name} "
-                    f"({other}_class_path) would hide each other. Rename one."
-                )
 
 
 def _step(method: Any, label: str) -> Any:
@@ -157,25 +137,17 @@ def _step(method: Any, label: str) -> Any:
     return step
 
 
-class Context(MutableMapping[str, Any]):
-    """The attributes of an experiment as a mapping: `context["model"]` is `self.model`."""
+class Context:
+    """The attributes of an experiment by their names: `context["model"]` is `self.model`."""
 
     def __init__(self, experiment: ExperimentBase) -> None:
         self._experiment = experiment
 
     def __getitem__(self, name: str) -> Any:
-        if not hasattr(self._experiment, name):
-            raise KeyError(name)
         return getattr(self._experiment, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         setattr(self._experiment, name, value)
 
-    def __delitem__(self, name: str) -> None:
-        delattr(self._experiment, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(vars(self._experiment))
-
-    def __len__(self) -> int:
-        return len(vars(self._experiment))
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self._experiment, name)
