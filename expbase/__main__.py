@@ -10,11 +10,6 @@ from collections.abc import Sequence
 from expbase.extras import runner
 from expbase.tools import board, ls, new, plot, show, verify
 
-_GONE = {
-    "replay": "the run's own command comes to its failure again",
-    "--reproduce": "show prints the commit, the diff for git apply and the command",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns its exit code."""
@@ -26,15 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         parser.print_help()
         return 2
-    place = words.index("--") if "--" in words else len(words)
-    for word in _GONE.keys() & words[:place]:
-        parser.error(f"{word}: is gone: {_GONE[word]}")
-    args, rest = parser.parse_known_args(words[:place])
-    args.words = words[place + 1 :]  # for the user's own script
-    if rest and hasattr(args, "overrides") and all("=" in w and w[0] != "-" for w in rest):
-        args.overrides += rest  # argparse takes them at one place alone
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)} (for your own script: after --)")
+    end = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:end])
+    args.words = words[end + 1 :]  # for the user's own script
     try:
         code: int = args.run(args)
         sys.stdout.flush()

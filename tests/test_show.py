@@ -210,9 +210,3 @@ def test_looking_changes_nothing(tmp_path: Path, capsys: Capture) -> None:
     finally:
         os.chmod(tmp_path / "run", 0o755)
     assert files == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
-
-
-def test_reproduce_is_gone_and_says_what_to_do(tmp_path: Path, capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["show", str(tmp_path), "--reproduce"])
-    assert "--reproduce: is gone: show prints the commit" in capsys.readouterr().err
