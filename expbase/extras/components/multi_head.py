@@ -20,7 +20,6 @@ from expbase.config import Config
 from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import Shard, adapt_loader
 from expbase.events import on
-from expbase.extras.components.layers import Composed, Reader
 from expbase.extras.prediction import Prediction
 from expbase.state import rng
 from expbase.state.arrays import to_numpy
@@ -77,9 +76,10 @@ class MultiHead(Prediction):
         """Names the tasks; call it in setup_model.
 
         Raises:
-            ValueError: There is none, one has no head, or a ratio is not above 0.
+            ValueError: A task has a head that the model has not.
         """
-        _check_tasks(tasks, self.unwrap(self.model))
+        for task in tasks.values():
+            self.unwrap(self.model).find_head(task.head)
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
@@ -94,11 +94,6 @@ class MultiHead(Prediction):
             for number, (name, task) in enumerate(tasks.items())
             if task.loader is not None
         }
-
-    def check_setup(self) -> None:
-        if not getattr(self, "tasks", None):
-            raise ValueError("setup_model: expected it to call self.setup_tasks({name: Task(…)}).")
-        super().check_setup()
 
     def draw_task(self) -> str:
         """The task of this update, drawn by mix_ratio: the same on every rank."""
@@ -144,17 +139,12 @@ class MultiHead(Prediction):
             One result per sample, in the order of the data, on every rank.
 
         Raises:
-            TypeError: The loader has no Reader.
             ValueError: There is no such head, or it returns no result per sample.
         """
         layer = self.unwrap(self.model).find_head(head)
-        reader = getattr(loader, "dataset", None)
+        reader = loader.dataset
         while isinstance(reader, paddle.io.Subset):
             reader = reader.dataset
-        if not isinstance(reader, Reader):
-            raise TypeError(
-                f"predict_head: {loader!r} given; expected a paddle.io.DataLoader over a Reader."
-            )
         layer.reset()
         self.predicted_head = head
         results = self.predict(loader)
@@ -173,12 +163,3 @@ class MultiHead(Prediction):
         finally:
             for batches in getattr(self, "task_batches", {}).values():
                 batches.close()
-
-
-def _check_tasks(tasks: Mapping[str, Task], model: Composed) -> None:
-    for name, task in tasks.items():
-        model.find_head(task.head)
-        if not task.mix_ratio > 0:
-            raise ValueError(f"task {name}: mix_ratio {task.mix_ratio!r}; expected above 0.")
-    if all(task.auxiliary for task in tasks.values()):
-        raise ValueError("setup_tasks: expected a task that is not auxiliary.")
