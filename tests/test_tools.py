@@ -223,7 +223,8 @@ def test_wrong_usage_is_answered_with_the_usage_and_code_2(
 ) -> None:
     for words in (
         "ls --foo", "ls a b", "show", "board a --port x", "no", "plot a --smooth x",
-        "verify a", "run a.yaml --nprocs 0", "run a.yaml --nprocs -1",
+        "verify a", "verify a --output b --iterations 9", "run a.yaml --nprocs 0",
+        "run a.yaml --nprocs -1",
     ):  # fmt: skip
         code, out, err = called(words.split(), capsys)
         assert (code, out) == (2, ""), words

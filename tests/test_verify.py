@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def difference(experiment: type[Tiny], folder: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(Killed):
         run(experiment, folder / "killed", end=13)
     run(experiment, folder / "killed")
-    args = argparse.Namespace(output=folder, iterations=14, nprocs=1)
+    args = argparse.Namespace(output=folder, iterations=14)
     return first_difference(Side(args, "straight"), Side(args, "killed"))
 
 
@@ -147,9 +148,9 @@ def test_the_first_value_that_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert difference(Tiny, tmp_path, monkeypatch) == ""
-    args = argparse.Namespace(output=tmp_path, iterations=14, nprocs=1)
+    args = argparse.Namespace(output=tmp_path, iterations=14)
     straight, killed = Side(args, "straight"), Side(args, "killed")
-    for kind, name in (("values", "loop.epoch"), ("tensors", "model.safetensors: 0.weight")):
+    for kind, name in (("values", "loop.epoch"), ("files", "model.safetensors")):
         found = flatten(getattr(straight, kind)())
         assert name in found
         changed = {**found, name: "another value"}
@@ -232,15 +233,29 @@ def test_a_script_with_yacs_and_last_lines_of_its_own_is_proven_too(
 def test_a_run_that_is_too_fast_for_its_kill_is_killed_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = {"training": {}, "kill": "at a random moment", "at": 3, "delay": 0}
+    plan = {"training": {}, "kill": "at a random moment", "at": 3, "delay": 1}
     monkeypatch.setenv(PLAN, json.dumps(plan))
-    monkeypatch.setattr(Verified, "_die_later", lambda self: None)  # its moment never comes
     monkeypatch.setattr(os, "kill", lambda *args: died.append(args))
     died: list[Any] = []
+    before = {*threading.enumerate()}
     with put_in_front(Verified):
         trained(Tiny, tmp_path / "run", max_iteration=6)
+    (timer,) = [
+        one for one in {*threading.enumerate()} - before if isinstance(one, threading.Timer)
+    ]
+    assert not timer.daemon  # so Python waits for it at the end of the process
+    timer.join()
     assert died == [(os.getpid(), signal.SIGKILL)]
     assert (tmp_path / "run.killed").exists()
+
+
+def test_a_script_in_two_processes_is_killed_in_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(tmp_path, MAIN, "--kills", "3", "--", "--nprocs", "2", "--device", "cpu") == 0
+    assert "identical: 24 iterations, 3 kills" in capsys.readouterr().out
+    notes = [tmp_path / f"out/{name}.notes.rank_1.jsonl" for name in ("straight", "killed")]
+    assert all(path.read_text().count('"iteration"') >= 24 for path in notes)
 
 
 def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
@@ -263,7 +278,6 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
         (["missing.py", "--output", "out"], "missing.py: no such file"),
         ([__file__, "--output", str(TESTS)], "is not empty; remove it, or name a new one"),
         ([__file__, "--output", "file"], "File exists: 'file'"),
-        ([__file__, "--output", "out", "--iterations", "9"], "--iterations: 9 given; expected"),
     ],
 )
 def test_wrong_words_are_told(
@@ -295,7 +309,7 @@ def test_verify_that_is_broken_off_leaves_no_process(
 
     monkeypatch.setattr(Side, "command", lambda self: ["sleep", "100"])
     monkeypatch.setattr("expbase.tools.verify.time.sleep", broken_off)
-    side = Side(argparse.Namespace(output=tmp_path, iterations=40, nprocs=1), "killed")
+    side = Side(argparse.Namespace(output=tmp_path, iterations=40), "killed")
     with pytest.raises(SystemExit):
         side.finish_with_kills(random.Random(0), 1)
     assert side.process.returncode == -signal.SIGKILL

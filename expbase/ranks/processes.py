@@ -30,7 +30,6 @@ MISTAKE = 78  # EX_CONFIG: no other start would mend it
 # What an exception in setup is when the experiment is wrong, and not something around it.
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError)
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
-LAUNCHER = "paddle.distributed.launch"
 SHARED_MEMORY = Path("/dev/shm")
 # A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
 # unlike an id, means the same in all containers that share this memory.
@@ -182,11 +181,3 @@ def ending(pid: int | None) -> tuple[str, int]:
             return (f"ended with code {code}, without a word", code) if code else ("", 0)
         time.sleep(0.02)
     return "", 0
-
-
-def python(count: int, log_dir: Path) -> list[str]:
-    """The command that starts python, in several processes under paddle's launcher."""
-    if count == 1:
-        return [sys.executable]
-    options = ["--nproc_per_node", str(count), "--log_dir", str(log_dir)]
-    return [sys.executable, "-m", LAUNCHER, *options]

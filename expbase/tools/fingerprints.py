@@ -13,35 +13,31 @@ later.
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import importlib
 import json
 import os
-import re
+import runpy
 import signal
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import paddle
 
 from expbase.config import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import put_in_front
 from expbase.state import checkpoint
-from expbase.state.arrays import LABELS, Array
-from expbase.tools.process import run_program
+from expbase.state.arrays import Array
+from expbase.state.encoding import encode
 
 PLAN = "EXPBASE_VERIFY"
 KINDS = ("inside a save", "inside a validation", "at a random moment")  # of kills
-_AT_THE_END = "at the end"  # what was too fast for the moment that was meant
 
 
 @dataclass
@@ -63,24 +59,19 @@ class Verified(ExperimentBase):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         plan = json.loads(os.environ[PLAN])
         config = fill({**fill(type(self).default_config()), **config})
-        config.training.update(plan["training"])
+        config.training.update(plan.pop("training"))
         if super().valid.__func__ is ExperimentBase.valid:  # type: ignore[attr-defined]
             config.training.valid_interval = 0
         super().__init__(config, argparse.Namespace(**{**vars(args), "device": "cpu"}))
-        # Rank 0 is killed here, and the tool ends the others.
-        kill = plan["kill"] if self.rank == 0 else ""
-        self.verifying = Work(kill, plan["at"], plan["delay"])
+        self.verifying = Work(**plan)
 
     def _is_time(self, kind: str) -> bool:
-        return self.verifying.kill == kind and self.iteration >= self.verifying.at
-
-    def _kill_by(self, function: Callable[[], None]) -> None:
-        self.verifying.kill = _AT_THE_END
-        threading.Thread(target=function, daemon=True).start()
-
-    def _die_later(self) -> None:
-        time.sleep(self.verifying.delay)
-        self._die()
+        """Whether to begin a kill, of rank 0 alone: the tool ends the others."""
+        work = self.verifying
+        is_time = self.rank == 0 and work.kill == kind and self.iteration >= work.at
+        if is_time:
+            work.kill = ""
+        return is_time
 
     def _die(self) -> None:
         killed_path(self.output_dir).touch()
@@ -90,7 +81,9 @@ class Verified(ExperimentBase):
     def note_batch(self, batch: Any, indices: Sequence[int] | None) -> None:
         """Notes a batch as train_batch will see it: the experiment's own listeners came before."""
         arrays: dict[str, Array] = {}
-        text = json.dumps(described(batch, "", arrays))
+        text = ""
+        with contextlib.suppress(TypeError):  # of an object that no checkpoint could hold, either
+            text = json.dumps(encode(batch, "", arrays))
         note = self.verifying.note
         note.setdefault("indices", []).append(indices)
         note.setdefault("batches", []).append(_checksum(arrays, text))
@@ -98,7 +91,8 @@ class Verified(ExperimentBase):
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
         if self._is_time("at a random moment"):
-            self._kill_by(self._die_later)
+            # A run that ends before waits for this thread, and is killed then.
+            threading.Timer(self.verifying.delay, self._die).start()
         note: dict[str, Any] = {"iteration": self.iteration, "indices": [], "batches": []}
         self.verifying.note = note
         before = self._sums()
@@ -119,7 +113,7 @@ class Verified(ExperimentBase):
     def on_save_checkpoint(self) -> Mapping[str, Any] | None:
         """Waits for the thread that writes what is captured now, and kills it."""
         if self._is_time("inside a save"):
-            self._kill_by(functools.partial(self._die_in_save, self.iteration))
+            threading.Thread(target=self._die_in_save, args=[self.iteration]).start()
         return super().on_save_checkpoint()
 
     def _die_in_save(self, iteration: int) -> None:
@@ -127,12 +121,6 @@ class Verified(ExperimentBase):
         while not path.exists() and not [*path.parent.glob(f".writing-{path.name}")]:
             time.sleep(0)
         self._die()
-
-    @on("on_train_end")
-    def die_at_the_end(self) -> None:
-        """Kills what was too fast for the moment that was meant."""
-        if self._is_time(_AT_THE_END):
-            self._die()
 
     def _sums(self) -> dict[str, int]:
         # Excluded objects, too: that one is not saved is a likely cause.
@@ -150,22 +138,6 @@ def killed_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.killed")
 
 
-def described(value: Any, place: str, arrays: dict[str, Array]) -> Any:
-    """A batch as JSON values, in which an array is its type and shape; the arrays go by place."""
-    if isinstance(value, Mapping):
-        return {str(k): described(v, f"{place}.{k}", arrays) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [described(v, f"{place}.{i}", arrays) for i, v in enumerate(value)]
-    if isinstance(value, np.ndarray) and value.dtype.name in LABELS:
-        value = paddle.to_tensor(value, place=paddle.CPUPlace())
-    if isinstance(value, paddle.Tensor):
-        arrays[place] = Array.of(value)
-        return str(arrays[place])
-    if isinstance(value, (str, int, float, type(None))):
-        return value
-    return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # an address is another in each run
-
-
 def _checksum(arrays: Mapping[str, Any], text: str = "") -> int:
     value = zlib.crc32(text.encode())
     for key, array in arrays.items():
@@ -177,4 +149,6 @@ if __name__ == "__main__":
     # By its full name, under which the processes of --nprocs can import the class, too.
     module = importlib.import_module("expbase.tools.fingerprints")
     with put_in_front(module.Verified):
-        run_program(sys.argv[1:])
+        sys.argv = sys.argv[1:]
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,14 +1,11 @@
-"""What a tool starts: a user's script in its process, or processes that end with the tool."""
+"""Processes that end with the tool that has started them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import runpy
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import psutil
 
@@ -45,15 +42,3 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         psutil.wait_procs(family[1:], timeout=10)
     process.wait()
     remove_left_files()
-
-
-def run_program(program: Sequence[str]) -> None:
-    """Runs a script, or a module after `-m`, in this process, as python would."""
-    sys.argv = [*program]
-    if program[0] == "-m":
-        del sys.argv[0]
-        sys.path[0] = os.getcwd()
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
-        runpy.run_path(program[0], run_name="__main__")

@@ -1,8 +1,8 @@
 """Proves that your own experiment survives being killed.
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
-inside a validation too, and compares every tensor, counter and logged number. The
-words after -- are for the script, which must have an option --output: -- --config FILE, say.
+inside a validation too, and compares every file of tensors, counter and logged number. The
+words after -- are for the script, which must have an option --output: -- --nprocs 2, say.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import json
 import os
 import random
 import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from expbase.cli import count
 from expbase.config import differences
-from expbase.ranks.processes import python
 from expbase.record.meter import METRICS, json_lines, metric_lines
 from expbase.state import checkpoint
-from expbase.state.arrays import parse
 from expbase.state.snapshot import STATE_FILE
 from expbase.tools import add_tool
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
@@ -52,16 +52,14 @@ def add_parser(tools: Any) -> None:
     add = parser.add_argument
     add("script", type=Path, help="your train.py")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
-    add("--iterations", type=int, default=40, metavar="N", help="of each run (default: 40)")
+    add("--iterations", type=partial(count, least=10), default=40, metavar="N",
+        help="of each run, 10 or more (default: 40)")  # fmt: skip
     add("--kills", type=count, default=6, metavar="K", help="how often to kill (default: 6)")
-    add("--nprocs", type=count, default=1, metavar="P", help="processes of each run (default: 1)")
 
 
 def main(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
-    if args.iterations < 10:
-        raise ValueError(f"--iterations: {args.iterations} given; expected 10 or more.")
     args.output.mkdir(parents=True, exist_ok=True)
     if any(args.output.iterdir()):
         raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
@@ -78,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     if straight.values()["loop"]["epoch"] == 1:
         print("note: within one epoch; more --iterations would prove more")
-    compared = f"{len(straight.tensors())} tensors, {len(straight.logged())} logged numbers"
+    compared = f"{len(straight.files())} files, {len(straight.logged())} logged numbers"
     print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")
     return 0
 
@@ -92,23 +90,22 @@ class Side:
         self.directory = Path(args.output).absolute() / name
         self._args = args
         self._stderr = Path(f"{self.directory}.stderr")
-        # Small enough for many saves and some validations, which do not always go with a save.
-        self._save_interval = max(args.iterations // 8, 1)
-        self._valid_interval = max(args.iterations // 5, 1)
-
-    @property
-    def training(self) -> dict[str, int]:
-        """What it trains by, whatever its own config says."""
-        intervals = {"save_interval": self._save_interval, "valid_interval": self._valid_interval}
-        limits = {"max_iteration": self._args.iterations, "max_epoch": 0}
-        return {**limits, **intervals, "log_interval": 1, "keep_last": 0}
+        # What it trains by, whatever its config says.
+        self.training = {
+            "max_iteration": args.iterations,
+            "max_epoch": 0,
+            # Small enough for many saves and some validations, which do not always go with a save.
+            "save_interval": args.iterations // 8,
+            "valid_interval": args.iterations // 5,
+            "log_interval": 1,
+            "keep_last": 0,
+        }
 
     def command(self) -> list[str]:
         """The words that start it."""
         args = self._args
         words = [str(args.script.absolute()), "--output", str(self.directory), *args.words]
-        started = python(args.nprocs, Path(f"{self.directory}.launch_log"))
-        return [*started, str(Path(__file__).with_name("fingerprints.py")), *words]
+        return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
 
     def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
         """Starts it, in a session of its own: a Ctrl-C is for the tool alone."""
@@ -140,8 +137,8 @@ class Side:
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
         """Kills it at random moments, continues it each time, and at last runs it to its end."""
         # After the first checkpoint: a run that begins anew proves nothing.
-        first = self._save_interval + 1
-        last = self._args.iterations - self._valid_interval
+        first = self.training["save_interval"] + 1
+        last = self._args.iterations - self.training["valid_interval"]
         moments = sorted(source.choices(range(first, last), k=kills))
         for kind, moment in zip(itertools.cycle(KINDS), moments, strict=False):
             self.start(kind, moment, source.uniform(0, _DELAY))
@@ -155,13 +152,13 @@ class Side:
             print(f"  killed {kind}", flush=True)
         self.finish()
 
-    def tensors(self) -> dict[str, Any]:
-        """The type, shape and checksum of each tensor of the last checkpoint, by file and name."""
+    def files(self) -> dict[str, str]:
+        """The checksum of each file of tensors in the last checkpoint."""
+        found = checkpoint.read(checkpoint.find(self.directory))
+        del found[STATE_FILE]
         return {
-            f"{file}: {name}": f"{array}, sha256 {hashlib.sha256(array.data.tobytes()).hexdigest()}"
-            for file, data in checkpoint.read(checkpoint.find(self.directory)).items()
-            if file != STATE_FILE
-            for name, array in parse(data).items()
+            name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}"
+            for name, data in found.items()
         }
 
     def values(self) -> dict[str, Any]:
@@ -188,7 +185,7 @@ def first_difference(straight: Side, killed: Side) -> str:
     """What differs first, at which iteration, and the likely cause; empty if nothing does."""
     if noted := _difference_in_notes(straight, killed):
         return noted
-    one, other = (side.logged() | side.tensors() | side.values() for side in (straight, killed))
+    one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))
     if not (found := differences(one, other)):
         return ""
     name, (left, right) = next(iter(found.items()))
