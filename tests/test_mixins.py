@@ -97,8 +97,9 @@ def scored(*scores: float) -> type[Scored]:
 
 def stopping(**options: Any) -> dict[str, Any]:
     """Options of a run that only early stopping should end."""
-    section = {"metric": "score", "mode": "max", "patience": 2, **options}
-    return {"early_stopping": section, "max_iteration": 12, "valid_interval": 1}
+    watched = {"monitor": "score", "monitor_mode": options.pop("mode", "max"), "save_interval": 1}
+    section = {"patience": 2, **options}
+    return {"early_stopping": section, "max_iteration": 12, "valid_interval": 1, **watched}
 
 
 nan, inf = float("nan"), float("inf")
@@ -138,40 +139,30 @@ def test_validations_count_and_not_iterations(tmp_path: Path) -> None:
     assert trained(scored(1, 2, 2), tmp_path / "run", **options).iteration == 12
 
 
-def test_metric_and_mode_are_those_of_the_monitor_by_default(tmp_path: Path) -> None:
-    options = stopping(metric="", mode="")
-    options |= {"monitor": "valid/score", "monitor_mode": "min", "save_interval": 1}
+def test_the_prefix_of_the_monitor_may_be_there(tmp_path: Path) -> None:
+    options = {**stopping(mode="min"), "monitor": "valid/score"}
     exp = trained(scored(3, 2, 2, 2), tmp_path / "run", **options)
     assert (exp.iteration, exp.early_stopping["best"]) == (4, 2)
 
 
 def test_patience_zero_is_off_and_needs_no_metric(tmp_path: Path) -> None:
-    options = stopping(patience=0, metric="", mode="")
+    options = {**stopping(patience=0), "monitor": ""}
     assert trained(scored(nan), tmp_path / "run", **options).iteration == 12
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"metric": ""}, r"metric '' and mode 'max' given; expected the name of a metric"),
-        ({"mode": "up"}, r"metric 'score' and mode 'up' given; .* max or min"),
-    ],
-)
-def test_no_metric_and_a_wrong_mode_are_errors_before_training(
-    tmp_path: Path, options: dict[str, Any], text: str
-) -> None:
+def test_no_metric_is_an_error_before_training(tmp_path: Path) -> None:
     class Untrained(Scored):
         def train_batch(self) -> None:
             raise AssertionError("trained")
 
-    with pytest.raises(ConfigError, match=text):
-        trained(Untrained, tmp_path / "run", **stopping(**options))
+    with pytest.raises(ConfigError, match=r"training\.monitor: not given; expected the metric"):
+        trained(Untrained, tmp_path / "run", **{**stopping(), "monitor": ""})
 
 
 def test_a_metric_that_valid_does_not_give_is_an_error(tmp_path: Path) -> None:
-    text = r"early_stopping\.metric: 'f1' given; expected one of .*: score, other"
+    text = r"training\.monitor: 'f1' given; expected one of .*: score, other"
     with pytest.raises(ConfigError, match=text):
-        trained(scored(1), tmp_path / "run", **stopping(metric="f1"))
+        trained(scored(1), tmp_path / "run", **{**stopping(), "monitor": "f1"})
 
 
 def test_a_run_that_was_stopped_early_stays_stopped_and_answers_0(tmp_path: Path) -> None:
@@ -518,7 +509,7 @@ ORDERS = list(permutations((EarlyStopping, ExponentialMovingAverage, GradientCli
 
 def test_the_three_give_the_same_bits_in_any_order(tmp_path: Path) -> None:
     options = {"clipping": {"max_norm": 0.5}, "ema": {"decay": 0.5}, "valid_interval": 1}
-    options |= {"early_stopping": {"metric": "loss", "mode": "min", "patience": 3}}
+    options |= {"monitor": "loss", "monitor_mode": "min", "early_stopping": {"patience": 3}}
     ends = []
     for number, order in enumerate(ORDERS):
 

@@ -28,7 +28,7 @@ _HALVES = (paddle.float16, paddle.bfloat16)
 
 
 class EarlyStopping(ExperimentBase):
-    """Ends training when a metric of valid() has not become better for a while.
+    """Ends training when the metric `training.monitor` has not become better for a while.
 
     All ranks stop at the same iteration. A run that was stopped early stays stopped: started
     again, it does not train on. `early_stopping.patience: 0` switches it off.
@@ -40,23 +40,15 @@ class EarlyStopping(ExperimentBase):
         config.early_stopping = {
             "patience": 3,  # validations in a row without a better value; 0: never stop
             "min_delta": 0.0,  # by which a value must be better to count
-            "metric": "",  # of valid(); "": training.monitor
-            "mode": "",  # "max" or "min"; "": training.monitor_mode
         }
         return config
 
     def check_setup(self) -> None:
-        options = self.config.early_stopping
-        training = self.config.training
-        metric = options.metric or training.monitor
-        mode = options.mode or training.monitor_mode
-        if options.patience and (not metric or mode not in ("max", "min")):
+        if self.config.early_stopping.patience and not self.config.training.monitor:
             raise ConfigError(
-                f"early_stopping: metric {metric!r} and mode {mode!r} given; expected the name of "
-                "a metric of valid(), here or as training.monitor, and max or min."
+                "training.monitor: not given; expected the metric of valid() that early_stopping "
+                "watches."
             )
-        self.watched_metric = metric.removeprefix("valid/")
-        self.watched_mode = mode
         # The best value, the validations without a better one since, and the last that counted.
         self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
         super().check_setup()
@@ -67,10 +59,12 @@ class EarlyStopping(ExperimentBase):
         # valid() may be called by hand, or again after a resume.
         is_new = loader is None and self.iteration > self.early_stopping["iteration"]
         if self.config.early_stopping.patience and is_new and self.life is Life.TRAINING:
-            checks.check_metric("early_stopping.metric", self.watched_metric, results)
+            monitor = self.config.training.monitor
+            checks.check_metric("training.monitor", monitor, results)
+            value = results[monitor.removeprefix("valid/")]
             self.early_stopping["iteration"] = self.iteration
-            if self.is_better(results[self.watched_metric]):
-                self.early_stopping |= {"best": results[self.watched_metric], "failures": 0}
+            if self.is_better(value):
+                self.early_stopping |= {"best": value, "failures": 0}
             else:
                 self.early_stopping["failures"] += 1
             self.stop_when_exhausted()
@@ -79,11 +73,10 @@ class EarlyStopping(ExperimentBase):
     def is_better(self, value: float) -> bool:
         """Whether a value is better than the best one by more than min_delta; nan never is."""
         best = self.early_stopping["best"]
-        min_delta = self.config.early_stopping.min_delta
         if best is None:
             return not math.isnan(value)
-        gain = value - best if self.watched_mode == "max" else best - value
-        return bool(gain > min_delta)
+        gain = value - best if self.config.training.monitor_mode == "max" else best - value
+        return bool(gain > self.config.early_stopping.min_delta)
 
     @on("on_train_begin")  # patience may have run out before this start
     def stop_when_exhausted(self) -> None:
@@ -93,8 +86,8 @@ class EarlyStopping(ExperimentBase):
         if 0 < self.config.early_stopping.patience <= failures:
             reached = "never a number" if best is None else f"{best:.6g} at best"
             self.stop(
-                f"early stopping: {self.watched_metric} was {reached}, and not better in the last "
-                f"{failures} validations (early_stopping.patience=0 and --force train on)",
+                f"early stopping: {self.config.training.monitor} was {reached}, and not better in "
+                f"the last {failures} validations (early_stopping.patience=0 and --force train on)",
                 on_all_ranks=True,
             )
 
