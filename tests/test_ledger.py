@@ -11,12 +11,9 @@ import pytest
 from tiny import Tiny, trained
 
 from expbase import Config
-from expbase.record.ledger import (
-    Ledger,
-    Session,
-    read,
-    sessions,
-)
+from expbase.record.ledger import Ledger
+from expbase.record.meter import json_lines
+from expbase.tools.runs import Session, sessions
 
 
 class Failing(Tiny):
@@ -34,6 +31,10 @@ class Rated(Tiny):
         config = super().default_config()
         config.optim = Config({"betas": (0.9, 0.99), "limit": float("nan"), "name": None})
         return config
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return list(json_lines(path))
 
 
 def starts(run: Path) -> list[dict[str, Any]]:
@@ -59,19 +60,20 @@ def test_a_record_without_a_path_writes_nothing(tmp_path: Path) -> None:
     assert read(tmp_path / "ledger.jsonl") == []
 
 
-def test_starts_are_paired_with_their_ends() -> None:
+def test_starts_are_paired_with_their_ends(tmp_path: Path) -> None:
     def record(event: str, number: int) -> dict[str, Any]:
         return {"event": event, "number": number}
 
     killed, ended, orphan = record("start", 1), record("start", 2), record("end", 4)
     records = [killed, ended, record("end", 3), orphan, {"event": "other"}, record("start", 5)]
-    assert sessions(records) == [
-        Session(killed, None),
+    assert sessions(tmp_path) == []
+    (tmp_path / "ledger.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    assert sessions(tmp_path) == [
+        Session(killed),
         Session(ended, record("end", 3)),
-        Session(None, orphan),  # another rank failed before the run began
-        Session(record("start", 5), None),
+        Session(end=orphan),  # another rank failed before the run began
+        Session(record("start", 5)),
     ]
-    assert sessions([]) == []
 
 
 def test_each_start_notes_its_config(tmp_path: Path) -> None:

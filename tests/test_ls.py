@@ -246,4 +246,4 @@ def test_a_start_that_only_looks_is_no_start_of_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "run/ledger.jsonl").read_text() == before  # a process may end here
     exp.close()
     assert (tmp_path / "run/ledger.jsonl").read_text() == before
-    assert read_run(tmp_path / "run", "run", 0.0)[0].state == "finished"
+    assert read_run(tmp_path / "run", "run").state == "finished"

@@ -6,7 +6,6 @@ gathers it).
     ledger = Ledger(directory / "ledger.jsonl")
     ledger.write("start", iteration=400, ranks=2, config=flat(config))
     ledger.write("end", iteration=600, reason="finished", exit_code=0)
-    for session in sessions(read(directory / "ledger.jsonl")): ...
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expbase.config import flatten
 from expbase.ranks.processes import exit_code_of
 from expbase.ranks.stopping import StopReason
-from expbase.record.meter import json_lines
 
 LEDGER = "ledger.jsonl"
 
@@ -64,38 +61,6 @@ class Ledger:
         with self._path.open("ab", buffering=0) as file:  # one piece, which no kill tears
             file.write(f"{json.dumps(record)}\n".encode())
             os.fsync(file.fileno())
-
-
-@dataclass
-class Session:
-    """What one process of the run noted."""
-
-    start: dict[str, Any] | None  # None: it failed before it began, because another rank did
-    end: dict[str, Any] | None = None  # None: it is running, or was killed
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a ledger, without damaged lines; none if there is no file."""
-    return list(json_lines(path))
-
-
-def last_start(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the last start noted; empty if there was none."""
-    starts = [record for record in records if record.get("event") == "start"]
-    return dict(starts[-1]) if starts else {}
-
-
-def sessions(records: Iterable[Mapping[str, Any]]) -> list[Session]:
-    """The starts with their ends, in order."""
-    found: list[Session] = []
-    for record in records:
-        if record.get("event") == "start":
-            found.append(Session(dict(record)))
-        elif record.get("event") == "end":
-            if not found or found[-1].end is not None:
-                found.append(Session(None))
-            found[-1].end = dict(record)
-    return found
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from expbase.record.meter import json_value
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 
+_SHOWN = [f.name for f in fields(Run) if f.name not in ("config", "sessions")]  # by --json
 _WIDTH = 70  # of a cell; --json has all of it
 
 
@@ -30,17 +29,14 @@ def add_parser(tools: Any) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    now = time.time()
-    paths = find(args.dir, lambda e: print(f"{e.filename}: {e.strerror}", file=sys.stderr))
-    read = [read_run(path, str(path.relative_to(args.dir)), now) for path in paths]
-    runs = [run for run, _ in read]
+    runs = [read_run(path, str(path.relative_to(args.dir))) for path in find(args.dir)]
     for kind in {run.experiment for run in runs}:
-        of_kind = [(run, config) for run, config in read if run.experiment == kind]
-        for (run, _), own in zip(of_kind, differences([c for _, c in of_kind]), strict=True):
+        of_kind = [run for run in runs if run.experiment == kind]
+        for run, own in zip(of_kind, differences([r.config for r in of_kind]), strict=True):
             run.differs = own
     if args.json:
         for run in runs:
-            print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
+            print(json.dumps({name: json_value(getattr(run, name)) for name in _SHOWN}))
     elif runs:
         head = ["run", "experiment", "state", "iteration", "best", "loss", "age", "commit"]
         rows = [[*head, "differs in"], *map(_row, runs)]

@@ -22,8 +22,8 @@ _COPIED = (".py", ".yaml", ".md")  # no runs, no __pycache__
 def add_parser(tools: Any) -> None:
     add = add_tool(tools, main, "0, or 1 if there is such a folder already").add_argument
     add("dir", type=Path, metavar="DIR", help="the folder")
-    text = "the experiment (default: line)"
-    add("--from", dest="name", default="line", choices=_KNOWN, help=text)
+    names = f"the experiment: {', '.join(_KNOWN)} (default: line)"
+    add("--from", dest="name", default="line", choices=_KNOWN, metavar="NAME", help=names)
 
 
 def main(args: argparse.Namespace) -> int:

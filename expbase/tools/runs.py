@@ -4,7 +4,7 @@ Reads what the runs wrote, and asks for their locks without taking them: nothing
 other people's runs can be read, too. Damage becomes a note.
 
     for path in find(Path("runs")):
-        run, config = read_run(path, printable(str(path)), time.time())
+        run = read_run(path, printable(str(path)))
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Sequence
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
-from expbase.record.ledger import LEDGER, flat, last_start, read, sessions
-from expbase.record.meter import METRICS, metric_lines
+from expbase.record.ledger import LEDGER, flat
+from expbase.record.meter import METRICS, json_lines, metric_lines
 from expbase.record.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
 from expbase.state.validations import best_of
@@ -33,8 +33,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
-    """The output directories of runs at or below a folder, sorted; on_error gets what fails.
+def find(folder: Path) -> list[Path]:
+    """The output directories of runs at or below a folder, sorted.
 
     Raises:
         ValueError: There is no such folder.
@@ -43,13 +43,34 @@ def find(folder: Path, on_error: Callable[[OSError], None] | None = None) -> lis
         wrong = "is a file" if folder.exists() else "no such directory"
         raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
     found = []
-    for directory, names, files in os.walk(folder, onerror=on_error):
+    for directory, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
         # Two of them are enough: a damaged run may lack one.
         if len({CONFIG, LEDGER, _LOCK}.intersection(files)) > 1:
             found.append(Path(directory))
             names.clear()  # what is below belongs to the run
     return sorted(found)
+
+
+@dataclass
+class Session:
+    """What one process of the run noted in the ledger."""
+
+    start: dict[str, Any] = field(default_factory=dict)  # empty: another rank failed before
+    end: dict[str, Any] = field(default_factory=dict)  # empty: it is running, or was killed
+
+
+def sessions(path: Path) -> list[Session]:
+    """The starts of a run with their ends, in order; none if it has no ledger."""
+    found: list[Session] = []
+    for record in json_lines(path / LEDGER):
+        if record.get("event") == "start":
+            found.append(Session(record))
+        elif record.get("event") == "end":
+            if not found or found[-1].end:
+                found.append(Session())
+            found[-1].end = record
+    return found
 
 
 @dataclass
@@ -69,13 +90,13 @@ class Run:
     differs: dict[str, Any] = field(default_factory=dict)  # config values that others have not
     note: str = ""  # what could not be read
     experiment: str = ""  # its class; "": unknown
+    config: dict[str, Any] = field(default_factory=dict)  # of the last start, by full keys
+    sessions: list[Session] = field(default_factory=list)
 
 
-def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
-    """A run, and the config of its last start by full keys."""
+def read_run(path: Path, name: str) -> Run:
+    """What is known about the run of a directory."""
     run = Run(name)
-    records: list[dict[str, Any]] = []
-    config: dict[str, Any] = {}
     try:
         for line in metric_lines(path / METRICS, last=1 << 16):
             run.iteration = line["iteration"]
@@ -84,38 +105,36 @@ def read_run(path: Path, name: str, now: float) -> tuple[Run, dict[str, Any]]:
             run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
             with contextlib.suppress(Exception):  # a damaged file may hold anything
                 run.best_iteration, run.best = best_of(path)[0]
-        records = read(path / LEDGER)
-        config = flat(load_yaml(path / CONFIG))
+        run.sessions = sessions(path)
+        run.config = flat(load_yaml(path / CONFIG))
     except (OSError, ConfigError) as error:
         # One line; the path of the run is in its row already.
         run.note = " ".join(str(error).replace(f"{path}/", "").split())
-    start = last_start(records)
-    config = start.get("config", config)
-    run.max_iteration = config.get("training.max_iteration") or 0
+    start = next((session.start for session in reversed(run.sessions) if session.start), {})
+    run.config = start.get("config", run.config)
+    run.max_iteration = run.config.get("training.max_iteration") or 0
     code = start.get("git") or {}
     run.experiment = str(start.get("experiment", ""))
     run.commit = code.get("commit")
     run.dirty = bool(code.get("dirty"))
-    run.state = _state(path, records, has_begun=bool(run.iteration))
+    run.state = "running" if _is_locked(path / _LOCK) else _state(run)
     files = [file for file in (path / LEDGER, path / METRICS) if file.exists()]
+    now = time.time()
     newest = max((file.stat().st_mtime for file in files), default=now)
     run.age = max(round(now - newest, 1), 0.0)  # a clock may have been set back
-    return run, config
+    return run
 
 
-def _state(path: Path, records: Sequence[dict[str, Any]], *, has_begun: bool) -> str:
-    if _is_locked(path / _LOCK):
-        return "running"
-    if not (found := sessions(records)):
-        return "lost" if has_begun else "new"
-    start = found[-1].start
-    end = found[-1].end
-    if end is None:
+def _state(run: Run) -> str:
+    if not run.sessions:
+        return "lost" if run.iteration else "new"
+    last = run.sessions[-1]
+    if not last.end:
         return "lost"
-    if end.get("reason") == "finished":
+    if last.end.get("reason") == "finished":
         return "finished"
     states = dict.fromkeys((124, 129, 143), "preempted") | {0: "stopped", 130: "stopped"}
-    return states.get(end.get("exit_code", 1), "crashed" if start else "failed")
+    return states.get(last.end.get("exit_code", 1), "crashed" if last.start else "failed")
 
 
 def _is_locked(path: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import shlex
-import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 
 from expbase.config import differences
 from expbase.record.git import SOURCES
-from expbase.record.ledger import LEDGER, Session, read, sessions
+from expbase.record.ledger import LEDGER
 from expbase.record.run_dir import CONFIG
 from expbase.state import checkpoint
 from expbase.tools import add_tool
-from expbase.tools.runs import Run, printable, read_run
+from expbase.tools.runs import Run, Session, printable, read_run
 
 
 def add_parser(tools: Any) -> None:
@@ -32,51 +31,62 @@ def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueError(f"{path}: holds no run; expected the output directory of one.")
-    run, _ = read_run(path, str(path), time.time())
-    print("\n".join(describe(path, run, sessions(read(path / LEDGER)))))
+    print("\n".join(describe(path, read_run(path, str(path)))))
     return 0
 
 
-def describe(path: Path, run: Run, found: Sequence[Session]) -> Iterator[str]:
-    """What is known of a run, in lines of 80 columns as far as its words are short enough."""
+def describe(path: Path, run: Run) -> Iterator[str]:
+    """What is known of a run, line by line."""
     saved = checkpoint.listed(path / checkpoint.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
-    yield printable(str(path))
-    yield from _row("state", f"{run.state}, {run.iteration} iterations{limit}")
     newest = f", the newest {saved[-1].name}" if saved else ""
-    yield from _row("checkpoints", f"{len(saved) or 'none'}{newest}")
-    yield from _row("note", run.note)
+    yield printable(str(path))
+    yield from _rows(
+        {
+            "state": f"{run.state}, {run.iteration} iterations{limit}",
+            "checkpoints": f"{len(saved) or 'none'}{newest}",
+            "note": run.note,
+        }
+    )
     before: Mapping[str, Any] = {}
-    for number, session in enumerate(found, 1):
-        is_running = number == len(found) and run.state == "running"
-        yield ""
-        yield f"session {number} of {len(found)}: {_span(session, is_running)}"
-        if session.end is not None:
-            yield from _row("ended", "{reason}, exit code {exit_code}".format_map(session.end))
-        if session.start is not None:
-            yield from _start(session.start, before)
+    for number, session in enumerate(run.sessions, 1):
+        is_running = number == len(run.sessions) and run.state == "running"
+        yield f"\nsession {number} of {len(run.sessions)}: {_span(session, is_running)}"
+        if session.end:
+            ended = "{reason}, exit code {exit_code}".format_map(session.end)
+            yield from _rows({"ended": ended})
+        if session.start:
+            yield from _rows(_facts(session.start, before))
             before = session.start
 
 
-def _start(start: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """A start, and what differs from the one before it."""
-    yield from _row("restart", start.get("restart") or "")
-    yield from _row("resumed", start["resumed"] or "")
-    yield from _row("on", _machine(start))
-    yield from _row("code", _code(start["git"]))
+def _rows(facts: Mapping[str, str]) -> list[str]:
+    """The facts behind their names, without those that are not known."""
+    return [f"{name:<12}{printable(text)}" for name, text in facts.items() if text]
+
+
+def _facts(start: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of a start, and what differs from the one before it."""
+    facts = {
+        "restart": start.get("restart") or "",
+        "resumed": start["resumed"] or "",
+        "on": _machine(start),
+        "code": _code(start["git"]),
+    }
     for name in ("config", "packages", "environment") if before else ():
-        yield from _row(name, _changes(differences(before[name], start[name])))
+        facts[name] = _changes(differences(before[name], start[name]))
     if start["command"] != before.get("command", ()):
-        yield from _row("command", _command(start["command"]))
+        facts["command"] = _command(start["command"])
+    return facts
 
 
 def _span(session: Session, is_running: bool) -> str:
     """When a session was, how long it took, and which iterations it made."""
     start = session.start
     end = session.end
-    if start is None:
-        return f"failed before it began, {_clock(end or {})}"
-    if end is None:
+    if not start:
+        return f"failed before it began, {_clock(end)}"
+    if not end:
         how = "is running" if is_running else "killed: it noted no end"
         return f"{_clock(start)}, from iteration {start['iteration']}, {how}"
     length = datetime.timedelta(seconds=round(end["time"] - start["time"]))
@@ -109,11 +119,3 @@ def _code(git: Mapping[str, Any]) -> str:
 def _changes(pairs: Mapping[str, Sequence[Any]]) -> str:
     texts = {key: ["none" if v is None else str(v) for v in pairs[key]] for key in sorted(pairs)}
     return "; ".join(f"{key}: {' → '.join(pair)}" for key, pair in texts.items())
-
-
-def _row(name: str, text: str) -> list[str]:
-    """A fact behind its name; none without a text."""
-    # Between words alone: a path or an option that is broken in two cannot be copied.
-    folder = textwrap.TextWrapper(80, f"{name:<12}", " " * 12, break_long_words=False)
-    folder.break_on_hyphens = False
-    return folder.wrap(printable(text)) if text else []
