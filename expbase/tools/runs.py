@@ -10,9 +10,7 @@ other people's runs can be read, too. Damage becomes a note.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,11 +136,12 @@ def _state(run: Run) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock; the lock is asked for and not taken."""
-    try:
-        with path.open("rb") as file:
-            question = struct.pack("hhqqi", fcntl.F_WRLCK, 0, 0, 0, 0)
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
-    except OSError:
+    """Whether another process holds the lock, which is asked for and not taken."""
+    if not os.access(path, os.R_OK):
         return False
-    return bool(struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK)
+    with path.open("rb") as file:
+        try:
+            os.lockf(file.fileno(), os.F_TEST, 0)
+        except PermissionError:
+            return True
+    return False
