@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,11 +31,10 @@ from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
 
 
-def record_files(folders: Sequence[Path], copies: Path) -> dict[Path, Path]:
-    """The record files of the runs at and below folders, by the paths of their copies."""
-    top = os.path.commonpath(folders)
-    runs = {run for folder in folders for run in find(folder)}
-    files = {copies / run.relative_to(top) / FILE_NAME: run / FILE_NAME for run in runs}
+def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
+    """The record files of the runs at and below a folder, by the paths of their copies."""
+    runs = find(folder)
+    files = {copies / run.relative_to(folder) / FILE_NAME: run / FILE_NAME for run in runs}
     return {copy: path for copy, path in files.items() if os.access(path, os.R_OK)}
 
 
@@ -71,9 +70,9 @@ def _whole_records(file: BinaryIO) -> Iterator[bytes]:
         yield head + file.read(length)
 
 
-def show(folders: Sequence[Path], copies: Path, host: str, port: int) -> None:
+def show(folder: Path, copies: Path, host: str, port: int) -> None:
     """Runs VisualDL's own command, and adds new records, until new copies must be made."""
-    update(record_files(folders, copies), copies)
+    update(record_files(folder, copies), copies)
     # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
     # read up to 20 s ago. Without -L it answers some browsers with an error.
     command = [sys.executable, "-m", "visualdl.server.app", f"--logdir={copies.name}",
@@ -90,7 +89,7 @@ def show(folders: Sequence[Path], copies: Path, host: str, port: int) -> None:
         )  # fmt: skip
     try:
         while server.poll() is None:
-            files = record_files(folders, copies)
+            files = record_files(folder, copies)
             _stop(server)  # while copies grow
             if not update(files, copies):
                 return
@@ -113,37 +112,33 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 def add_parser(tools: Any) -> None:
     codes = "0 Ctrl-C, 143 SIGTERM, 1 if there are no runs, or the port or the host cannot be had"
     add = add_tool(tools, main, codes).add_argument
-    add("dirs", type=Path, nargs="+", metavar="DIR", help="a directory with runs in it, or a run")
+    add("dir", type=Path, metavar="DIR", help="a directory with runs in it, or a run")
     add("--host", default="127.0.0.1", help="address of this machine (default: 127.0.0.1, so "
         "nobody else can look; 0.0.0.0: everybody who reaches the machine can)")  # fmt: skip
     add("--port", type=int, default=8040, help="default: 8040; 0: any free one")
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, or any free one for 0. On a port in use VisualDL says that it runs, and hangs.
+    """The port, or any free one for 0; an OSError if it cannot be had.
 
-    Raises:
-        ValueError: It cannot be had.
+    On a port in use VisualDL says that it runs, and hangs.
     """
-    try:
-        with socket.create_server((host, port)) as tried:
-            return int(tried.getsockname()[1])
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"--host {host} --port {port}: {error}. Port 0 finds one.") from error
+    with socket.create_server((host, port)) as tried:
+        return int(tried.getsockname()[1])
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the tool until a signal ends it."""
-    folders = [folder.resolve() for folder in args.dirs]
+    folder = args.dir.resolve()
     with (
         ended_by_signals(ctrl_c=0),
         tempfile.TemporaryDirectory(prefix="expbase-board-") as directory,
     ):
-        copies = Path(directory, Path(os.path.commonpath(folders)).name or "runs")
-        if not record_files(folders, copies):
+        copies = Path(directory, folder.name)
+        if not record_files(folder, copies):
             raise ValueError(
-                f"no runs with VisualDL records below {', '.join(map(str, folders))}. A run has "
-                "some as soon as it has logged a line."
+                f"no runs with VisualDL records below {folder}. A run has some as soon as it has "
+                "logged a line."
             )
         port = free_port(args.host, args.port)
         page = f"{port}/app/scalar"  # /app would open the page of graphs
@@ -151,5 +146,5 @@ def main(args: argparse.Namespace) -> int:
         print(f"http://{args.host}:{page} (Ctrl-C ends it)")
         print(f"from another machine: {tunnel}, then http://127.0.0.1:{page}", flush=True)
         while True:
-            show(folders, copies, args.host, port)
+            show(folder, copies, args.host, port)
             shutil.rmtree(copies)
