@@ -72,9 +72,9 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("no", "no/metrics.jsonl: does not exist; expected the output directory of a run"),
-        ("empty", "empty/metrics.jsonl: holds no metrics; expected the output directory of a run"),
-        ("run --smooth 1", "--smooth: 1.0 given; expected 0 or more, and below 1"),
+        ("no", "no/metrics.jsonl: no metrics; expected the output directory of a run"),
+        ("empty", "empty/metrics.jsonl: no metrics; expected the output directory of a run"),
+        ("run --smooth 1", "alpha must satisfy: 0 < alpha <= 1"),
         ("run --output no/such/a.png", "[Errno 2] No such file or directory: 'no/such/a.png'"),
         ("run --output a.jp", "Format 'jp' is not supported (supported formats: "),
         ("run --metrics los", "--metrics: 'los' given; expected some of train/a, speed/b"),

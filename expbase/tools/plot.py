@@ -22,7 +22,7 @@ def curves(run: Path) -> dict[str, Curve]:
     """The curves of a run by the names of the metrics; only finite numbers are points.
 
     Raises:
-        ValueError: It has no metrics.jsonl, or nothing in it.
+        ValueError: It has no metrics.jsonl, or no numbers in it.
     """
     path = run / METRICS
     found: dict[str, Curve] = {}
@@ -31,9 +31,8 @@ def curves(run: Path) -> dict[str, Curve]:
             if "/" in name and not isinstance(value, str):  # "nan", "inf"
                 found.setdefault(name, {})[line["iteration"]] = value
     if not found:
-        what = "holds no metrics" if path.is_file() else "does not exist"
         raise ValueError(
-            f"{path}: {what}; expected the output directory of a run that has logged something."
+            f"{path}: no metrics; expected the output directory of a run that has logged something."
         )
     return found
 
@@ -104,10 +103,8 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def main(args: argparse.Namespace) -> int:
-    if not 0 <= args.smooth < 1:
-        raise ValueError(f"--smooth: {args.smooth} given; expected 0 or more, and below 1.")
     found = {str(run): curves(run) for path in args.runs for run in _runs_at(path)}
     figure = draw(found, chosen(found.values(), args.metrics), args.smooth)
-    figure.savefig(args.output, format=args.output.suffix[1:] or "png", dpi=120)
+    figure.savefig(args.output, dpi=120)
     print(printable(str(args.output)))
     return 0
