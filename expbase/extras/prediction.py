@@ -6,7 +6,7 @@ An experiment that has this mixin, `class Experiment(Prediction, ExperimentBase)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -115,10 +115,9 @@ def split(outputs: Any) -> list[Any]:
         ValueError: Its parts have different lengths.
     """
     if isinstance(outputs, Mapping):
-        return [dict(zip(outputs, row, strict=True)) for row in _rows(outputs.values())]
+        return [dict(zip(outputs, row, strict=True)) for row in split((*outputs.values(),))]
     if isinstance(outputs, tuple):
-        make = getattr(outputs, "_make", tuple)  # a named one stays so
-        return [make(row) for row in _rows(outputs)]
+        return list(zip(*map(split, outputs), strict=True))
     if isinstance(outputs, list):
         return [_plain(value) for value in outputs]
     array = to_numpy(outputs) if isinstance(outputs, paddle.Tensor) else outputs
@@ -128,16 +127,6 @@ def split(outputs: Any) -> list[Any]:
             "its first axis, a mapping or tuple of them, or a list with one entry per sample."
         )
     return list(array)
-
-
-def _rows(parts: Iterable[Any]) -> list[tuple[Any, ...]]:
-    columns = [split(part) for part in parts]
-    if len({*map(len, columns)}) > 1:
-        raise ValueError(
-            f"predict_batch: returned parts of {[*map(len, columns)]} results; expected as many "
-            "in each as there are samples."
-        )
-    return list(zip(*columns, strict=True))
 
 
 def _plain(value: Any) -> Any:
