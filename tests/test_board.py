@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forks
@@ -233,26 +232,6 @@ def test_a_run_is_named_by_its_path_below_the_folder(tmp_path: Path) -> None:
     for folder, names in (("runs/a", {"."}), ("runs", {"a", "b/c"})):
         found = record_files(tmp_path / folder, tmp_path)
         assert {str(copy.parent.relative_to(tmp_path)) for copy in found} == names
-
-
-def test_visualdl_is_stopped_while_copies_grow(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = subprocess.Popen(["sleep", "100"])
-    process = psutil.Process(server.pid)
-    was_stopped: list[bool] = []
-
-    def updated(*given: Any) -> bool:
-        was_stopped.append(process.status() == "stopped")
-        return len(was_stopped) < 3
-
-    goes_on = SimpleNamespace(sleep=lambda _: wait_until(lambda: process.status() != "stopped"))
-    monkeypatch.setattr(board, "update", updated)
-    monkeypatch.setattr(board, "time", goes_on)
-    monkeypatch.setattr(subprocess, "Popen", lambda *command, **options: server)
-    board.show(path.parents[1], tmp_path / "copies", "127.0.0.1", 0)
-    assert was_stopped == [False, True, True]  # the first one is before it is started
-    assert server.returncode == -signal.SIGKILL
 
 
 # --- errors ----------------------------------------------------------------------------------

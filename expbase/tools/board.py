@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -47,7 +46,8 @@ def update(files: dict[Path, Path], copies: Path) -> bool:
 def _extend(copy: Path, path: Path) -> bool:
     """Appends the new whole records of a file to its copy; False if it does not begin with it."""
     copy.parent.mkdir(parents=True, exist_ok=True)
-    with copy.open("a+b") as copied, path.open("rb") as file:
+    # Without a buffer a record is one write, of which VisualDL does not see half.
+    with copy.open("a+b", buffering=0) as copied, path.open("rb") as file:
         size = copied.tell()
         start = max(size - 256, 0)
         copied.seek(start)
@@ -89,24 +89,13 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
         )  # fmt: skip
     try:
         while server.poll() is None:
-            files = record_files(folder, copies)
-            _stop(server)  # while copies grow
-            if not update(files, copies):
+            if not update(record_files(folder, copies), copies):
                 return
-            server.send_signal(signal.SIGCONT)
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(f"VisualDL ended with exit code {server.returncode}: {said}")
     finally:
         kill(server)
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Stops VisualDL. One write is not one step for a reader, which may see the first half only."""
-    os.kill(server.pid, signal.SIGSTOP)
-    # It may still be inside a read: wait until it has stopped. If it has ended instead, WNOWAIT
-    # leaves its exit code for `poll`.
-    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def add_parser(tools: Any) -> None:
