@@ -9,17 +9,18 @@ import argparse
 import datetime
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from expbase.config import differences
-from expbase.record.git import SOURCES
 from expbase.record.ledger import LEDGER
 from expbase.record.run_dir import CONFIG
 from expbase.state import checkpoint
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, Session, printable, read_run
+
+_FACTS = ("host", "device", "ranks", "python", "git", "config", "packages", "environment")
 
 
 def add_parser(tools: Any) -> None:
@@ -31,7 +32,8 @@ def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueError(f"{path}: holds no run; expected the output directory of one.")
-    print("\n".join(describe(path, read_run(path, str(path)))))
+    for line in describe(path, read_run(path, str(path))):
+        print(printable(line))
     return 0
 
 
@@ -40,44 +42,34 @@ def describe(path: Path, run: Run) -> Iterator[str]:
     saved = checkpoint.listed(path / checkpoint.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     newest = f", the newest {saved[-1].name}" if saved else ""
-    yield printable(str(path))
-    yield from _rows(
-        {
-            "state": f"{run.state}, {run.iteration} iterations{limit}",
-            "checkpoints": f"{len(saved) or 'none'}{newest}",
-            "note": run.note,
-        }
-    )
-    before: Mapping[str, Any] = {}
+    yield str(path)
+    yield f"state: {run.state}, {run.iteration} iterations{limit}"
+    yield f"checkpoints: {len(saved) or 'none'}{newest}"
+    if run.note:
+        yield f"note: {run.note}"
+    before: dict[str, Any] = {}
     for number, session in enumerate(run.sessions, 1):
         is_running = number == len(run.sessions) and run.state == "running"
-        yield f"\nsession {number} of {len(run.sessions)}: {_span(session, is_running)}"
+        yield ""
+        yield f"session {number} of {len(run.sessions)}: {_span(session, is_running)}"
         if session.end:
-            ended = "{reason}, exit code {exit_code}".format_map(session.end)
-            yield from _rows({"ended": ended})
+            yield "ended: {reason}, exit code {exit_code}".format_map(session.end)
+        for name in ("restart", "resumed"):
+            if session.start.get(name):
+                yield f"{name}: {session.start[name]}"
         if session.start:
-            yield from _rows(_facts(session.start, before))
-            before = session.start
+            yield f"command: {shlex.join(['python', *(session.start.get('command') or ())])}"
+            facts = {name: session.start.get(name) for name in _FACTS}
+            for key, (old, new) in differences(before or _unsaid(facts), facts).items():
+                yield f"{key}: {new}" if old is None else f"{key}: {old} → {new}"
+            before = facts
 
 
-def _rows(facts: Mapping[str, str]) -> list[str]:
-    """The facts behind their names, without those that are not known."""
-    return [f"{name:<12}{printable(text)}" for name, text in facts.items() if text]
-
-
-def _facts(start: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, str]:
-    """What is known of a start, and what differs from the one before it."""
-    facts = {
-        "restart": start.get("restart") or "",
-        "resumed": start["resumed"] or "",
-        "on": _machine(start),
-        "code": _code(start["git"]),
-    }
-    for name in ("config", "packages", "environment") if before else ():
-        facts[name] = _changes(differences(before[name], start[name]))
-    if start["command"] != before.get("command", ()):
-        facts["command"] = _command(start["command"])
-    return facts
+def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not shown of the first start: there is much of it, and the ledger has it."""
+    packages = facts["packages"] or {}
+    others = {name: packages[name] for name in packages if not name.startswith("paddlepaddle")}
+    return {"config": facts["config"], "environment": facts["environment"], "packages": others}
 
 
 def _span(session: Session, is_running: bool) -> str:
@@ -95,27 +87,3 @@ def _span(session: Session, is_running: bool) -> str:
 
 def _clock(record: Mapping[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["time"]))
-
-
-def _machine(start: Mapping[str, Any]) -> str:
-    device = start["device"]
-    packages = start["packages"].items()
-    versions = [f"{name} {v}" for name, v in packages if name.startswith("paddlepaddle")]
-    where = f"{start['host']}, {device['name']} ({device['model']}), ranks: {start['ranks']}"
-    return ", ".join([where, f"python {start['python']}", *versions])
-
-
-def _command(words: Iterable[str] | None) -> str:
-    return "no script" if words is None else shlex.join(["python", *words])
-
-
-def _code(git: Mapping[str, Any]) -> str:
-    text = git.get("commit", "")[:7] + (f" ({git['branch']})" if git.get("branch") else "")
-    if git.get("dirty"):
-        text += " with changes" + (f": {SOURCES}/{git['state']}.diff" if git["state"] else "")
-    return "; ".join(part for part in (text, git.get("note")) if part)
-
-
-def _changes(pairs: Mapping[str, Sequence[Any]]) -> str:
-    texts = {key: ["none" if v is None else str(v) for v in pairs[key]] for key in sorted(pairs)}
-    return "; ".join(f"{key}: {' → '.join(pair)}" for key, pair in texts.items())
