@@ -99,7 +99,7 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
 
 
 def add_parser(tools: Any) -> None:
-    codes = "0 Ctrl-C, 143 SIGTERM, 1 if there are no runs, or the port or the host cannot be had"
+    codes = "130 Ctrl-C, 143 SIGTERM, 1 if there are no runs, or no such port or host"
     add = add_tool(tools, main, codes).add_argument
     add("dir", type=Path, metavar="DIR", help="a directory with runs in it, or a run")
     add("--host", default="127.0.0.1", help="address of this machine (default: 127.0.0.1, so "
@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
     """Runs the tool until a signal ends it."""
     folder = args.dir.resolve()
     with (
-        ended_by_signals(ctrl_c=0),
+        ended_by_signals(),
         tempfile.TemporaryDirectory(prefix="expbase-board-") as directory,
     ):
         copies = Path(directory, folder.name)

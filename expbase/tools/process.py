@@ -11,19 +11,19 @@ import psutil
 
 from expbase.ranks.processes import handling, remove_left_files
 
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
 
 @contextlib.contextmanager
-def ended_by_signals(ctrl_c: int = 130) -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Makes the first signal in the block raise SystemExit; later ones are ignored."""
-    codes: dict[int, int] = {signal.SIGHUP: 129, signal.SIGINT: ctrl_c, signal.SIGTERM: 143}
 
     def end(number: int, frame: object) -> None:
-        for other in codes:  # nothing may interrupt the cleaning up
+        for other in _SIGNALS:  # nothing may interrupt the cleaning up
             signal.signal(other, signal.SIG_IGN)
-        raise SystemExit(codes[number])
+        raise SystemExit(128 + number)
 
-    # What is ignored stays so: SIGHUP under nohup.
-    with handling({n: end for n in codes if signal.getsignal(n) != signal.SIG_IGN}):
+    with handling(dict.fromkeys(_SIGNALS, end)):
         yield
 
 
