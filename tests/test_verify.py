@@ -276,7 +276,7 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
     ("words", "text"),
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
-        ([__file__, "--output", str(TESTS)], "is not empty; remove it, or name a new one"),
+        ([__file__, "--output", str(TESTS)], f"File exists: '{TESTS}'"),
         ([__file__, "--output", "file"], "File exists: 'file'"),
     ],
 )

@@ -38,8 +38,7 @@ def find(folder: Path) -> list[Path]:
         ValueError: There is no such folder.
     """
     if not folder.is_dir():
-        wrong = "is a file" if folder.exists() else "no such directory"
-        raise ValueError(f"{folder}: {wrong}; expected a directory with runs in it.")
+        raise ValueError(f"{folder}: no such directory; expected one with runs in it.")
     found = []
     for directory, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]

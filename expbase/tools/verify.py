@@ -48,7 +48,6 @@ _CAUSES = {
 def add_parser(tools: Any) -> None:
     parser = add_tool(tools, main, "0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM")
     parser.usage = "%(prog)s [options] script --output DIR [-- WORDS]"
-    parser.set_defaults(user_errors=(OSError, ValueError, RuntimeError))
     add = parser.add_argument
     add("script", type=Path, help="your train.py")
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
@@ -60,9 +59,7 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
-    args.output.mkdir(parents=True, exist_ok=True)
-    if any(args.output.iterdir()):
-        raise ValueError(f"--output: {args.output} is not empty; remove it, or name a new one.")
+    args.output.mkdir(parents=True)  # what was there before could not be compared
     straight = Side(args, "straight")
     killed = Side(args, "killed")
     with ended_by_signals():
@@ -119,7 +116,7 @@ class Side:
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Runs it to its end; a RuntimeError if that is none that can be compared."""
+        """Runs it to its end; a ValueError if that is none that can be compared."""
         self.start()
         try:
             code = self.process.wait()
@@ -127,9 +124,9 @@ class Side:
             kill(self.process)
         if code:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
+            raise ValueError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
-            raise RuntimeError(
+            raise ValueError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
                 "that makes one experiment, in its own process, with --output as its directory."
             )
@@ -148,7 +145,7 @@ class Side:
             finally:
                 kill(self.process)
             if not killed_path(self.directory).exists():
-                raise RuntimeError(f"the run ended before it was killed; see {self._stderr}.")
+                raise ValueError(f"the run ended before it was killed; see {self._stderr}.")
             print(f"  killed {kind}", flush=True)
         self.finish()
 
