@@ -238,10 +238,10 @@ def _checkpoints_in(source: Path, which: str) -> list[str]:
     """What to load one after the other, as load_checkpoint names it; "" is a file of weights."""
     if source.is_file():
         return [""]
-    if which != "all" or (source / checkpoint.MANIFEST).exists():  # or one checkpoint alone
+    if which != "all":
         return [which]
     found = [checkpoint.iteration_of(p) for p in checkpoint.listed(source / checkpoint.FOLDER)]
-    return [str(iteration) for iteration in found] or ["last"]  # there is none: loading says so
+    return [str(iteration) for iteration in found] or ["last"]  # a checkpoint itself, or an error
 
 
 # --- the tool --------------------------------------------------------------------------------
