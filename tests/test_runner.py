@@ -215,6 +215,15 @@ def test_an_infer_runner_takes_the_test_data_and_of_a_file_what_fits(workspace: 
         runner.execute(describe(workspace, text + "false}"))
 
 
+def test_all_checkpoints_of_a_checkpoint_are_that_one(workspace: Path) -> None:
+    look = "- {name: look, class: infer, checkpoints: all, init_model_path: "
+    path = "{output}/first/checkpoints/step-00000002"
+    (workspace / "c.yaml").write_text(f'{YAML}{look}"{path}"}}\n')
+    assert main(["run", str(workspace / "c.yaml")]) == 0
+    (line,) = (workspace / "runs/look/results.jsonl").read_text().splitlines()
+    assert json.loads(line)["iteration"] == 2
+
+
 def test_nprocs_starts_the_file_in_so_many_processes(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
