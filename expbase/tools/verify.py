@@ -198,8 +198,8 @@ def _difference_in_notes(straight: Side, killed: Side) -> str:
             reference = expected.get(note["iteration"], {})
             for order, (field, cause) in enumerate(_CAUSES.items()):
                 if names := differences({"": note[field]}, {"": reference.get(field)}):
-                    told = ", ".join(name.removeprefix(".") for name in names)
-                    found.append((note["iteration"], order, cause.format(names=told)))
+                    which = ", ".join(name.removeprefix(".") for name in names)
+                    found.append((note["iteration"], order, cause.format(names=which)))
     if not found:
         return ""
     iteration, _, text = min(found)
