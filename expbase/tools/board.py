@@ -3,7 +3,7 @@
 Starts VisualDL's own command over copies of the runs' record files, in a temporary directory. A
 copy holds whole records only: VisualDL fails at the half record that a killed run leaves. Every
 second the new records are added. VisualDL cannot forget what it has read: when a resumed run has
-cut its file back, or a run was removed, VisualDL is started again over new copies.
+cut its file back, VisualDL is started again over new copies. Until then a removed run stays.
 
 The runs' files are only read, and the pages load nothing from the network.
 """
@@ -37,10 +37,9 @@ def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
     return {copy: path for copy, path in files.items() if os.access(path, os.R_OK)}
 
 
-def update(files: dict[Path, Path], copies: Path) -> bool:
-    """Adds the records that are new; false if the copies hold what is not in the files any more."""
-    is_gone = any(copy not in files for copy in copies.rglob(FILE_NAME))
-    return not is_gone and all(_extend(copy, path) for copy, path in files.items())
+def update(files: dict[Path, Path]) -> bool:
+    """Adds the records that are new; false if a copy holds what is not in its file any more."""
+    return all(_extend(copy, path) for copy, path in files.items())
 
 
 def _extend(copy: Path, path: Path) -> bool:
@@ -72,7 +71,7 @@ def _whole_records(file: BinaryIO) -> Iterator[bytes]:
 
 def show(folder: Path, copies: Path, host: str, port: int) -> None:
     """Runs VisualDL's own command, and adds new records, until new copies must be made."""
-    update(record_files(folder, copies), copies)
+    update(record_files(folder, copies))
     # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
     # read up to 20 s ago. Without -L it answers some browsers with an error.
     command = [sys.executable, "-m", "visualdl.server.app", f"--logdir={copies.name}",
@@ -89,7 +88,7 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
         )  # fmt: skip
     try:
         while server.poll() is None:
-            if not update(record_files(folder, copies), copies):
+            if not update(record_files(folder, copies)):
                 return
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]

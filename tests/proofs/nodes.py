@@ -32,10 +32,11 @@ from pathlib import Path
 
 from compare import differences
 
-from expbase.ranks.processes import LAUNCHER, die_with_parent
+from expbase.ranks.processes import die_with_parent
 from expbase.state import checkpoint
 
 NET = Path(__file__).with_name("net.py")
+LAUNCHER = "paddle.distributed.launch"
 LONG_SECONDS = 300.0  # that nothing here takes
 HANG_SECONDS = 8
 # From the moment of a fault until all who are left have ended: their launchers take 4 s of it.
