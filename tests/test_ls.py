@@ -15,7 +15,7 @@ from tiny import Tiny, make, trained
 
 from expbase.__main__ import main
 from expbase.extras.mixins import GradientClipping
-from expbase.tools.runs import find, read_run
+from expbase.tools.runs import find, metric_lines, read_run
 
 
 class Broken(Tiny):
@@ -247,3 +247,11 @@ def test_a_start_that_only_looks_is_no_start_of_the_run(tmp_path: Path) -> None:
     exp.close()
     assert (tmp_path / "run/ledger.jsonl").read_text() == before
     assert read_run(tmp_path / "run", "run").state == "finished"
+
+
+def test_a_line_of_metrics_has_an_iteration_and_no_parts(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"iteration": 1, "a": 2}\n{"iteration": [1]}\n{"a": 1}\n{"iteration": 2, "a": {}}'
+    )
+    assert [*metric_lines(tmp_path)] == [{"iteration": 1, "a": 2}]

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.record.meter import Meter, MetricsFile, json_lines, line, metric_lines, short
+from expbase.record.meter import Meter, MetricsFile, json_lines, line, short
 
 
 @pytest.fixture(params=["cpu", "device"])
@@ -192,14 +192,6 @@ def test_a_torn_line_and_one_that_is_no_object_are_skipped(tmp_path: Path) -> No
     file.unlink()
     os.mkfifo(file)
     assert [*json_lines(file)] == []
-
-
-def test_a_line_of_metrics_has_an_iteration_and_no_parts(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text(
-        '{"iteration": 1, "a": 2}\n{"iteration": [1]}\n{"a": 1}\n{"iteration": 2, "a": {}}'
-    )
-    assert [*metric_lines(file)] == [{"iteration": 1, "a": 2}]
 
 
 def test_a_speed_has_three_digits_or_all_before_the_point() -> None:

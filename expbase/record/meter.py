@@ -192,14 +192,6 @@ def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def metric_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Those of a metrics.jsonl: an `iteration`, and numbers or texts by name."""
-    for line in json_lines(path, last):
-        has_parts = any(isinstance(value, (dict, list)) for value in line.values())
-        if isinstance(line.get("iteration"), int) and not has_parts:
-            yield line
-
-
 def json_value(value: Any) -> Any:
     """A number for JSON; one that is not finite as a text ("nan", "inf")."""
     value = value.item() if hasattr(value, "item") else value

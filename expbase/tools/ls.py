@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,7 @@ def add_parser(tools: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     runs = [read_run(path, str(path.relative_to(args.dir))) for path in find(args.dir)]
-    for kind in {run.experiment for run in runs}:
-        of_kind = [run for run in runs if run.experiment == kind]
-        for run, own in zip(of_kind, differences([r.config for r in of_kind]), strict=True):
-            run.differs = own
+    find_differences(runs)
     if args.json:
         for run in runs:
             print(json.dumps({name: json_value(getattr(run, name)) for name in _SHOWN}))
@@ -49,11 +47,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each config the values that are not the same in all that have such a key."""
-    keys = dict.fromkeys(key for config in configs for key in config)
-    varying = [k for k in keys if len({repr(c[k]) for c in configs if k in c}) > 1]
-    return [{key: config[key] for key in varying if key in config} for config in configs]
+def find_differences(runs: Sequence[Run]) -> None:
+    """Notes of each run the config values that are others in another run of its experiment."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in runs:
+        for key, value in run.config.items():
+            values[run.experiment, key].add(repr(value))
+    for run in runs:
+        for key, value in run.config.items():
+            if len(values[run.experiment, key]) > 1:
+                run.differs[key] = value
 
 
 def _row(run: Run) -> list[str]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.record.meter import METRICS, metric_lines
+from expbase.record.meter import METRICS
 from expbase.tools import add_tool
-from expbase.tools.runs import find, printable
+from expbase.tools.runs import find, metric_lines, printable
 
 Curve = dict[int, float]  # value by iteration
 
@@ -26,7 +26,7 @@ def curves(run: Path) -> dict[str, Curve]:
     """
     path = run / METRICS
     found: dict[str, Curve] = {}
-    for line in metric_lines(path):
+    for line in metric_lines(run):
         for name, value in line.items():
             if "/" in name and not isinstance(value, str):  # "nan", "inf"
                 found.setdefault(name, {})[line["iteration"]] = value

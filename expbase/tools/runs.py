@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
 from expbase.record.ledger import LEDGER, flat
-from expbase.record.meter import METRICS, json_lines, metric_lines
+from expbase.record.meter import METRICS, json_lines
 from expbase.record.run_dir import CONFIG, LOCK
 from expbase.state import checkpoint
 from expbase.state.validations import best_of
@@ -47,6 +48,14 @@ def find(folder: Path) -> list[Path]:
             found.append(Path(directory))
             names.clear()  # what is below belongs to the run
     return sorted(found)
+
+
+def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, or of its last bytes: numbers and texts by name."""
+    for line in json_lines(run / METRICS, last):
+        has_parts = any(isinstance(value, (dict, list)) for value in line.values())
+        if isinstance(line.get("iteration"), int) and not has_parts:
+            yield line
 
 
 @dataclass
@@ -95,7 +104,7 @@ def read_run(path: Path, name: str) -> Run:
     """What is known about the run of a directory."""
     run = Run(name)
     try:
-        for line in metric_lines(path / METRICS, last=1 << 16):
+        for line in metric_lines(path, last=1 << 16):
             run.iteration = line["iteration"]
             run.loss = line.get("train/loss", run.loss)
         if saved := checkpoint.listed(path / checkpoint.FOLDER):

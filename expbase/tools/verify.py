@@ -22,12 +22,13 @@ from typing import Any
 
 from expbase.cli import count
 from expbase.config import differences
-from expbase.record.meter import METRICS, json_lines, metric_lines
+from expbase.record.meter import json_lines
 from expbase.state import checkpoint
 from expbase.state.snapshot import STATE_FILE
 from expbase.tools import add_tool
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill
+from expbase.tools.runs import metric_lines
 
 _DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
 # Fields of a note, with the cause that a first difference there points at.
@@ -168,7 +169,7 @@ class Side:
         """All logged numbers but times and speeds, by name and iteration, in their order."""
         return {
             f"{name} at iteration {line['iteration']}": value
-            for line in metric_lines(self.directory / METRICS)
+            for line in metric_lines(self.directory)
             for name, value in line.items()
             if name not in ("iteration", "time") and not name.startswith("speed/")
         }
