@@ -240,13 +240,36 @@ def test_a_run_that_is_too_fast_for_its_kill_is_killed_at_its_end(
     before = {*threading.enumerate()}
     with put_in_front(Verified):
         trained(Tiny, tmp_path / "run", max_iteration=6)
-    (timer,) = [
-        one for one in {*threading.enumerate()} - before if isinstance(one, threading.Timer)
-    ]
+    (timer,) = [t for t in {*threading.enumerate()} - before if isinstance(t, threading.Timer)]
     assert not timer.daemon  # so Python waits for it at the end of the process
     timer.join()
     assert died == [(os.getpid(), signal.SIGKILL)]
-    assert (tmp_path / "run.killed").exists()
+    assert (tmp_path / "run.killed").read_text() == "at a random moment"
+
+
+WITHOUT_VALID = """
+from expbase import ExperimentBase, main
+
+class Experiment(Tiny):
+    valid = ExperimentBase.valid
+
+    @classmethod
+    def default_config(cls):
+        config = super().default_config()
+        config.training.valid_interval = 0
+        return config
+
+if __name__ == "__main__":
+    main(Experiment)
+"""
+
+
+def test_an_experiment_that_does_not_validate_is_killed_at_other_moments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(tmp_path, WITHOUT_VALID, "--kills", "2") == 0
+    killed = re.findall("killed (.*)", capsys.readouterr().out)
+    assert killed == ["inside a save", "at a random moment"]
 
 
 def test_a_script_in_two_processes_is_killed_in_both(

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import os
 import runpy
 import signal
@@ -44,9 +45,9 @@ KINDS = ("inside a save", "inside a validation", "at a random moment")  # of kil
 class Work:
     """What there is to do; an object, since plain values on an experiment are its state."""
 
-    kill: str  # the one that is still to come
-    at: int
-    delay: float
+    kill: str  # of KINDS; "": none
+    at: float  # from which iteration on
+    delay: float  # seconds
     note: dict[str, Any] = field(default_factory=dict)  # of the update under way
 
 
@@ -58,10 +59,12 @@ class Verified(ExperimentBase):
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         plan = json.loads(os.environ[PLAN])
-        config = fill({**fill(type(self).default_config()), **config})
+        config = fill(config)
         config.training.update(plan.pop("training"))
         if super().valid.__func__ is ExperimentBase.valid:  # type: ignore[attr-defined]
             config.training.valid_interval = 0
+            if plan["kill"] == "inside a validation":
+                plan["kill"] = "at a random moment"
         super().__init__(config, argparse.Namespace(**{**vars(args), "device": "cpu"}))
         self.verifying = Work(**plan)
 
@@ -70,11 +73,12 @@ class Verified(ExperimentBase):
         work = self.verifying
         is_time = self.rank == 0 and work.kill == kind and self.iteration >= work.at
         if is_time:
-            work.kill = ""
+            work.at = math.inf  # once
         return is_time
 
     def _die(self) -> None:
-        killed_path(self.output_dir).touch()
+        kind = self.verifying.kill.encode()
+        checkpoint.write_single_file(killed_path(self.output_dir), [kind])
         os.kill(os.getpid(), signal.SIGKILL)
 
     @on("on_train_batch_begin")
@@ -134,7 +138,7 @@ def notes_path(output: Path, rank: int) -> Path:
 
 
 def killed_path(output: Path) -> Path:
-    """A file that is made right before the kill."""
+    """A file with the kind of the kill, which is made right before it."""
     return output.with_name(f"{output.name}.killed")
 
 

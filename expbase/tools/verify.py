@@ -147,7 +147,7 @@ class Side:
                 kill(self.process)
             if not killed_path(self.directory).exists():
                 raise ValueError(f"the run ended before it was killed; see {self._stderr}.")
-            print(f"  killed {kind}", flush=True)
+            print(f"  killed {killed_path(self.directory).read_text()}", flush=True)
         self.finish()
 
     def files(self) -> dict[str, str]:
