@@ -319,13 +319,13 @@ def test_a_head_can_be_shared(tmp_path: Path) -> None:
     assert exp.model.heads["one"].head_name == "one"
 
 
-def test_a_task_of_a_head_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_task_of_a_head_that_is_not_there_is_named_when_it_is_drawn(tmp_path: Path) -> None:
     class Wrong(Several):
         def setup_tasks(self, _: Any) -> None:
             super().setup_tasks({"a": Task("no")})
 
     with pytest.raises(ValueError, match="head 'no': not in the model, which has one, other"):
-        make(Wrong, tmp_path).setup()
+        trained(Wrong, tmp_path)
 
 
 def test_predict_head_gives_all_results_and_writes_them(tmp_path: Path) -> None:

@@ -73,13 +73,7 @@ class MultiHead(Prediction):
         return config
 
     def setup_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Names the tasks; call it in setup_model.
-
-        Raises:
-            ValueError: A task has a head that the model has not.
-        """
-        for task in tasks.values():
-            self.unwrap(self.model).find_head(task.head)
+        """Names the tasks; call it in setup_model."""
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
