@@ -486,6 +486,14 @@ def test_a_stage_that_hides_something_is_refused(workspace: Path) -> None:
         describe(workspace, YAML + stage_lines("startup"))
 
 
+def test_stages_that_hide_something_of_each_other_are_refused(workspace: Path) -> None:
+    for name in ("startup", "instance"):
+        text = f"{STAGES[name]}    def helper(self): ...\n"
+        (workspace / f"my_{name}.py").write_text(text)
+    with pytest.raises(ConfigError, match=r"Instance\.helper and Startup\.helper would hide each"):
+        describe(workspace, YAML + stage_lines("startup", "instance"))
+
+
 def test_the_tool_says_a_mistake_in_a_line_and_answers_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

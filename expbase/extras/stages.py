@@ -103,7 +103,14 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
     # These stay the experiment's own: a stage's `run` replaces `train`, its `__init__` nothing.
     methods: dict[str, Any] = {name: getattr(experiment, name) for name in ("__init__", "run")}
     methods["__module__"] = experiment.__module__
+    owners: dict[str, type] = {}
     for stage, cls in stages.items():
+        for name in vars(cls):
+            if not name.startswith("__") and owners.setdefault(name, cls) is not cls:
+                raise ConfigError(
+                    f"{place}: {owners[name].__name__}.{name} and {cls.__name__}.{name} would hide "
+                    "each other. Rename one."
+                )
         _, method, replaced = STAGES[stage]
         _check(cls, method, f"{place}: {stage}_class_path")
         label = f"stage {stage}: {cls.__name__}.{method}"
