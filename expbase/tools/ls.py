@@ -11,7 +11,7 @@ import datetime
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from expbase.record.meter import json_value
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 
-_SHOWN = [f.name for f in fields(Run) if f.name not in ("config", "sessions")]  # by --json
 _WIDTH = 70  # of a cell; --json has all of it
 
 
@@ -34,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     find_differences(runs)
     if args.json:
         for run in runs:
-            print(json.dumps({name: json_value(getattr(run, name)) for name in _SHOWN}))
+            print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
     elif runs:
         head = ["run", "experiment", "state", "iteration", "best", "loss", "age", "commit"]
         rows = [[*head, "differs in"], *map(_row, runs)]
