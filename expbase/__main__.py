@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])
-    args.words = words[end + 1 :]  # for the user's own script
+    args.words = words[end + 1 :]  # for the user's script
     try:
         code: int = args.run(args)
         sys.stdout.flush()

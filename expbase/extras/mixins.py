@@ -205,7 +205,7 @@ class GradientClipping(ExperimentBase):
     @classmethod
     def default_config(cls) -> Config:
         config = super().default_config()
-        config.clipping = Config({"max_norm": 1.0})  # of all gradients together; 0: only logged
+        config.clipping = Config({"max_norm": 1.0})  # for all gradients together; 0: only logged
         return config
 
     def check_setup(self) -> None:

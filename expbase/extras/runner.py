@@ -54,10 +54,10 @@ _PATHS = ("data", "init_model_path", "checkpoint_path")
 _STAGE_KEYS = {f"{stage}_class_path": stage for stage in STAGES}
 # The keys of a runner, with their defaults.
 RUNNER_KEYS: dict[str, Any] = {
-    "name": "",  # of its folder
+    "name": "",  # also that of its folder
     "class": "",  # train or infer
     "config": {},  # changes for this runner
-    "checkpoints": "last",  # of an infer runner: all, best, last or an iteration
+    "checkpoints": "last",  # for an infer runner: all, best, last or an iteration
     **dict.fromkeys(_SHORT),
     **dict.fromkeys(("device", *_PATHS), ""),  # this and init_partial as of a training script
     "init_partial": False,
@@ -173,7 +173,7 @@ def _config_of(runner: Config, base: Config, options: Sequence[str], place: str)
     config: Config = base.clone()
     given = {ours: runner[key] for key, ours in _SHORT.items() if runner[key] is not None}
     if "max_epoch" in given:
-        given = {"max_iteration": 0, **given}  # without a number of its own the epochs decide
+        given = {"max_iteration": 0, **given}  # the epochs alone decide, unless both are given
     config.merge_from_other_cfg({"training": given}, place)
     config.merge_from_other_cfg(runner.config, f"{place}: config")
     config.merge_from_list(options)
@@ -198,7 +198,7 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
 
 
 def execute(runs: Sequence[Run]) -> None:
-    """Makes the runs, one after the other; ends early if one was told to stop."""
+    """Makes the runs, one after the other; ends early if one was stopped."""
     for number, run in enumerate(runs, 1):
         experiment = run.experiment(run.config, run.args)
         experiment.logger.info("runner %s (%d of %d)", run.runner.name, number, len(runs))

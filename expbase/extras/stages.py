@@ -88,7 +88,7 @@ def _import(module: str, place: str) -> ModuleType:
 def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], place: str) -> Any:
     """A subclass of the experiment whose steps are those of the stage classes.
 
-    Helper methods of these classes are there, too, and `super()` reaches the experiment's own step.
+    Helper methods of these classes are there, too, and `super()` reaches the step that is replaced.
 
     Args:
         experiment: The class.

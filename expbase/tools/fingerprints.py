@@ -1,7 +1,7 @@
 """Runs a user's script for `verify`: short, killed at a given moment, and with notes.
 
 The notes are fingerprints of what went into each update: the first one that differs between two
-runs tells what the cause is likely to be.
+runs points at the likely cause.
 
     python fingerprints.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
 
@@ -38,23 +38,23 @@ from expbase.state.arrays import Array
 from expbase.state.encoding import encode
 
 PLAN = "EXPBASE_VERIFY"
-KINDS = ("inside a save", "inside a validation", "at a random moment")  # of kills
+KINDS = ("inside a save", "inside a validation", "at a random moment")  # when to kill
 
 
 @dataclass
 class Work:
     """What there is to do; an object, since plain values on an experiment are its state."""
 
-    kill: str  # of KINDS; "": none
+    kill: str  # one of KINDS; "": none
     at: float  # from which iteration on
     delay: float  # seconds
-    note: dict[str, Any] = field(default_factory=dict)  # of the update under way
+    note: dict[str, Any] = field(default_factory=dict)  # about the update under way
 
 
 class Verified(ExperimentBase):
     """Shortens a run, ends it as by kill -9, and writes a JSON line for each update.
 
-    `verify._CAUSES` says what a difference in a line tells.
+    `verify._CAUSES` says what a difference in a line points at.
     """
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
@@ -86,7 +86,7 @@ class Verified(ExperimentBase):
         """Notes a batch as train_batch will see it: the experiment's own listeners came before."""
         arrays: dict[str, Array] = {}
         text = ""
-        with contextlib.suppress(TypeError):  # of an object that no checkpoint could hold, either
+        with contextlib.suppress(TypeError):  # an object that no checkpoint could hold, either
             text = json.dumps(encode(batch, "", arrays))
         note = self.verifying.note
         note.setdefault("indices", []).append(indices)
@@ -104,7 +104,7 @@ class Verified(ExperimentBase):
         super().train_batch()
         note |= {"before": before, "after": self._sums(), "rates": [rates, self.learning_rates()]}
         with notes_path(self.output_dir, self.rank).open("a") as file:
-            # On a line of its own: a kill may have torn the one before.
+            # Begins a new line: a kill may have torn the one before.
             file.write(f"\n{json.dumps(note, default=repr)}\n")
 
     def valid(self) -> Any:

@@ -19,7 +19,7 @@ from expbase.record.meter import json_value
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 
-_WIDTH = 70  # of a cell; --json has all of it
+_WIDTH = 70  # characters of a cell; --json has all of it
 
 
 def add_parser(tools: Any) -> None:

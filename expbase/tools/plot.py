@@ -1,6 +1,6 @@
 """Curves of runs as a picture, from metrics.jsonl: several runs in one picture, no browser.
 
-Each metric has axes of its own; runs have colours. The thick line of a training metric is its
+Each metric has its axes; runs have colours. The thick line of a training metric is its
 average, with weights that fall by --smooth from point to point.
 """
 

@@ -30,7 +30,7 @@ def ended_by_signals() -> Iterator[None]:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kills a process, if it still runs, with all that it started, and waits for their ends."""
     if process.poll() is None:
-        # One by one: they may lead process groups of their own. Listed before the first one dies:
+        # One by one: each may lead a process group. Listed before the first one dies:
         # orphans get another parent.
         family = [psutil.Process(process.pid)]
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended

@@ -85,18 +85,18 @@ class Run:
 
     name: str  # its path, from where the table begins
     state: str = ""  # running, finished, stopped, preempted, crashed, failed, lost, new: no start
-    iteration: int = 0  # of its newest line or checkpoint
+    iteration: int = 0  # at its newest line or checkpoint
     max_iteration: int = 0  # that its config asks for; 0 if epochs decide
     best: float | None = None  # the best saved value of training.monitor
     best_iteration: int | None = None
     loss: float | str | None = None  # the last logged training loss; "nan" is a text
     age: float = 0.0  # seconds since it last wrote something
-    commit: str | None = None  # of the code at the last start
+    commit: str | None = None  # the code's, at the last start
     dirty: bool = False  # whether there were changes to it
     differs: dict[str, Any] = field(default_factory=dict)  # config values that others have not
     note: str = ""  # what could not be read
     experiment: str = ""  # its class; "": unknown
-    config: dict[str, Any] = field(default_factory=dict)  # of the last start, by full keys
+    config: dict[str, Any] = field(default_factory=dict)  # the last start's, by full keys
     sessions: list[Session] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""Proves that your own experiment survives being killed.
+"""Proves that your experiment survives being killed.
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every file of tensors, counter and logged number. The
@@ -106,7 +106,7 @@ class Side:
         return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
 
     def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
-        """Starts it, in a session of its own: a Ctrl-C is for the tool alone."""
+        """Starts the run in another session: a Ctrl-C is for the tool alone."""
         killed_path(self.directory).unlink(missing_ok=True)
         plan = {"training": self.training, "kill": kill, "at": at, "delay": delay}
         environment = {**os.environ, PLAN: json.dumps(plan)}

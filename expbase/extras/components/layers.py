@@ -177,7 +177,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.backbone = backbone
         self.heads = paddle.nn.LayerDict(dict(heads))
         for name, head in reversed(list(heads.items())):
-            head.head_name = name  # of several names the first
+            head.head_name = name  # if it has several names, the first
 
     def forward(self, batch: Mapping[str, Any], head: str, phase: str = "train") -> dict[str, Any]:
         """The outputs of one head for a batch.

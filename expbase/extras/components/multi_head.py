@@ -142,7 +142,7 @@ class MultiHead(Prediction):
         layer.reset()
         self.predicted_head = head
         results = self.predict(loader)
-        layer.results = results  # of all ranks
+        layer.results = results  # those of all ranks
         if self.rank == 0:
             names = layer.epoch_inputs_attrs.get("reader", ())
             outputs = reader.get_epoch_outputs()
