@@ -28,7 +28,7 @@ def contents(run: Run) -> dict[str, Any]:
         "data": run.data,
         "values": run.state.values,
         "gradients": Gradients(named_parameters(found)),
-        "log": run.report.metrics,
+        "log": run.report.metrics.meter,
         "listeners": run.events,
         "environment": Environment(),
         "own": OwnStates(run.events.fire),

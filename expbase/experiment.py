@@ -201,7 +201,7 @@ class ExperimentBase(Events):
 
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
-        self.visualizer = Visualizer(self.output_dir if self.__run.writes else None, self.logger)
+        self.visualizer = Visualizer(self.output_dir if self.__run.writes else None)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""

@@ -24,8 +24,8 @@ _UNCHANGED = (
     "train_batch, with a learning rate above 0."
 )
 _NOT_LOGGED = (
-    "nothing was logged in {} updates, so there is no curve, and a loss that is not finite is not "
-    "noticed; expected self.log(loss=loss) in train_batch."
+    "nothing was logged in {} updates, so a loss that is not finite is not noticed; expected "
+    "self.log(loss=loss) in train_batch."
 )
 
 

@@ -11,11 +11,11 @@ import logging
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from expbase import schedule
-from expbase.config import differences, flatten
+from expbase.config import differences
 from expbase.data.iterator import TrainIterator
 from expbase.ranks import world
 from expbase.ranks.stopping import StopReason
@@ -74,27 +74,16 @@ class Report:
             fire("on_log", metrics)
             self.metrics.last = metrics
             self.metrics.write(iteration, epoch, metrics, is_routine=True)
-            if not schedule.is_wanted(self._config.training, "valid"):
-                self._compare([name for name in metrics if name.startswith("train/")])
 
     def validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
         """The results of the validation of an iteration."""
         metrics = {f"valid/{name}": number for name, number in results.items()}
         self.metrics.write(iteration, epoch, metrics)
-        self._compare([*metrics])
 
     def means(self, iteration: int, what: str, means: Mapping[str, float]) -> None:
         """Numbers that are no point on a curve; for the text log alone."""
         if means:
             self._logger.info("%s%s", what, line(iteration, means))
-
-    def _compare(self, names: Sequence[str]) -> None:
-        """Adds the run to the board's table of runs, with what is not by default in its config."""
-        if names and not self.metrics.is_compared:
-            self.metrics.is_compared = True
-            self.metrics.visualizer.add_hparams(
-                self.config_changes(), names, keys=flatten(self._config)
-            )
 
     def config_changes(self) -> dict[str, Any]:
         """The keys that are not by default, with their values."""

@@ -256,7 +256,7 @@ class Run:
             self.update.check_first()
             if text := checks.unread_data(self.experiment.train_loader, self.stopwatch.batches):
                 self.warn(text)
-        has_logged = self.report.metrics.is_used or not self.training.log_interval
+        has_logged = self.report.metrics.meter.is_used or not self.training.log_interval
         for text in first.look(self.iteration, is_last=self.is_last, has_logged=has_logged):
             self.warn(f"[{self.iteration}] {text}")
 

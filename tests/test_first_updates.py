@@ -115,20 +115,6 @@ def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> Non
     assert ["finished" in line for line in validations] == [True]
 
 
-def test_the_first_of_two_points_at_a_step_is_kept(tmp_path: Path) -> None:
-    class Doubling(Tiny):
-        def on_log(self, metrics: Any) -> None:
-            self.visualizer.add_scalar("train/loss", 0.5, self.iteration)
-
-    trained(Doubling, tmp_path / "run", max_iteration=4)
-    # A continued run writes again what was cut, and nothing is doubled.
-    trained(Doubling, tmp_path / "run", max_iteration=6)
-    records = LogReader(file_path=str(tmp_path / "run" / FILE_NAME)).get_data(
-        "scalar", "train/loss"
-    )
-    assert [(record.id, record.value) for record in records] == [(i, 0.5) for i in range(1, 7)]
-
-
 def test_what_was_cut_is_written_again(tmp_path: Path) -> None:
     visualizer = Visualizer(tmp_path)
     for value in (0.25, 0.5):

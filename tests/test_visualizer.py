@@ -15,7 +15,7 @@ import paddle
 import pytest
 from PIL import Image
 
-from expbase.record.visualizer import FILE_NAME, Visualizer, column_names
+from expbase.record.visualizer import FILE_NAME, Visualizer
 
 
 def curve(directory: Path, tag: str) -> dict[int, float]:
@@ -120,7 +120,6 @@ def test_without_a_directory_nothing_is_written_and_nothing_imported(
     nowhere = Visualizer(None)
     nowhere.add_text("a", "b", 1)
     nowhere.add_image("a", np.zeros([2, 2]), 1)
-    nowhere.add_hparams({"a": 1}, [])
     nowhere.cut(nowhere.size())
     assert nowhere.writer is None
     nowhere.close()
@@ -206,32 +205,3 @@ def test_texts_sounds_histograms_and_figures_are_read_back(
     assert (sum(histogram.hist), len(histogram.bin_edges)) == (20, 6)
     assert pixels_of(records(tmp_path, "image", "figure")[0]).std() > 0
     assert curve(tmp_path, "tensor") == {6: 0.5}
-
-
-def test_hparams_go_in_as_visualdls_table_can_show_them(
-    visualizer: Visualizer, tmp_path: Path
-) -> None:
-    hparams = {
-        "optim.lr": np.float32(0.5), "decay.lr": 0.1, "name": "a", "clip": float("inf"),
-        "training.seed": 7, "fast": True, "layers": [1, 2], "size": 3,
-    }  # fmt: skip
-    visualizer.add_hparams(hparams, ["valid/top_5%"])
-    visualizer.close()
-    row = records(tmp_path, "hyper_parameters", "hparam")[0].hparam
-    assert {info.name: getattr(info, info.WhichOneof("type")) for info in row.hparamInfos} == {
-        "optim/lr": 0.5, "decay/lr": pytest.approx(0.1), "name_": "a", "clip": "inf",
-        "seed": 7, "fast": "True", "layers": "[1, 2]", "size": 3,
-    }  # fmt: skip
-    assert [metric.name for metric in row.metricInfos] == ["valid/top_5_"]
-
-
-def test_a_column_is_called_by_the_end_of_its_key_if_no_other_key_has_it(
-    visualizer: Visualizer, tmp_path: Path
-) -> None:
-    keys = ["gen.lr", "disc.lr", "training.seed", "name", "size"]
-    assert [*column_names(keys).values()] == ["gen/lr", "disc/lr", "seed", "name_", "size"]
-    # gen.lr is called the same in a run that changes disc.lr, too.
-    visualizer.add_hparams({"gen.lr": 1.0}, [], keys=keys)
-    visualizer.close()
-    (info,) = records(tmp_path, "hyper_parameters", "hparam")[0].hparam.hparamInfos
-    assert info.name == "gen/lr"

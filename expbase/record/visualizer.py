@@ -11,12 +11,8 @@ Every method takes tensors, arrays and numbers, and never changes them.
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import struct
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +30,13 @@ class Visualizer:
 
     Args:
         directory: Where the file is; None on ranks that write none.
-        logger: Is told of a point that is written twice.
     """
 
-    def __init__(self, directory: str | Path | None, logger: logging.Logger | None = None) -> None:
+    def __init__(self, directory: str | Path | None) -> None:
         # Absolute: a later chdir in user code must not divert the log.
         path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._file = _RecordFile(path)
         self._writer: Any = None
-        self._logger = logger
-        self._steps: dict[str, int] = {}  # the last one of each scalar
-        self._doubled: set[str] = set()  # scalars of which that was told
 
     @property
     def writer(self) -> Any:
@@ -53,23 +45,9 @@ class Visualizer:
             self._writer = _log_writer(self._file)
         return self._writer
 
-    @property
-    def tags(self) -> Iterable[str]:
-        """The curves that have a point."""
-        return self._steps.keys()
-
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Adds one point to a curve; a second one at the same step is left out, and told once."""
-        if self._steps.get(tag) == step:
-            if self._file.path and self._logger and tag not in self._doubled:
-                self._doubled.add(tag)
-                text = "the first is kept. Write it in one way, or under another name."
-                self._logger.warning("[%d] VisualDL: %r has two values here; %s", step, tag, text)
-            return
-        self._steps[tag] = step
-        if self.writer is not None:
-            number = value.item() if hasattr(value, "item") else value
-            self.writer.add_scalar(_tag(tag), number, int(step))
+        """Adds one point to a curve."""
+        self._add("scalar", tag, value.item() if hasattr(value, "item") else value, int(step))
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
         """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.
@@ -98,25 +76,10 @@ class Visualizer:
         """Adds a histogram of numbers of any shape."""
         self._add("histogram", tag, _array(values), step, buckets=buckets)
 
-    def add_hparams(
-        self, hparams: Mapping[str, Any], metrics: Sequence[str], *, keys: Iterable[str] = ()
-    ) -> None:
-        """Adds the run's row to the table that compares runs. VisualDL reads the first one only.
-
-        Args:
-            hparams: Values by config key. Pass only what differs from the defaults: VisualDL's
-                page of parallel coordinates hangs when a column is too narrow for its name.
-            metrics: The tags of the scalars to compare, `valid/accuracy`.
-            keys: More keys of the config, so that a column has the same name in all runs.
-        """
-        if self.writer is not None:
-            names = column_names([*keys, *hparams])
-            values = {names[key]: _plain(value) for key, value in hparams.items()}
-            self.writer.add_hparams(values, [_tag(metric) for metric in metrics])
-
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
         if self.writer is not None:
-            getattr(self.writer, f"add_{kind}")(_tag(tag), value, step, **options)
+            tag = tag.replace("%", "_")  # VisualDL takes none
+            getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
 
     def size(self) -> int:
         """The size of the record file now, in bytes."""
@@ -125,22 +88,12 @@ class Visualizer:
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes."""
         self.close()
-        self._steps.clear()
         self._file.cut(size)
 
     def close(self) -> None:
         """Closes the file until the next record. May be called twice."""
         self._writer = None
         self._file.close()
-
-
-def column_names(keys: Iterable[str]) -> dict[str, str]:
-    """Names for config keys: the last part, `lr`, or `optim/lr` if others end in it, too."""
-    last = {key: key.rpartition(".")[2] for key in keys}
-    count = Counter(last.values())
-    # In a column's name VisualDL takes a dot for a step into the value, and finds nothing there.
-    names = {key: end if count[end] == 1 else key.replace(".", "/") for key, end in last.items()}
-    return {key: "name_" if name == "name" else name for key, name in names.items()}  # the run's
 
 
 class _RecordFile(AppendedFile):
@@ -182,13 +135,3 @@ def _pixels(image: Any) -> Any:
             "or whole numbers from 0 to 255."
         )
     return (image * 255.0).round().astype("uint8") if highest == 1 else image.astype("uint8")
-
-
-def _tag(tag: str) -> str:
-    return tag.replace("%", "_")  # VisualDL takes none
-
-
-def _plain(value: Any) -> Any:
-    """A number that VisualDL's pages can read, or a text."""
-    value = value.item() if hasattr(value, "item") else value
-    return value if type(value) in (int, float) and math.isfinite(value) else str(value)

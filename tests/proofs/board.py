@@ -59,10 +59,8 @@ def main() -> int:
             address = board.stdout.readline().split()[0].removesuffix("scalar")
             try:
                 wait_for(int(address.split(":")[2].partition("/")[0]))
-                for page in ("scalar", "hyper-parameter"):
-                    picture(
-                        f"{address}{page}", pictures / f"{page}.png", Path(temporary, "profile")
-                    )
+                profile = Path(temporary, "profile")
+                picture(f"{address}scalar", pictures / "scalar.png", profile)
             finally:
                 board.terminate()
     return 0

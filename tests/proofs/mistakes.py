@@ -202,12 +202,6 @@ MISTAKES = [
         DEFAULTS,
         78,
     ),
-    # --- curves ---
-    update(
-        "a curve written twice",
-        'super().train_batch()\nself.visualizer.add_scalar("train/loss", 0.5, self.iteration)',
-        r"VisualDL: 'train/loss' has two values here; the first is kept",
-    ),
 ]
 
 TWO_NETS = """
@@ -517,12 +511,6 @@ ODD = [
     update(
         "gradients that are cleared at the beginning of the next update",
         "self.optimizer.clear_grad()\nself.loss().backward()\nself.optimizer.step()",
-    ),
-    update(
-        "curves of one's own, and nothing is logged",
-        "points, labels = self.read_batch()\n"
-        "loss = F.cross_entropy(self.model(points), labels)\nloss.backward()\nself.update()\n"
-        'self.visualizer.add_scalar("loss", loss, self.iteration)',
     ),
     Case(
         "copies of a net that no optimizer updates",
