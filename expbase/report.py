@@ -118,18 +118,18 @@ class Report:
         with console.live_line(lambda: self._progress(*now())) as self.metrics.is_live:
             yield
 
-    def _progress(self, phase: str, iteration: int, epoch: int) -> console.Line:
-        """Called in another thread: it looks, and changes nothing."""
+    def _progress(self, phase: str, iteration: int, epoch: int) -> str:
+        """What the live line says, the most important first. Called in another thread."""
         last = self.metrics.last
         left, seconds = self._left(iteration)
         loss = next((name for name in ("train/loss", *last) if name in last), None)
-        words = [f"epoch {epoch}"] if epoch else []
+        words = [f"{phase} {iteration}" + ("" if left is None else f"/{iteration + left}")]
+        words += [f"epoch {epoch}"] if epoch else []
         words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
         words += [f"{card.clock(seconds)} left"] if seconds is not None else []
         speed = last.get("speed/steps_per_second")
         words += [f"{short(speed)} it/s"] if speed else []
-        total = None if left is None else iteration + left
-        return console.Line(phase, iteration, total, words)
+        return "  ".join(words)
 
     # --- before and after ----------------------------------------------------------------
 

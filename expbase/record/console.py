@@ -3,7 +3,7 @@
 Rich draws it, and not tqdm: rich asks for the line in a thread of its own, so the training loop has
 nothing to do for it, and what is printed meanwhile, by anybody, scrolls above it.
 
-    with live_line(lambda: Line("train", 1200, 10000, ["loss 0.25", "45 it/s"])): ...
+    with live_line(lambda: "train 1200/10000  loss 0.25  45 it/s"): ...
 """
 
 from __future__ import annotations
@@ -13,25 +13,12 @@ import functools
 import os
 import pdb
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-
-
-@dataclass
-class Line:
-    """What the live line shows."""
-
-    phase: str
-    iteration: int  # iterations done
-    total: int | None  # iterations until the end, if that is known
-    words: Sequence[str]  # the most important first: a narrow terminal cuts off the rest
+from rich.text import Text
 
 
 def is_terminal(stream: Any) -> bool:
@@ -44,14 +31,14 @@ def is_terminal(stream: Any) -> bool:
 
 
 @contextlib.contextmanager
-def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
+def live_line(look: Callable[[], str]) -> Iterator[Callable[[], bool]]:
     """Shows what `look` returns on stderr while the block runs; yields whether it is shown now.
 
-    `look` is called in another thread. `breakpoint()` removes the line for good: a debugger needs
-    the terminal for itself.
+    A narrow terminal cuts off its end. `look` is called in another thread. `breakpoint()` removes the
+    line for good: a debugger needs the terminal for itself.
     """
     live = Live(
-        get_renderable=lambda: _drawn(look()),
+        get_renderable=lambda: Text(look(), no_wrap=True, overflow="ellipsis"),
         # Soft wrap: what is copied from the terminal has no line breaks of rich's.
         console=Console(file=sys.stderr, soft_wrap=True, force_jupyter=False, highlight=False),
         refresh_per_second=4,
@@ -75,18 +62,6 @@ def live_line(look: Callable[[], Line]) -> Iterator[Callable[[], bool]]:
     finally:
         live.stop()
         sys.breakpointhook = hook
-
-
-def _drawn(line: Line) -> Padding:
-    grid = Table.grid(padding=(0, 1), expand=True)
-    of = f"/{line.total}" if line.total else ""
-    done = f"{line.phase} {line.iteration}{of}"
-    grid.add_column(no_wrap=True, min_width=len(done))
-    grid.add_column(ratio=1, min_width=6, max_width=40)
-    bar = ProgressBar(total=line.total, completed=line.iteration)  # without a total it moves
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    grid.add_row(done, bar, "  ".join(line.words))
-    return Padding(grid, (0, 3, 0, 0))  # room for a ^C, which would break the line otherwise
 
 
 @functools.cache  # once in a process, because a fork handler cannot be removed
