@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 from expbase.state.arrays import is_piece
 
-# Where Slurm and MPI tell a process how many there are. Paddle does not look.
-_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 # The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
 DONE_BY_MAIN = "done_by_main"
 
@@ -79,13 +76,14 @@ def _check_sharding(found: objects.StatefulObjects) -> None:
         )
 
 
-def check_paddle() -> str:
-    """What to tell about this version of paddle, if anything; a ConfigError if it is too old."""
-    found = tuple(map(int, paddle.__version__.split(".")[:2]))  # (0, 0) for a build between two
-    text = f"paddle {paddle.__version__}: expected 3.0 to 3.3, with which expbase was tried."
-    if (0, 0) < found < (3, 0):
-        raise ConfigError(f"{text} The tensors of this one cannot be saved: no __dlpack__.")
-    return "" if (3, 0) <= found <= (3, 3) else text
+def check_paddle() -> None:
+    """Raises a ConfigError if this version of paddle is too old."""
+    major = int(paddle.__version__.partition(".")[0])  # 0 for a build between two versions
+    if 0 < major < 3:
+        raise ConfigError(
+            f"paddle {paddle.__version__}: expected 3.0 to 3.3, with which expbase was tried. The "
+            "tensors of this one cannot be saved: no __dlpack__."
+        )
 
 
 def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
@@ -276,21 +274,7 @@ def unread_data(loader: Any, batches: int) -> str:
 
 def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
     """What a person would want to be told before training; each may be meant so."""
-    if text := check_paddle():
-        yield text
-    for name in _SIZES:
-        size = os.environ.get(name, "1")
-        if size != "1" and world.world_size() == 1:
-            yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
-    valid = training["valid_interval"]
-    save = training["save_interval"]
     monitor = training["monitor"]
-    if monitor and save and valid % save:
-        yield (
-            f"training.monitor: validations come every {valid} iterations and checkpoints every "
-            f"{save}, so the best one may have no checkpoint. With training.save_interval at "
-            f"{valid} each has one."
-        )
     is_max = training["monitor_mode"] == "max"
     if monitor and is_max and monitor.endswith(("loss", "error")):
         yield (

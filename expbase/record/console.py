@@ -34,8 +34,8 @@ def is_terminal(stream: Any) -> bool:
 def live_line(look: Callable[[], str]) -> Iterator[Callable[[], bool]]:
     """Shows what `look` returns on stderr while the block runs; yields whether it is shown now.
 
-    A narrow terminal cuts off its end. `look` is called in another thread. `breakpoint()` removes the
-    line for good: a debugger needs the terminal for itself.
+    A narrow terminal cuts off its end. `look` is called in another thread. `breakpoint()` removes
+    the line for good: a debugger needs the terminal for itself.
     """
     live = Live(
         get_renderable=lambda: Text(look(), no_wrap=True, overflow="ellipsis"),
