@@ -9,7 +9,7 @@ from typing import Any
 from expbase import checks
 from expbase.life import Life
 from expbase.ranks import world
-from expbase.record import sources
+from expbase.record import provenance, sources
 from expbase.record.ledger import LEDGER
 from expbase.record.meter import json_value
 from expbase.run import Run
@@ -38,10 +38,9 @@ def contents(run: Run) -> dict[str, Any]:
 def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
-    experiment_class = type(run.experiment)
     checkpointer.contents = lambda: contents(run)
     # Of the files now, which are loaded: one may be edited while they run.
-    checkpointer.sources = sources.checksums(experiment_class)
+    checkpointer.sources = sources.checksums(type(run.experiment))
     run.on_close.callback(checkpointer.close)
     output = run.output_dir
     if run.read_only:  # an error comes before the data is read
@@ -52,8 +51,10 @@ def find(run: Run) -> None:
     if run.parallel:
         from expbase.ranks import machines  # here: one process has no other machine
 
-        for text in machines.compare(run.directory, checkpointer.resumable, experiment_class):
-            run.warn(text)
+        machines.compare(run.directory, checkpointer.resumable)
+        code = {"versions": provenance.versions(), **checkpointer.sources}
+        if difference := checks.first_difference(world.gather_objects(code)):
+            run.warn(f"not all ranks run the same code: {difference}")
     if checkpointer.resumable is not None:
         run.logger.info(
             f"CONTINUING the run in {run.args.output} from {checkpointer.resumable.name} "

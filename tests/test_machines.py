@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import forks
-from tiny import TESTS, Tiny, run_ranks
+from tiny import TESTS, run_ranks
 
-from expbase.ranks import machines
-from expbase.ranks.machines import different_code
-
-
-def test_other_versions_and_files_are_told_with_both_values() -> None:
-    ours = {"python": "3.11.7", "train.py": "0a", "rank_0_only.py": "0b"}
-    theirs = {"python": "3.12.1", "train.py": "0c"}
-    assert different_code({"rank 0": ours, "rank 1": theirs, "rank 2": ours}) == [
-        "rank 1 does not run the same as rank 0: python 3.12.1 (not 3.11.7), train.py 0c (not 0a)"
-    ]
+OWN = """
+import sys
+from pathlib import Path
+from tiny import Tiny, trained
+class Own(Tiny): ...
+trained(Own, Path(sys.argv[1]), max_iteration=4)
+"""
 
 
-def test_the_code_of_an_experiment_is_its_versions_and_the_files_it_has_loaded() -> None:
-    facts = machines.code(Tiny)
-    assert {"python", "numpy", "paddle", "expbase", "tiny.py", "test_machines.py"} <= {*facts}
-    assert not [name for name in facts if name.startswith(("/", "..")) or "-packages" in name]
+def test_another_file_is_told_with_both_checksums(tmp_path: Path) -> None:
+    scripts = [tmp_path / str(rank) / "train.py" for rank in (0, 1)]
+    for script in scripts:
+        script.parent.mkdir()
+        script.write_text(f"{OWN}# {script.parent}\n")
+    for end in run_ranks([[str(script), str(tmp_path / "run")] for script in scripts]):
+        assert end.returncode == 0, end.stderr
+    log = (tmp_path / "run/worker_0.log").read_text()
+    text = r"not all ranks run the same code: train\.py: \w+ on rank 0, \w+ on rank 1"
+    assert re.search(text, log)
 
 
 def test_one_process_loads_no_module_for_it(tmp_path: Path) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
-import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import paddle
-
-from expbase._version import __version__
 from expbase.data.loaders import LoaderAdapter, num_samples
+from expbase.record.provenance import device, versions
 
 
 def card(
@@ -26,18 +22,14 @@ def card(
     output: str,
 ) -> Iterator[str]:
     """What there is, at the end of setup; `changes` are config values that are not by default."""
-    device: str = paddle.device.get_device()
-    if device.startswith("gpu"):
-        device = f"{device} ({paddle.device.cuda.get_device_name(device)})"
-    versions = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
     rows = [
         ("experiment", name),
         *_config_rows(changes),
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
         ("update", _update(adapter.batch_size, world_size * accumulation_steps)),
-        ("device", f"{device}, ranks: {world_size}"),
-        ("versions", f"{versions}, python {platform.python_version()}"),
+        ("device", f"{device()}, ranks: {world_size}"),
+        ("versions", versions()),
         ("output", output),
     ]
     if adapter.loader is None:

@@ -12,16 +12,16 @@ import multiprocessing
 import os
 import platform
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
+from expbase._version import __version__
 from expbase.record import git
 
 _VARIABLES = ("FLAGS_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # or how they begin
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
         "packages": _packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": _device(),
+        "device": device(),
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -68,20 +68,15 @@ def _packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda package: package[0].lower()))
 
 
-def _device() -> dict[str, Any]:
+def versions() -> str:
+    """The versions of what computes."""
+    ours = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
+    return f"{ours}, python {platform.python_version()}"
+
+
+def device() -> str:
+    """The device that paddle uses, and of a GPU its model."""
     name: str = paddle.device.get_device()
-    facts: dict[str, Any] = {"name": name, "model": _processor() if name == "cpu" else None}
-    if name.startswith("gpu"):
-        with suppress(Exception):  # seen by no test, and it must not end a run
-            facts["model"] = paddle.device.cuda.get_device_name(name)
-            facts |= {"cuda": paddle.version.cuda(), "cudnn": paddle.version.cudnn()}
-            facts["driver"] = _DRIVER.read_text(encoding="utf-8").splitlines()[0]
-    return facts
-
-
-def _processor() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    if not name.startswith("gpu"):
+        return name
+    return f"{name} ({paddle.device.cuda.get_device_name(name)})"

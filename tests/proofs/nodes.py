@@ -296,7 +296,7 @@ def other_code(folder: Path, nodes: Nodes) -> list[str]:
         node.launch(script, ["--output", str(node.run), *EXACT], node.number)
     codes = finish(nodes)
     wrong = [f"ended with codes {codes}"] if any(codes) else []
-    told = all("does not run the same as rank 0" in node.said() for node in nodes)
+    told = all("not all ranks run the same code" in node.said() for node in nodes)
     told = told and "train.py" in nodes[1].said()
     return wrong + ([] if told else ["nobody says that train.py differs"])
 
