@@ -123,19 +123,3 @@ def test_with_the_action_end_a_run_that_hangs_ends_and_says_so(tmp_path: Path) -
     end = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
     assert (end["event"], end["iteration"], end["exit_code"]) == ("end", 3, 1)
     assert end["reason"] == text
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_a_report_says_that_a_rank_seems_to_wait_for_another_one(
-    parallel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, logger = tmp_path / "worker_0.log", logging.Logger("test")
-    logger.addHandler(logging.FileHandler(path))
-    monkeypatch.setitem(globals(), "__name__", "paddle.distributed")  # what the main thread runs
-    monkeypatch.setitem(wait_until.__globals__, "__name__", "paddle.distributed")
-    with watching(0.02, lambda: {"iteration": 41}, logger, path, parallel=parallel):
-        wait_until(lambda: path.exists() and "Thread" in path.read_text())
-    text = "no progress for 0.02 s: iteration=41"
-    waits = "; it seems to wait for another rank" * parallel
-    assert f"{text}{waits}. The stacks" in path.read_text()
-    logger.handlers[0].close()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = "%s. The stacks of all threads are in %s; %s."
-_WAITS = "; it seems to wait for another rank"
 _LATER_SECONDS = 15.0
 
 
@@ -32,29 +30,29 @@ def watching(
     logger: logging.Logger,
     path: Path,
     end: Callable[[str], object] | None = None,
-    *,
-    parallel: bool = False,
 ) -> Iterator[None]:
     """In the block all stacks go to a file when nothing moved for so long, once for each time.
 
     `progress` returns what should move, by name; `path` is the logger's file. With `end`, which is
-    called with what hangs, the process ends. `parallel`: it may wait for another rank.
+    called with what hangs, the process ends.
     """
+    pause = min(seconds / 4, 5.0)
+    ended = threading.Event()
 
-    def report(now: dict[str, Any], waits: bool) -> None:
+    def report(now: dict[str, Any]) -> None:
         where = " ".join(f"{name}={value}" for name, value in now.items())
-        text = f"no progress for {seconds:g} s: {where}{_WAITS if waits else ''}"
+        text = f"no progress for {seconds:g} s: {where}"
         try:
             logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
             # It writes below Python: to a file with a descriptor, not to a logger.
             with path.open("a", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         finally:
-            if end is not None:
+            # Only now: a rank that waits for this one writes its stacks, too.
+            if end is not None and not ended.wait(2 * pause):
                 end(text)
 
-    ended = threading.Event()
-    work = (ended, seconds, progress, report, end is not None, parallel)
+    work = (ended, seconds, pause, progress, report, end is not None)
     # A daemon: an interpreter that ends within the block must not wait for it.
     thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
     thread.start()
@@ -68,12 +66,11 @@ def watching(
 def _watch(
     ended: threading.Event,
     seconds: float,
+    pause: float,
     progress: Callable[[], dict[str, Any]],
-    report: Callable[[dict[str, Any], bool], object],
+    report: Callable[[dict[str, Any]], object],
     ends: bool,
-    parallel: bool,
 ) -> None:
-    pause = min(seconds / 4, 5.0)
     before = progress()
     since = time.monotonic()
     is_reported = False
@@ -83,19 +80,10 @@ def _watch(
         if ended.wait(pause):
             return faulthandler.cancel_dump_traceback_later() if ends else None
         now = progress()
-        waits = parallel and _waits_for_others()
-        # More patience, so that the rank that it waits for ends first, and is named.
-        patience = 2 * pause if ends and waits else 0.0
         if now != before:
             before = now
             since = time.monotonic()
             is_reported = False
-        elif not is_reported and time.monotonic() - since >= seconds + patience:
+        elif not is_reported and time.monotonic() - since >= seconds:
             is_reported = True
-            report(now, waits)
-
-
-def _waits_for_others() -> bool:
-    """Whether the main thread is in paddle, perhaps in a collective, or waits for all ranks."""
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.ranks.world"))
+            report(now)

@@ -419,9 +419,7 @@ def faults() -> dict[str, Fault]:
                 found[f"{name}-{number}-{where}"] = Fault(where, strike(number), dead, DEATH_LIMIT)
     stands = f"no progress for {HANG_SECONDS} s: phase={{}} .*"
     for where, phase in (("training", "train"), ("validation", "valid")):
-        waits = stands.format(phase) + "; it seems to wait for another rank"
-        # In the validation rank 1 is slow, and waits for nobody.
-        both_say = {0: waits, 1: waits if where == "training" else stands.format(phase)}
+        both_say = dict.fromkeys((0, 1), stands.format(phase))
         for number in (0, 1):
             says = {1 - number: both_say[1 - number]}
             found[f"stopped-{number}-{where}"] = Fault(where, stopped(number), says, HANG_LIMIT)
