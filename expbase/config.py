@@ -255,12 +255,7 @@ def _converted(value: Any, default: Any) -> Any:
             raise ValueError
         return int(number)
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
-        # Only a default whose items have one type says which type is expected; [] takes anything.
-        if len({type(item) for item in default}) == 1:
-            value = [_converted(item, default[0]) for item in value]
         return type(default)(value)
-    if isinstance(default, str) and isinstance(value, int):
-        return str(value)
     if default is not None and not isinstance(value, type(default)):
         raise TypeError
     return value
@@ -327,10 +322,7 @@ def _parsed(text: str, place: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader with the numbers of YAML 1.2; a key that is given twice is an error.
-
-    `1e-3` is a number. `012`, `12:30` and `1_000` are texts, not an octal number, minutes and 1000.
-    """
+    """YAML's safe loader, to which `1e-3` is a number, and a key that is given twice an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = [key.value for key, _ in node.value]
@@ -345,14 +337,6 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Quotes a text that the loader would read as a number."""
 
 
-_INT = "tag:yaml.org,2002:int"
-_FLOAT = "tag:yaml.org,2002:float"
-_POINT = r"[-+]?(\d+\.\d*|\.\d+)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-_NUMBER = re.compile(rf"({_POINT}|[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+)$")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(_FLOAT, _NUMBER, list("-+.0123456789"))
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
