@@ -278,33 +278,23 @@ class Subscribers:
         return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> list[str]:
-        """Restores the counters; returns reasons why they are not exact."""
+        """Restores the counters; a listener that is new begins to count."""
         for name, filter_ in self._counted.items():
             if name in state:
                 filter_.num_called, filter_.num_executed = state[name]
-        gone = [f"the listener {name} is gone" for name in sorted(state.keys() - self._counted)]
-        new = [f"the listener {name} is new" for name in sorted(self._counted.keys() - state)]
-        return gone + new
+        return []
 
 
 def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     """The marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[Filter, ...]] = {}
-    owners: dict[str, type] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             place = f"{base.__name__}.{name}"
             specs = getattr(value, _SPECS, ()) if inspect.isfunction(value) else ()
-            # Two mixins that do not know each other: one would silently hide the other's listener.
-            if name in owners and not issubclass(base, owners[name]):
-                raise TypeError(
-                    f"{cls.__name__}: the listener {owners[name].__name__}.{name} would be hidden "
-                    f"by {place}. Give one of them another name."
-                )
             if specs:
                 _check_listener(place, name, value, specs)
                 listeners[name] = specs
-                owners[name] = base
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
             elif name not in listeners and inspect.isfunction(value):
