@@ -10,11 +10,12 @@ Nothing waits for the device before the numbers are needed.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from expbase.record.files import AppendedFile
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most
 _ONLY_IN_FILES = ("speed/data_wait", "speed/samples_per_second")  # a line of the log is short
-_UNREAD = 1000  # numbers of a name that stay on the device, at most
+_UNREAD = 1000  # numbers of a name, at most
 
 
 class NonFiniteError(FloatingPointError):
@@ -42,8 +43,8 @@ class NonFiniteError(FloatingPointError):
 class Meter:
     """The scalars that were logged since the last line, and their means.
 
-    It keeps no graph and does not see a later change in place: a tensor on the CPU is read at once,
-    one on a device is copied there, and read when it is needed, because that waits for the device.
+    It keeps no graph and does not see a later change in place: a tensor is copied, and read when
+    its number is needed, because that waits for the device.
     """
 
     def __init__(self) -> None:
@@ -104,34 +105,24 @@ class _Sum:
     count: int = 0
     total: float = 0.0
     bad: list[tuple[int, float]] = field(default_factory=list)  # the first, with their iterations
-    unread: list[tuple[int, Any]] = field(default_factory=list)  # tensors on a device
+    unread: list[tuple[int, Any]] = field(default_factory=list)  # with their iterations, too
 
     def add(self, iteration: int, value: Any) -> None:
-        if isinstance(value, paddle.Tensor) and not _is_on_cpu(value):
-            self.unread.append((iteration, value.detach().clone()))
-            if len(self.unread) == _UNREAD:
-                self.read()
-            return
-        number = float(value.item() if hasattr(value, "item") else value)
-        self.count += 1
-        self.total += number
-        if not math.isfinite(number) and len(self.bad) < _NAMED:
-            self.bad.append((iteration, number))
+        # A copy, because the value may be changed in place before it is read.
+        kept = value.detach().clone() if isinstance(value, paddle.Tensor) else copy.copy(value)
+        self.unread.append((iteration, kept))
+        if len(self.unread) == _UNREAD:
+            self.read()
 
     def read(self) -> None:
-        """Adds what is on a device, for which this waits."""
-        if not self.unread:
-            return
-        iterations, tensors = zip(*self.unread, strict=True)
+        """Adds up what is unread; waits for the device if that has something of it."""
+        for iteration, value in self.unread:
+            number = float(value.item() if hasattr(value, "item") else value)
+            self.count += 1
+            self.total += number
+            if not math.isfinite(number) and len(self.bad) < _NAMED:
+                self.bad.append((iteration, number))
         self.unread = []
-        # One wait for all, and one type. Of bfloat16, which numpy lacks, tolist has the raw bits.
-        stacked = paddle.stack([tensor.astype("float64").reshape([]) for tensor in tensors])
-        for iteration, number in zip(iterations, stacked.tolist(), strict=True):
-            self.add(iteration, number)
-
-
-def _is_on_cpu(tensor: Any) -> bool:
-    return bool(tensor.place.is_cpu_place())
 
 
 def line(iteration: int, metrics: Mapping[str, Any]) -> str:
@@ -160,15 +151,11 @@ class MetricsFile(AppendedFile):
     `time` is in seconds since 1970. Without a path nothing is written.
     """
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(path)
-        self._clock = clock
-
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line; a number that is not finite is a text in it."""
         if self.path is None:
             return
-        record = {"iteration": iteration, "epoch": epoch, "time": round(self._clock(), 3)}
+        record = {"iteration": iteration, "epoch": epoch, "time": round(time.time(), 3)}
         record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
         self.append(f"{json.dumps(record)}\n".encode())
 
