@@ -17,8 +17,9 @@ from typing import Any
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, same_bits, trained, wait_until
+from tiny import TESTS, Tiny, make, same_bits, trained, wait_until
 
+from expbase import ConfigError
 from expbase.ranks import launch, restarts
 from expbase.ranks.launch import Outcome
 
@@ -253,9 +254,7 @@ def test_a_stop_reaches_the_one_process_and_is_not_started_again(script: Path) -
     assert len(starts(run)) == 2
 
 
-def test_a_run_that_has_begun_is_not_moved_aside_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_run_is_moved_aside_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     was_fresh, reasons = [], []
     run = tmp_path / "run"
 
@@ -263,9 +262,7 @@ def test_a_run_that_has_begun_is_not_moved_aside_by_the_next_start(
         was_fresh.append(words[-1].fresh)
         reasons.append(words[-1].restart_reason)
         if len(was_fresh) == 2:
-            run.rename(tmp_path / "run.old-1")
             (run / "checkpoints/step-00000002").mkdir(parents=True)
-            (run / "config.yaml").touch()
         return KILLED if len(was_fresh) < 4 else DONE
 
     monkeypatch.setattr(launch, "spawn", start)
@@ -273,9 +270,19 @@ def test_a_run_that_has_begun_is_not_moved_aside_by_the_next_start(
     (run / "checkpoints/step-00000900").mkdir(parents=True)
     (run / "config.yaml").touch()
     assert restarts.run(print, [args]) == 0
-    assert was_fresh == [True, True, False, False]
+    assert was_fresh == [False] * 4
     reasons = [reason.partition(":")[0] for reason in reasons]
     assert reasons == ["", "RESTART 1 of 4", "RESTART 1 of 4", "RESTART 2 of 4"]
+    assert (tmp_path / "run.old-1/checkpoints/step-00000900").exists()
+
+
+def test_a_run_that_is_in_use_is_not_moved_aside(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    args = argparse.Namespace(output=str(tmp_path / "run"), fresh=True, restarts=1, nprocs=1)
+    with pytest.raises(ConfigError, match="in use by a running experiment"):
+        restarts.run(print, [args])
+    exp.close()
 
 
 def test_the_time_limit_counts_from_the_first_start(tmp_path: Path) -> None:

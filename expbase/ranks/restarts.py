@@ -8,7 +8,6 @@ newer checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from expbase.ranks import launch
 from expbase.ranks.processes import MISTAKE, STOPPED
-from expbase.record.run_dir import CONFIG
+from expbase.record.run_dir import RunDirectory
 from expbase.state import checkpoint
 
 _LONGEST_SECONDS = 30  # between two starts, so that what is full may empty
@@ -27,9 +26,16 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
     """Supervises `function(*words)` in new processes; returns the exit code of the last start.
 
     The last of the words are the args, with `restarts`, `nprocs`, `device`, `output` and `fresh`.
+    With `fresh` a ConfigError says why the old run cannot be moved aside.
     """
     args = words[-1]
-    before = _identity(args)
+    if args.fresh:  # here, because only the first start is to move the old run aside
+        directory = RunDirectory(args.output)
+        aside = directory.claim({}, fresh=True, force=True)
+        directory.release()
+        args.fresh = False
+        if aside:
+            print(f"the run that was here is now in {aside}", file=sys.stderr)
     args.supervised_since = time.monotonic()  # from where the time limit counts
     args.restart_reason = ""
     used = 0
@@ -38,8 +44,6 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
     with signals.installed():
         while True:
             outcome = launch.spawn(function, words, args.nprocs, args.device, signals)
-            # What a start has begun is not moved aside by the next one.
-            args.fresh = args.fresh and _identity(args) in (None, before)
             is_stop = outcome.code in STOPPED and not outcome.deaths
             if outcome.code in (0, MISTAKE) or is_stop or signals.asked:
                 return outcome.code
@@ -63,13 +67,5 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
 
 def _newest(args: Any) -> int:
     """The iteration of the newest checkpoint, -1 if there is none."""
-    # Until a start has begun, what is there will be moved aside.
-    saved = [] if args.fresh else checkpoint.listed(Path(args.output) / checkpoint.FOLDER)
+    saved = checkpoint.listed(Path(args.output) / checkpoint.FOLDER)
     return (checkpoint.iteration_of(saved[-1]) or 0) if saved else -1
-
-
-def _identity(args: Any) -> int | None:
-    """Another number for another run in this directory; None if there is none."""
-    with contextlib.suppress(OSError):
-        return (Path(args.output) / CONFIG).stat().st_ino
-    return None
