@@ -231,7 +231,6 @@ def test_each_package_is_noted_with_its_version() -> None:
     def key(name: str) -> str:
         return re.sub("[-_.]+", "-", name).lower()
 
-    provenance._packages.cache_clear()  # somebody may have installed one since
     noted = {key(name): version for name, version in provenance._packages().items()}
     installed = [*importlib.metadata.distributions()]
     assert any("_" in str(distribution._path) for distribution in installed)

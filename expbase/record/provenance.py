@@ -6,7 +6,6 @@ and no path of the machine but in the words that a person typed.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import multiprocessing
 import os
@@ -58,14 +57,11 @@ def _work_tree(experiment: type) -> Path | None:
     return git.top_of(Path(file).resolve().parent if file else Path.cwd())
 
 
-@functools.cache  # a runner starts several experiments in one process
 def _packages() -> dict[str, str]:
     """The version of each package by its name."""
-    found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions():
-        facts = distribution.metadata
-        found.setdefault(facts["Name"], facts["Version"])  # the first is the one that is imported
-    return dict(sorted(found.items(), key=lambda package: package[0].lower()))
+    found = [*importlib.metadata.distributions()]
+    # From the last on: of two with one name the first is imported.
+    return {facts["Name"]: facts["Version"] for facts in (d.metadata for d in reversed(found))}
 
 
 def versions() -> str:

@@ -6,6 +6,7 @@ checksums(type(experiment))     # {"train.py": "0a1b2c3d", "nets/small.py": …}
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -14,26 +15,21 @@ _OURS = Path(__file__).parents[1]
 
 
 def checksums(experiment: type) -> dict[str, str]:
-    """Of the files of its classes, and of what else is loaded from the folder of the first one.
+    """Of what is loaded from the folder of the file of its class, by the paths in that folder.
 
-    By their paths in that folder, and by their names elsewhere. Without expbase's own files, and
-    without those of packages that are installed; none of a class that has no file, as in a
-    notebook.
+    Without expbase's own files, and without those of packages that are installed; of none if the
+    class has no file, as in a notebook.
     """
-    files = [_file_of(cls.__module__) for cls in experiment.__mro__]
-    folder = next(iter(files), Path()).parent
+    file = getattr(sys.modules.get(experiment.__module__), "__file__", None)
+    folder = Path(file or os.devnull).parent
     # By their names: there are thousands, and a Path of each takes half the time of a start.
-    names = [str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]]
-    loaded = {Path(name) for name in names if name.startswith(f"{folder}/")}
+    names = {str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]}
+    loaded = [Path(name) for name in sorted(names) if name.startswith(f"{folder}/")]
     return {
-        str(file.relative_to(folder)) if folder in file.parents else file.name: _checksum(file)
-        for file in sorted({*files, *loaded})
+        str(file.relative_to(folder)): _checksum(file)
+        for file in loaded
         if file.suffix == ".py" and "-packages" not in str(file) and _OURS not in file.parents
     }
-
-
-def _file_of(module: str) -> Path:
-    return Path(getattr(sys.modules.get(module), "__file__", None) or "")
 
 
 def _checksum(file: Path) -> str:
