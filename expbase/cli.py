@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -150,7 +149,8 @@ def main(
     """
     parser = parser or default_argument_parser()
     with report_user_errors(parser.prog):
-        _check_place(argv)
+        if argv is None and in_cell():
+            raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
         args = parser.parse_intermixed_args(argv)
         setattr(args, DONE_BY_MAIN, True)
         config = load_config(experiment, args)
@@ -182,17 +182,6 @@ def check_options(experiment: type[ExperimentBase], args: argparse.Namespace) ->
         )
 
 
-def _check_place(argv: Sequence[str] | None) -> None:
-    """Raises a ConfigError if `main` is called where it has no options, or must not run."""
-    if argv is None and in_cell():
-        raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError(
-            "main(…) is called when this script is imported, as the processes of --nprocs do; "
-            'expected `if __name__ == "__main__":` before it.'
-        )
-
-
 def load_config(
     experiment: type[ExperimentBase], args: argparse.Namespace, of_run: Path | None = None
 ) -> Config:
@@ -216,7 +205,8 @@ def _start(*words: Any) -> ExperimentBase | None:
     if args.restarts and not in_front():  # a tool wants to see the failure
         from expbase.ranks import restarts  # here: few runs need it
 
-        code = restarts.run(_run, words)
+        with report_user_errors(words[0]):
+            code = restarts.run(_run, words)
     elif args.nprocs > 1 and world.world_size() == 1:
         code = spawn(_run, words, args.nprocs, args.device)
     else:
