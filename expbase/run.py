@@ -64,7 +64,7 @@ class Run:
         self.on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
         self.events = Subscribers(experiment)
         self.state = UserState(experiment, self.warn)
-        self.directory = RunDirectory(self.output_dir, "--output")
+        self.directory = RunDirectory(self.output_dir)
         self.ledger = Ledger(None)
         self.stop = StopRequests()
         self.rank_watch: Any = None  # a Watch, if there are other ranks

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-import paddle
 import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
@@ -83,23 +82,6 @@ def test_only_one_rank_draws_on_the_terminal(
     monkeypatch.setattr(world, "rank", lambda: 1)
     with run_of(make(Tiny, tmp_path / "run")).report.live(lambda: ("train", 1, 1)):
         pass
-
-
-def test_long_names_move_the_whole_card(tmp_path: Path) -> None:
-    class Named(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.a_rather_long_name = paddle.nn.Linear(1, 1)
-            self.exclude_from_state("a_rather_long_name")
-            self.another_long_name = paddle.nn.Linear(1, 1)
-
-    exp = make(Named, tmp_path / "run")
-    exp.setup()
-    exp.close()
-    rows = [line for line in said(tmp_path / "run") if not line.startswith(("WARNING", "self.a_"))]
-    places = {re.match(r"\S* +", line).end() for line in rows if " parameters" in line}  # type: ignore[union-attr]
-    assert len(places) == 1
-    assert {re.match(r"\S* +", line).end() for line in rows[:1]} == places  # type: ignore[union-attr]
 
 
 def test_a_start_without_a_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def refusal(path: Path, config: Config = CONFIG, **options: bool) -> str:
     with pytest.raises(ConfigError) as caught:
         claimed(path, config, **options)
     text = str(caught.value)
-    assert text.startswith(f"args.output: {str(path)!r} ")
+    assert text.startswith(f"--output: {str(path)!r} ")
     return text
 
 

@@ -34,9 +34,8 @@ def card(
     ]
     if adapter.loader is None:
         rows = [row for row in rows if row[0] not in ("data", "update")]
-    width = max(11, *(len(name) for name, _ in rows))
     for row, text in rows:
-        yield f"{row:<{width}} {text}"
+        yield f"{row:<11} {text}"
     if adapter.filled:
         yield (
             f"the last round of an epoch takes its first {adapter.filled} batches again, so that "
@@ -61,18 +60,13 @@ def _data(adapter: LoaderAdapter, valid_loader: Any, world_size: int) -> str:
     samples = adapter.num_samples
     batches = adapter.batches_per_epoch
     whose = "a rank's epoch" if world_size > 1 else "an epoch"
-    known = [_count(samples, "sample")] if samples is not None else []
-    known += [f"{_count(batches, 'batch')} {whose}"] if batches is not None else []
+    known = [f"{samples:,} samples"] if samples is not None else []
+    known += [f"{batches:,} batches {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
     text += f", {adapter.sharding}" if adapter.sharding else ""
     if (samples := num_samples(valid_loader)) is not None:
-        text += f"; validation: {_count(samples, 'sample')}"
+        text += f"; validation: {samples:,} samples"
     return text
-
-
-def _count(number: int, name: str) -> str:
-    plural = "es" if name.endswith("ch") else "s"
-    return f"{number:,} {name}{plural if number != 1 else ''}"
 
 
 def _update(batch_size: int | None, batches: int) -> str:

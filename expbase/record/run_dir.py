@@ -39,11 +39,10 @@ _held: set[str] = set()
 
 
 class RunDirectory:
-    """The directory of a run; errors say by which `option` it was given."""
+    """The directory of a run."""
 
-    def __init__(self, path: str | Path, option: str = "args.output") -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        self._option = option
         self._config = self.path / CONFIG  # written once the directory is a run's
         self._lock = contextlib.ExitStack()
 
@@ -150,4 +149,4 @@ class RunDirectory:
             checkpoint.write_single_file(self._config, [dump_yaml(config).encode()])
 
     def _error(self, what: str) -> ConfigError:
-        return ConfigError(f"{self._option}: {str(self.path)!r} {what}")
+        return ConfigError(f"--output: {str(self.path)!r} {what}")
