@@ -109,22 +109,6 @@ def in_cell() -> bool:
     return ipython is not None and not hasattr(script, "__file__") and bool(ipython.get_ipython())
 
 
-@contextlib.contextmanager
-def ending_cell() -> Iterator[None]:
-    """Where a script would end its process, a notebook ends the cell, with one line."""
-    try:
-        yield
-    except SystemExit as end:
-        if not in_cell():
-            raise
-        is_code = str(end) == str(end.code)
-        text = f"exit code {end.code}: see the lines above" if is_code else str(end)
-        error = (KeyboardInterrupt if end.code == 130 else RuntimeError)(text)
-        vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {text}"]
-        raise error from None
-
-
-@ending_cell()
 def main(
     experiment: type[ExperimentBase],
     *,
@@ -144,8 +128,7 @@ def main(
         was none (--print_config).
 
     Raises:
-        SystemExit: With the exit code of the run, as --help lists them, unless that is 0. In a
-            notebook instead a RuntimeError, and of a Ctrl-C a KeyboardInterrupt.
+        SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
     """
     parser = parser or default_argument_parser()
     with report_user_errors(parser.prog):
