@@ -178,6 +178,8 @@ def test_a_rank_that_gloo_aborts_names_the_death_that_is_the_cause_before_it_end
         (b'[1, 2, "there"]\n', ("rank 1 died without a word", 1)),
         (b"GET / HTTP/1.1\r\n\r\n", ("", 0)),
         (b"", ("", 0)),
+        (b"[" * 50_000, ("", 0)),
+        (b'[1, 2, "there"]\n["", Infinity]\n', ("", 0)),
     ],
 )  # fmt: skip
 def test_how_a_rank_left_is_read_when_its_connection_closes_and_strangers_are_nobody(
@@ -198,6 +200,20 @@ def end_of(received: bytes, connect: Callable[[], Any]) -> tuple[str, int]:
     while watch._received:
         watch._receive(own)
     return ends[-1]
+
+
+def test_a_stranger_that_never_ends_is_not_listened_to() -> None:
+    own, other = socket.socketpair()
+    watch = object.__new__(Watch)
+    watch.__dict__ |= {"_received": {own: b""}, "_error": ""}
+    other.setblocking(False)
+    while watch._received:
+        other.send(b"GET /" * 1000)
+        watch._receive(own)
+    with pytest.raises(ConnectionError):
+        while True:
+            other.send(b"GET /")
+    other.close()
 
 
 class Gone:

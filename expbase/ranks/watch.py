@@ -34,6 +34,8 @@ LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ran
 _LIMIT_SECONDS = 300.0
 _SAY_SECONDS = 30.0  # between two lines about missing ranks
 _POLL_SECONDS = 0.01
+_LONGEST = 1 << 16  # bytes over a connection; a stranger that sends more is not listened to
+_LONGEST_FAILURE = 5000  # characters, which are six bytes each at most
 # After which a rank that fails tells it: by then all make the same mistake, or the cause is known.
 _TELL_SECONDS = 1.0
 _ABORT_SECONDS = 6.0  # for the thread to hear of the death for which gloo aborts
@@ -150,12 +152,12 @@ class Watch:
     def _receive(self, connection: socket.socket) -> None:
         is_silent = False
         try:
-            received = connection.recv(1 << 16)
+            received = connection.recv(_LONGEST)
         except OSError as error:
             received = b""
             is_silent = not isinstance(error, ConnectionError)
-        if received:
-            self._received[connection] += received
+        self._received[connection] += received
+        if received and len(self._received[connection]) <= _LONGEST:
             return
         failure, code = _how_it_left(self._received.pop(connection), is_silent)
         connection.close()
@@ -173,7 +175,7 @@ class Watch:
 
     def _leave(self, failure: str, code: int) -> None:
         for connection in self._received:
-            _send(connection, [failure, code])
+            _send(connection, [failure[:_LONGEST_FAILURE], code])
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
 
@@ -232,7 +234,7 @@ def _how_it_left(received: bytes, is_silent: bool) -> tuple[str, int]:
         if last:
             failure, code = last[0]
             return str(failure), int(code)
-    except (TypeError, ValueError):  # a stranger
+    except (ArithmeticError, RecursionError, TypeError, ValueError):  # a stranger
         return "", 0
     if is_silent:
         return f"rank {number} fell silent: its machine or its network is gone", 1
