@@ -119,7 +119,7 @@ class Evaluation:
         before = Snapshot(lambda: layers_with_buffers(found))
         try:
             eval_mode = _isolated_eval(all_layers, found.parameters.values())
-            with self._stopwatch.exclude("validation"), eval_mode:
+            with self._stopwatch.exclude(), eval_mode:
                 yield
         finally:
             objects.set_generator_states(found, drawn_from)

@@ -64,7 +64,7 @@ class Report:
         """The means of what was logged since the last line, rates and speeds: one event."""
         self.check_finite(iteration)  # waits for the device: that is training's time
         speed = self._stopwatch.speed(iteration, self._data.samples_per_round)
-        with self._stopwatch.exclude("logging"):
+        with self._stopwatch.exclude():
             if (seconds := self._left(iteration)[1]) is not None:
                 speed["seconds_left"] = seconds
             means = self.metrics.meter.means()
@@ -149,14 +149,12 @@ class Report:
         )
 
     def end(self) -> None:
-        """Where the time went, what is best, and how to see the curves."""
+        """How long it took, what is best, and how to see the curves."""
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
         world.on_rank_zero(self._checkpointer.close, "the last checkpoint")
         say = self._logger.info
-        times = self._stopwatch.time_breakdown().items()
-        parts = ", ".join(f"{name} {part:.0%}" for name, part in times if part)
-        say("time        %s: %s", card.clock(self._stopwatch.seconds()), parts)
+        say("time        %s", card.clock(self._stopwatch.seconds()))
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self._config.training.monitor
             say("best        %s=%.6g at iteration %d", monitor, score, iteration)

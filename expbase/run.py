@@ -326,7 +326,7 @@ class Run:
         if loop.saved_at == self.iteration or self.read_only:
             return
         loop.check_savable()
-        with self.stopwatch.exclude("saving"):
+        with self.stopwatch.exclude():
             self.report.check_finite(self.iteration)
             self.update.check_complete()
             self.update.settle_scaler()

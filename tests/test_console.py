@@ -174,7 +174,7 @@ def test_a_run_shows_a_line_that_moves_and_its_workers_do_not_hang(tmp_path: Pat
     assert "FileProxy" not in end
     assert "[25] epoch=1 valid/accuracy=0.5" in end
     assert "train/loss" not in end  # the live line said it
-    assert re.search(r"time +\S+ s: training \d+%, data \d+%, logging", end)
+    assert re.search(r"time +\S+ s\n", end)
     assert re.search(r"\[60\] FINISHED: epoch 1", end.splitlines()[-1] + end.splitlines()[-2])
     assert (tmp_path / "run/worker_0.log").read_text().count("train/loss") == 60
 

@@ -1,8 +1,8 @@
-"""How fast training is, where the time of a start goes, and how long the rest will take.
+"""How fast training is, and how long the rest will take.
 
 Training time is what remains without validation, saving and logging. The clock is passed in.
 
-    with watch.exclude("saving"): ...
+    with watch.exclude(): ...
     watch.speed(iteration, samples_per_batch=64)["steps_per_second"]
     watch.seconds_left(iteration, iterations_left=800)
 """
@@ -27,7 +27,6 @@ class Stopwatch:
         self.batches = 0  # read so far
         self._began = (iteration, self.clock())
         self._excluded_seconds = 0.0
-        self._totals: dict[str, float] = {}
         self._is_excluding = False
         self._begin_window(iteration)
 
@@ -36,7 +35,7 @@ class Stopwatch:
         self._window = (iteration, self.batches, now, self.data_seconds, self._excluded_seconds)
 
     @contextlib.contextmanager
-    def exclude(self, name: str) -> Iterator[None]:
+    def exclude(self) -> Iterator[None]:
         """Takes the time of the block out of training; a block within it does not count apart."""
         if self._is_excluding:
             yield
@@ -47,9 +46,7 @@ class Stopwatch:
             yield
         finally:
             self._is_excluding = False
-            seconds = self.clock() - began
-            self._excluded_seconds += seconds
-            self._totals[name] = self._totals.get(name, 0.0) + seconds
+            self._excluded_seconds += self.clock() - began
 
     def speed(self, iteration: int, samples_per_batch: int | None) -> dict[str, float]:
         """The speed of training since the last call; a batch is that of all ranks together."""
@@ -73,10 +70,3 @@ class Stopwatch:
     def seconds(self) -> float:
         """Since training began."""
         return self.clock() - self._began[1]
-
-    def time_breakdown(self) -> dict[str, float]:
-        """The parts of the time since training began, 0 to 1: "training" and "data" first."""
-        total = max(self.seconds(), 1e-9)
-        training = max(total - self._excluded_seconds - self.data_seconds, 0.0)
-        spent = {"training": training, "data": self.data_seconds, **self._totals}
-        return {name: seconds / total for name, seconds in spent.items()}
