@@ -36,23 +36,8 @@ def watching(
     `progress` returns what should move, by name; `path` is the logger's file. With `end`, which is
     called with what hangs, the process ends.
     """
-    pause = min(seconds / 4, 5.0)
     ended = threading.Event()
-
-    def report(now: dict[str, Any]) -> None:
-        where = " ".join(f"{name}={value}" for name, value in now.items())
-        text = f"no progress for {seconds:g} s: {where}"
-        try:
-            logger.warning(_TEXT, text, path.name, "this rank ends" if end else "the run goes on")
-            # It writes below Python: to a file with a descriptor, not to a logger.
-            with path.open("a", encoding="utf-8") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-        finally:
-            # Only now: a rank that waits for this one writes its stacks, too.
-            if end is not None and not ended.wait(2 * pause):
-                end(text)
-
-    work = (ended, seconds, pause, progress, report, end is not None)
+    work = (ended, seconds, progress, logger, path, end)
     # A daemon: an interpreter that ends within the block must not wait for it.
     thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
     thread.start()
@@ -66,19 +51,20 @@ def watching(
 def _watch(
     ended: threading.Event,
     seconds: float,
-    pause: float,
     progress: Callable[[], dict[str, Any]],
-    report: Callable[[dict[str, Any]], object],
-    ends: bool,
+    logger: logging.Logger,
+    path: Path,
+    end: Callable[[str], object] | None,
 ) -> None:
+    pause = min(seconds / 4, 5.0)
     before = progress()
     since = time.monotonic()
     is_reported = False
     while True:
-        if ends:
+        if end is not None:
             faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
         if ended.wait(pause):
-            return faulthandler.cancel_dump_traceback_later() if ends else None
+            return faulthandler.cancel_dump_traceback_later() if end is not None else None
         now = progress()
         if now != before:
             before = now
@@ -86,4 +72,15 @@ def _watch(
             is_reported = False
         elif not is_reported and time.monotonic() - since >= seconds:
             is_reported = True
-            report(now)
+            where = " ".join(f"{name}={value}" for name, value in now.items())
+            text = f"no progress for {seconds:g} s: {where}"
+            try:
+                next_ = "this rank ends" if end is not None else "the run goes on"
+                logger.warning(_TEXT, text, path.name, next_)
+                # It writes below Python: to a file with a descriptor, not to a logger.
+                with path.open("a", encoding="utf-8") as file:
+                    faulthandler.dump_traceback(file, all_threads=True)
+            finally:
+                # Only now: a rank that waits for this one writes its stacks, too.
+                if end is not None and not ended.wait(2 * pause):
+                    end(text)
