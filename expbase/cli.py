@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -124,8 +125,7 @@ def main(
             none, and must give them.
 
     Returns:
-        The experiment, closed; None if it was in other processes (--nprocs, --restarts) or there
-        was none (--print_config).
+        The experiment, closed; None if it was in other processes, or if there was none.
 
     Raises:
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
@@ -144,7 +144,11 @@ def main(
         args.output = fill_in(args.output or "", config)
         if inspected(args) is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
-    with put_in_front(Smoke) if args.smoke else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if args.smoke:
+            stack.enter_context(put_in_front(Smoke))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
+            args.output = str(Path(folder, "run"))
         return _start(parser.prog, experiment, config, args)
 
 

@@ -1,17 +1,15 @@
 """`--smoke`: takes an experiment through a whole life in seconds, before a long run.
 
-Setup, two updates, two batches of validation, a save and a load, in a temporary directory. Of the
-config only the intervals of logging, validating and saving are changed, so schedules are as long as
-they will be. Training counts as broken off: what on_train_end does `if self.finished` is not tried.
+Setup, two updates, two batches of validation, a save and a load; cli.py gives it a temporary
+directory. Of the config only the intervals of logging, validating and saving are changed, so
+schedules are as long as they will be. Training counts as broken off: what on_train_end does `if self.finished` is not tried.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, fill
@@ -35,13 +33,7 @@ class Smoke(ExperimentBase):
         config.training.update(log_interval=1, save_interval=UPDATES)
         if type(self).valid is not ExperimentBase.valid:
             config.training.valid_interval = UPDATES
-        self.smoke_folder = tempfile.TemporaryDirectory(prefix="expbase-smoke-")
-        output = str(Path(self.smoke_folder.name) / "run")
-        try:
-            super().__init__(config, argparse.Namespace(**{**vars(args), "output": output}))
-        except BaseException:
-            self.smoke_folder.cleanup()
-            raise
+        super().__init__(config, args)
 
     def train_batch(self) -> None:
         """One update, and no more than a few."""
@@ -72,10 +64,3 @@ class Smoke(ExperimentBase):
             raise ConfigError(f"--smoke: made no update; training ended at {self.iteration}.")
         if self.rank == 0:
             print(f"smoke test passed: {self.smoke_updates} updates, validated, saved and loaded")
-
-    def close(self) -> None:
-        """Closes, and removes the directory."""
-        try:
-            super().close()
-        finally:
-            self.smoke_folder.cleanup()

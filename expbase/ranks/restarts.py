@@ -26,7 +26,6 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
     """Supervises `function(*words)` in new processes; returns the exit code of the last start.
 
     The last of the words are the args, with `restarts`, `nprocs`, `device`, `output` and `fresh`.
-    With `fresh` a ConfigError says why the old run cannot be moved aside.
     """
     args = words[-1]
     if args.fresh:  # here, because only the first start is to move the old run aside
