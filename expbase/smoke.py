@@ -2,7 +2,8 @@
 
 Setup, two updates, two batches of validation, a save and a load; cli.py gives it a temporary
 directory. Of the config only the intervals of logging, validating and saving are changed, so
-schedules are as long as they will be. Training counts as broken off: what on_train_end does `if self.finished` is not tried.
+schedules are as long as they will be. Training counts as broken off: what on_train_end does
+`if self.finished` is not tried.
 """
 
 from __future__ import annotations
