@@ -146,43 +146,17 @@ _SPECS = "_expbase_listener_specs"  # the attribute of a marked method
 
 @dataclasses.dataclass(eq=False)
 class Filter:
-    """The arguments of one `on`: decides whether its listener acts, and counts."""
+    """The condition of one `on`: decides whether its listener acts, and counts."""
 
     event: str
-    every: int | None
-    once: int | None
-    filter_fn: Callable[[Filter, Any], bool] | None
+    filter_fn: Callable[[Filter, Any], bool] | None  # None: it acts every time
     num_called: int = 0  # how often its event happened, this time included
     num_executed: int = 0  # how often the listener acted so far
-
-    @property
-    def given(self) -> list[str]:
-        """The names of the conditions that were given."""
-        return [name for name in ("every", "once", "filter_fn") if getattr(self, name) is not None]
-
-    def check(self) -> None:
-        """Raises a ValueError if there is no such event, or if the conditions cannot be met."""
-        event = self.event
-        given = self.given
-        if event not in EVENTS:
-            raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
-        if len(given) > 1:
-            raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
-        for name, number in (("every", self.every), ("once", self.once)):
-            if number is not None and (type(number) is not int or number < 1):
-                raise ValueError(
-                    f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
-                )
 
     def passes(self, experiment: Any) -> bool:
         """Counts the event once more; returns whether the listener acts."""
         self.num_called += 1
-        if self.every is not None:
-            acts = self.num_called % self.every == 0
-        elif self.once is not None:
-            acts = self.num_called == self.once
-        else:
-            acts = self.filter_fn is None or bool(self.filter_fn(self, experiment))
+        acts = self.filter_fn is None or bool(self.filter_fn(self, experiment))
         self.num_executed += acts
         return acts
 
@@ -207,16 +181,27 @@ def on(
 
     Raises:
         ValueError: There is no such event, or the filters contradict each other.
-        TypeError: The marked object is not a plain method.
 
     Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
     """
-    spec = Filter(event, every, once, filter_fn)
-    spec.check()
+    if event not in EVENTS:
+        raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
+    conditions = {"every": every, "once": once, "filter_fn": filter_fn}
+    given = [name for name, condition in conditions.items() if condition is not None]
+    if len(given) > 1:
+        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
+    for name, number in (("every", every), ("once", once)):
+        if number is not None and (type(number) is not int or number < 1):
+            raise ValueError(
+                f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
+            )
+    if every is not None:
+        filter_fn = lambda filter_, _: filter_.num_called % every == 0  # noqa: E731
+    if once is not None:
+        filter_fn = lambda filter_, _: filter_.num_called == once  # noqa: E731
+    spec = Filter(event, filter_fn)
 
     def mark(method: F) -> F:
-        if not inspect.isfunction(method):
-            raise TypeError(f"@on({event!r}): marks {method!r}; expected a plain method.")
         setattr(method, _SPECS, (spec, *getattr(method, _SPECS, ())))
         return method
 
@@ -234,7 +219,7 @@ class Subscribers:
             for spec in specs:
                 filter_ = dataclasses.replace(spec)  # each experiment counts for itself
                 self._listeners.setdefault(spec.event, []).append((method, filter_))
-                if spec.given:
+                if spec.filter_fn is not None:
                     name = f"{method}:{spec.event}"
                     while name in self._counted:  # two filters on one method and event
                         name += "'"
@@ -293,7 +278,7 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
             place = f"{base.__name__}.{name}"
             specs = getattr(value, _SPECS, ()) if inspect.isfunction(value) else ()
             if specs:
-                _check_listener(place, name, value, specs)
+                _check_listener(place, value, specs)
                 listeners[name] = specs
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
@@ -302,12 +287,7 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     return listeners
 
 
-def _check_listener(place: str, name: str, method: Any, specs: Sequence[Filter]) -> None:
-    if name in EVENTS:
-        raise TypeError(
-            f"{place}: is an event itself, and called when it happens. Give the listener another "
-            "name."
-        )
+def _check_listener(place: str, method: Any, specs: Sequence[Filter]) -> None:
     for spec in specs:
         expected = inspect.signature(getattr(Events, spec.event))
         try:
