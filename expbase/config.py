@@ -213,14 +213,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 def fill_in(output: str, config: Mapping[str, Any]) -> str:
     """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
-    values = flatten(config)
-    for braces, key in re.findall(r"(\{([^{}]*)\})", output):
-        if key not in values:
-            raise ConfigError(
-                f"--output: {braces} names no config value; expected one of {', '.join(values)}."
-            )
-        output = output.replace(braces, str(values[key]).replace("/", "_"))
-    return str(Path(output))
+    try:
+        return str(Path(output.format_map(config)))
+    except (AttributeError, LookupError, ValueError) as error:
+        raise ConfigError(
+            f"--output: {output!r} names no config value: {error}; expected one of "
+            f"{', '.join(flatten(config))}."
+        ) from error
 
 
 _TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number", str: "a text"}

@@ -114,7 +114,10 @@ def test_options_reach_the_training_keys_that_the_defaults_leave_out(
         ([], "--output: not given; expected the directory of the run."),
         (["--output", "x", "training.sed=1"], "unknown key 'training.sed'. Did you mean"),
         (["--config", "no.yaml"], "no.yaml: cannot be read"),
-        (["--output", "runs/{optim.rl}"], "--output: {optim.rl} names no config value; expected"),
+        (
+            ["--output", "runs/{optim.rl}"],
+            "--output: 'runs/{optim.rl}' names no config value: rl; expected",
+        ),
     ],
 )
 def test_a_mistake_is_answered_with_one_line_and_code_78(
@@ -150,10 +153,10 @@ def test_a_number_of_processes_below_one_is_wrong_usage(
     assert f"--nprocs/--ngpu: {number!r} given; expected 1 or more" in capsys.readouterr().err
 
 
-def test_config_values_fill_the_output_path_without_new_folders() -> None:
+def test_config_values_fill_the_output_path() -> None:
     config = Demo.default_config()
-    filled = fill_in("runs/{optim.name}/lr{optim.lr}-{training.seed}", config)
-    assert filled == "runs/a_b/lr0.1-0"
+    filled = fill_in("runs/lr{optim.lr:.0e}-{training.seed}", config)
+    assert filled == "runs/lr1e-01-0"
     for unknown in ("{}", "{lr}", "{optim.rl}"):
         with pytest.raises(ConfigError, match="names no config value") as caught:
             fill_in(f"runs/{unknown}", config)
