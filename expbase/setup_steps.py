@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +156,8 @@ def open_records(run: Run) -> None:
     run.evaluation.meter = run.report.metrics.meter
     run.on_close.callback(run.report.metrics.close)
     run.ledger = Ledger(directory / LEDGER if run.writes else None)
-    if run.writes:  # in a thread: the rest of setup does not wait for git
-        # Closing waits for it: it writes into the directory, too.
-        submit = run.on_close.enter_context(ThreadPoolExecutor(1)).submit
-        run.ledger.gathered = submit(provenance.gather, directory, type(run.experiment))
+    if run.writes:
+        run.ledger.facts = provenance.gather(directory, type(run.experiment))
     run.stop = StopRequests(
         directory / "STOP" if run.writes else None,
         run.training.time_limit_seconds,

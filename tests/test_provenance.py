@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import forks
 import paddle
 import pytest
 from repository import GIT, commit, git, new_repository
-from tiny import TESTS, Tiny, trained
+from tiny import TESTS, Tiny
 
 import expbase.__main__
 from expbase.record import provenance
@@ -36,36 +35,6 @@ class Noting(Tiny):
         pass
 if __name__ == "__main__":
     main(Noting)
-"""
-
-
-# Writes down who was asked what, and what was imported, until the end of the first update.
-FIRST_UPDATE = """
-import importlib.metadata, json, pathlib, subprocess, sys, threading
-from tiny import Tiny, wait_until
-from expbase import main
-
-asked = []
-
-def noting(owner, name):
-    function = getattr(owner, name)
-    def noted(*args, **options):
-        asked.append([name, threading.current_thread() is threading.main_thread()])
-        return function(*args, **options)
-    setattr(owner, name, noted)
-
-class Noting(Tiny):
-    def train_batch(self):
-        super().train_batch()
-        imported = [name for name in sys.modules if "." not in name]
-        wait_until(lambda: {name for name, _ in asked} == {"Popen", "distributions"})
-        facts = {"asked": asked, "imported": imported}
-        pathlib.Path("facts_0.json").write_text(json.dumps(facts))
-        self.stop()
-
-noting(subprocess, "Popen")
-noting(importlib.metadata, "distributions")
-main(Noting)
 """
 
 
@@ -173,42 +142,6 @@ def test_under_paddles_launcher_they_are_those_of_a_rank(repository: Path) -> No
 def test_with_nprocs_they_are_the_script_and_its_options(repository: Path) -> None:
     words = ["train.py", "--output", "a", "--device", "cpu", "--nprocs", "2"]
     assert noted(repository / "deep", *words)["command"] == words
-
-
-def test_what_takes_long_is_not_on_the_way_to_the_first_update(
-    repository: Path, tmp_path: Path
-) -> None:
-    (repository / "train.py").write_text(FIRST_UPDATE)
-    facts = noted(repository, "train.py", "--output", str(tmp_path / "run"))
-    assert not [name for name, in_main_thread in facts["asked"] if in_main_thread]
-    assert not {"visualdl", "matplotlib", "pandas"} & {*facts["imported"]}
-    start = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[0])
-    assert start["git"]["dirty"]  # by the script, as it was when the run started
-    assert "paddlepaddle" in " ".join(start["packages"])
-
-
-# --- the machine -------------------------------------------------------------------------------
-
-
-def test_nothing_is_written_into_the_directory_after_a_start_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gather, ended = provenance.gather, []
-
-    def slow(*facts: Any) -> dict[str, Any]:
-        time.sleep(0.3)
-        found = gather(*facts)
-        ended.append(True)
-        return found
-
-    class Dataless(Tiny):
-        def setup_dataloader(self) -> None:
-            raise ValueError("no data")
-
-    monkeypatch.setattr(provenance, "gather", slow)
-    with pytest.raises(ValueError, match="no data"):
-        trained(Dataless, tmp_path / "run")
-    assert ended == [True]
 
 
 def test_of_the_environment_only_what_steers_training_is_noted(

@@ -14,7 +14,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class Ledger:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.gathered: Future[dict[str, Any]] | None = None  # of a start; None: it writes nothing
+        self.facts: dict[str, Any] = {}  # of this start, from provenance.py
         self.resumed: str | None = None  # the checkpoint from which this start goes on
         self.has_begun = False  # whether this start is noted
 
@@ -39,11 +38,8 @@ class Ledger:
     ) -> None:
         """Notes a start that trains, on rank 0, and for what reason --restarts makes it, if any."""
         self.has_begun = True
-        if self.gathered is not None:
-            facts = self.gathered.result()
-            facts |= {"ranks": ranks, "resumed": self.resumed, "restart": reason}
-            facts["config"] = flat(config)
-            self.write("start", iteration=iteration, **facts)
+        facts = {**self.facts, "ranks": ranks, "resumed": self.resumed, "restart": reason}
+        self.write("start", iteration=iteration, config=flat(config), **facts)
 
     def end(self, iteration: int, failure: BaseException | None, stopped_by: StopReason) -> None:
         """Notes how a start has ended."""

@@ -6,6 +6,7 @@ and no path of the machine but in the words that a person typed.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import multiprocessing
 import os
@@ -57,6 +58,7 @@ def _work_tree(experiment: type) -> Path | None:
     return git.top_of(Path(file).resolve().parent if file else Path.cwd())
 
 
+@functools.cache  # a runner starts several experiments in one process
 def _packages() -> dict[str, str]:
     """The version of each package by its name."""
     found = [*importlib.metadata.distributions()]
