@@ -184,17 +184,7 @@ def on(
 
     Source: fastNLP's `Trainer.on` and `Filter` (seed 003).
     """
-    if event not in EVENTS:
-        raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
-    conditions = {"every": every, "once": once, "filter_fn": filter_fn}
-    given = [name for name, condition in conditions.items() if condition is not None]
-    if len(given) > 1:
-        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
-    for name, number in (("every", every), ("once", once)):
-        if number is not None and (type(number) is not int or number < 1):
-            raise ValueError(
-                f"@on({event!r}): {name}={number!r} given; expected a whole number from 1 on."
-            )
+    _check_on(event, {"every": every, "once": once, "filter_fn": filter_fn})
     if every is not None:
         filter_fn = lambda filter_, _: filter_.num_called % every == 0  # noqa: E731
     if once is not None:
@@ -206,6 +196,19 @@ def on(
         return method
 
     return mark
+
+
+def _check_on(event: str, conditions: Mapping[str, Any]) -> None:
+    if event not in EVENTS:
+        raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
+    given = {name: value for name, value in conditions.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
+    for name, value in given.items():
+        if name != "filter_fn" and (type(value) is not int or value < 1):
+            raise ValueError(
+                f"@on({event!r}): {name}={value!r} given; expected a whole number from 1 on."
+            )
 
 
 class Subscribers:
