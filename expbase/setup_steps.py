@@ -205,7 +205,6 @@ def _say_what_there_is(run: Run) -> None:
         experiment.valid_loader,
         run.world_size,
         run.training.accumulation_steps,
-        str(run.args.output),
     ):
         run.logger.info("%s", text)
     if run.read_only:

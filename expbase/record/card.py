@@ -19,18 +19,16 @@ def card(
     valid_loader: Any,
     world_size: int,
     accumulation_steps: int,
-    output: str,
 ) -> Iterator[str]:
     """What there is, at the end of setup; `changes` are config values that are not by default."""
     rows = [
         ("experiment", name),
-        *_config_rows(changes),
+        *(("config", f"{key}={value!r}") for key, value in changes.items()),
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
         ("update", _update(adapter.batch_size, world_size * accumulation_steps)),
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
-        ("output", output),
     ]
     if adapter.loader is None:
         rows = [row for row in rows if row[0] not in ("data", "update")]
@@ -41,12 +39,6 @@ def card(
             f"the last round of an epoch takes its first {adapter.filled} batches again, so that "
             "every rank has one"
         )
-
-
-def _config_rows(changes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for number, (key, value) in enumerate(changes.items()):
-        yield "" if number else "config", f"{key}={value!r}"
-    yield "" if changes else "config", "the rest by default" if changes else "all by default"
 
 
 def _layer_rows(layers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
