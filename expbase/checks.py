@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 from expbase.state.arrays import is_piece
 
+# Where Slurm and MPI tell a process how many there are. Paddle does not look.
+_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 # The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
 DONE_BY_MAIN = "done_by_main"
 
@@ -274,6 +277,10 @@ def unread_data(loader: Any, batches: int) -> str:
 
 def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
     """What a person would want to be told before training; each may be meant so."""
+    for name in _SIZES:
+        size = os.environ.get(name, "1")
+        if size != "1" and world.world_size() == 1:
+            yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
     monitor = training["monitor"]
     is_max = training["monitor_mode"] == "max"
     if monitor and is_max and monitor.endswith(("loss", "error")):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from expbase import Config, ConfigError, get_default_training_config
+from expbase.checks import likely_mistakes
 from expbase.config import (
     check_training,
     differences,
@@ -295,6 +296,19 @@ def test_a_config_in_the_place_of_yacs_reads_what_yacs_reads(tmp_path: Path) -> 
     for words in (["S.N", "None"], ["sizes", "(1, 2"], ["sizes", "1"], [8, 8]):
         with pytest.raises(ConfigError, match="options: "):
             config.merge_from_list(words)
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_one_process_of_several_that_a_scheduler_started_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    training = get_default_training_config()
+    monkeypatch.setenv(name, "1")
+    assert not list(likely_mistakes(training))
+    monkeypatch.setenv(name, "4")
+    assert [text.partition(",")[0] for text in likely_mistakes(training)] == [f"{name} is 4"]
+    monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
+    assert not list(likely_mistakes(training))
 
 
 @pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])

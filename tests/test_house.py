@@ -47,8 +47,8 @@ LAYERS = (
 )
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 62_883, 80_268
-TUPLE_ASSIGNMENTS = 27
+CORE, ALL = 57_891, 72_477
+TUPLE_ASSIGNMENTS = 8
 
 RUN = "_ExperimentBase__run"
 
