@@ -24,6 +24,7 @@ def contents(run: Run) -> dict[str, Any]:
     found = run.state.saved()
     return {
         "objects": found,
+        "shares": run.update.shares,
         "loop": run.loop,
         "data": run.data,
         "values": run.state.values,

@@ -256,11 +256,34 @@ def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
         )
 
 
-def check_accumulation(accumulation_steps: int, *, accumulates: bool) -> None:
-    """Raises a ValueError if train_batch did not use the helper that accumulates batches."""
-    if accumulation_steps > 1 and not accumulates:
+def check_shares(shares: int, world_size: int) -> None:
+    """Raises a ConfigError if the processes cannot have equally many shares."""
+    if shares and shares % world_size:
+        numbers = ", ".join(str(1 << n) for n in range(shares.bit_length()))
+        raise ConfigError(
+            f"training.shares: {shares} given, and {world_size} processes; expected one of "
+            f"{numbers} processes."
+        )
+
+
+def check_whole(found: objects.StatefulObjects) -> None:
+    """Raises a ValueError if gradients or statistics go over the ranks in a way of their own."""
+    parts = [*found.sublayers(), *((type(p).__name__, p) for p in found.parallel.values())]
+    across = (paddle.nn.SyncBatchNorm, paddle.DataParallel)
+    names = [name for name, part in parts if isinstance(part, across)]
+    if names := [*names, *sorted(found.pieces()), *found.sharded()]:
         raise ValueError(
-            f"training.accumulation_steps: {accumulation_steps} given, and train_batch did not "
+            f"training.shares: {names[0]} depends on the number of ranks; expected plain layers "
+            "and optimizers: no DataParallel by hand, SyncBatchNorm, or sharding."
+        )
+
+
+def check_accumulation(training: Any, *, accumulates: bool) -> None:
+    """Raises a ValueError if train_batch did not use the helper that accumulates batches."""
+    key = "shares" if training.shares else "accumulation_steps"
+    if (training.shares or training[key] > 1) and not accumulates:
+        raise ValueError(
+            f"training.{key}: {training[key]} given, and train_batch did not "
             "call self.micro_batches(); expected `for batch in self.micro_batches():` in it."
         )
 

@@ -32,7 +32,8 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
     "valid_every_epoch": 0,  # epochs; 0: never
     "save_every_epoch": 0,  # epochs; 0: never
     "save_seconds": 0,  # seconds since the newest checkpoint; 0: never
-    "accumulation_steps": 1,  # batches per update
+    "accumulation_steps": 1,  # batches of an update on each rank
+    "shares": 0,  # batches of an update on all ranks, however many: a power of two; 0: as above
     # Repeatability.
     "seed": 0,  # of all random numbers
     "deterministic": False,  # whether the device uses repeatable kernels only
@@ -155,6 +156,11 @@ def check_training(training: Mapping[str, Any]) -> None:
         if key in _CHOICES and value not in _CHOICES[key]:
             choices = ", ".join(map(repr, _CHOICES[key]))
             raise ConfigError(f"{where}: {value!r} given; expected one of {choices}.")
+    shares = training["shares"]
+    if shares & (shares - 1) or (shares and training["accumulation_steps"] > 1):
+        raise ConfigError(
+            f"training.shares: {shares} given; expected a power of two, and accumulation_steps=1."
+        )
     if not training["max_iteration"] and not training["max_epoch"]:
         raise ConfigError(
             "training.max_iteration: 0 given; expected 1 or more. "

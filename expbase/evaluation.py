@@ -8,8 +8,9 @@ What a validation is, the user's `valid` says.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import paddle
 
@@ -22,6 +23,8 @@ from expbase.state import objects, rng
 from expbase.state.arrays import gradient, local
 from expbase.state.user_state import UserState
 from expbase.state.values import Snapshot, layers_with_buffers
+
+T = TypeVar("T")
 
 _COPIED_BYTES = 1 << 24  # of a value that is put back when a validation was left
 _PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
@@ -60,6 +63,10 @@ class Evaluation:
         self._warn = warn
         # By the id of their loader: persistent workers serve every loop over it.
         self._adapters: dict[int, LoaderAdapter] = {}
+        # With shares each rank has all of the data: sums over parts of it would depend on them.
+        self._has_all: bool = training.shares > 0
+        ranks = (0, 1) if self._has_all else (world.rank(), world.world_size())
+        self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
 
     @contextlib.contextmanager
@@ -112,7 +119,7 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _isolated(self, purpose: int, iteration: int, layers: Iterable[Any]) -> Iterator[None]:
-        rng.seed_for(self._training.seed, purpose, iteration, world.rank())
+        rng.seed_for(self._training.seed, purpose, iteration, self._shard.rank)
         found = self._state.found()
         all_layers = [*found.layers.values(), *layers]
         drawn_from = objects.generator_states(found)
@@ -125,6 +132,13 @@ class Evaluation:
             objects.set_generator_states(found, drawn_from)
             before.restore()
             self.let_go(kept=self._state.everything.values())
+
+    def log(self, iteration: int, scalars: Mapping[str, Any], *, repeats_rank_zero: bool) -> None:
+        """Adds to the meter; but what a rank logs in training that only repeats rank 0's."""
+        if repeats_rank_zero and self.phase == "train":
+            self.meter.is_used = True
+        else:
+            self.meter.add(iteration, scalars)
 
     def batches(self, loader: Any, iteration: int) -> Iterator[Any]:
         """This rank's part of a loader's batches, from now on and not from the first one on."""
@@ -159,15 +173,10 @@ class Evaluation:
         if id(loader) not in self._adapters:
             is_own = loader is self._state.everything.get("valid_loader")
             name = "self.valid_loader" if is_own else "valid_batches"
-            self._adapters[id(loader)] = self.adapt(loader, name)
+            if loader is None:
+                raise LoaderAdapter(None, name, self._shard).not_set()
+            self._adapters[id(loader)] = adapt_loader(loader, name, self._shard)
         return self._adapters[id(loader)]
-
-    def adapt(self, loader: Any, name: str) -> LoaderAdapter:
-        """What drives a loader that a message calls by this name."""
-        shard = Shard(self._training.seed, world.rank(), world.world_size())
-        if loader is None:
-            raise LoaderAdapter(None, name, shard).not_set()
-        return adapt_loader(loader, name, shard)
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends loops that were left early, and the workers of loaders that are not kept."""
@@ -175,6 +184,18 @@ class Evaluation:
             self._running.pop().close()
         for key in self._adapters.keys() - {id(loader) for loader in kept}:
             self._adapters.pop(key).close()
+
+    def gather(self, value: T, place: str) -> list[T]:
+        """The values of all ranks that have a part of the data of this phase."""
+        if self._has_all and self.phase != "train":
+            return [value]
+        self.wait(place)
+        return world.gather_objects(value)
+
+    def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
+        """The mean of each metric over the parts of the data; see ExperimentBase."""
+        gather = functools.partial(self.gather, place="self.average()")
+        return world.weighted_average(metrics, weight, gather)
 
     def wait(self, place: str) -> None:
         """Before a collective in a phase: other ranks may take longer than it waits."""

@@ -67,6 +67,7 @@ class ExperimentBase(Events):
         visualizer: VisualDL; writes on rank 0 alone.
         output_dir, checkpoint_dir: Of this run; in it.
         rank, world_size, parallel: Of this process; the number of processes; whether it is above 1.
+        share, num_shares: Which batch of its update was read last, over all ranks; of how many.
     """
 
     model: Any = None
@@ -115,6 +116,8 @@ class ExperimentBase(Events):
     rank = property(lambda self: self.__run.rank)
     world_size = property(lambda self: self.__run.world_size)
     parallel = property(lambda self: self.__run.parallel)
+    share = property(lambda self: self.__run.data.share(self.__run.update.batches)[0])
+    num_shares = property(lambda self: self.__run.update.batches * self.__run.world_size)
 
     # --- yours ---------------------------------------------------------------------------
 
@@ -216,11 +219,11 @@ class ExperimentBase(Events):
         setup_steps.check_setup(self.__run, ExperimentBase)
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
-        """The layer in a paddle.DataParallel if there are several processes, else itself.
+        """The layer in a DataParallel if there are several processes, and no shares; else itself.
 
         `options` are those of paddle.DataParallel: find_unused_parameters=True, say.
         """
-        if not self.parallel:
+        if not self.parallel or self.config.training.shares:  # these are added up by micro_batches
             return layer
         checks.check_layer_alike(layer)  # paddle's own would hang, or end the process
         return paddle.DataParallel(layer, **options)
@@ -229,17 +232,16 @@ class ExperimentBase(Events):
         """Your layer in what data_parallel returned: its attributes and methods are there."""
         return objects.unwrap(layer)
 
-    def register_stateful(self, *names: str) -> None:
+    def register_stateful(self, *names: str, by_share: bool = False) -> None:
         """Names values that are state. Plain attributes that change are saved without it; those of
-        other objects are not: `"sampler.position"`.
+        other objects are not: `"sampler.position"`. With `by_share` each share of an update has
+        its own: the hidden state that a recurrent net carries on, say.
         """
-        state = self.__run.state
-        state.name(state.registered, names)
+        self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
 
     def exclude_from_state(self, *names: str) -> None:
         """Names attributes that are not state: a frozen judge, a large cache, `"model.cache"`."""
-        state = self.__run.state
-        state.name(state.excluded, names)
+        self.__run.state.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------
 
@@ -273,12 +275,12 @@ class ExperimentBase(Events):
         return self.__run.read_batch()
 
     def micro_batches(self) -> Iterator[Any]:
-        """The training.accumulation_steps batches of one update, for a loop in train_batch.
+        """This rank's batches of one update, for a loop in train_batch; num_shares on all ranks.
 
         Among several ranks gradients are averaged with the last one, so do not leave it early. An
         epoch may end in between. A by-hand loss.backward() in it divides the loss itself.
         """
-        return self.__run.update.micro_batches(self.read_batch)
+        return self.__run.update.micro_batches(self.read_batch, self.iteration)
 
     def backward(self, loss: Any) -> None:
         """Adds the gradients of a loss, in micro_batches divided by their number.
@@ -301,7 +303,8 @@ class ExperimentBase(Events):
         """
         if mapping is not None or misplaced:
             scalars = {**checks.named_scalars(mapping, misplaced), **scalars}
-        self.__run.evaluation.meter.add(self.iteration, scalars)
+        repeats = self.__run.update.repeats_rank_zero
+        self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
         """Ends training after the iteration under way, with a checkpoint of it.
@@ -348,13 +351,11 @@ class ExperimentBase(Events):
         Returns:
             The same on every rank; empty if all weights are 0.
         """
-        self.__run.evaluation.wait("self.average()")
-        return world.weighted_average(metrics, weight)
+        return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
-        self.__run.evaluation.wait("self.gather()")
-        return world.gather_objects(value)
+        return self.__run.evaluation.gather(value, "self.gather()")
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode, no gradients and random numbers of its own for what you do in the block.

@@ -58,6 +58,18 @@ class Report:
 
     # --- while training ------------------------------------------------------------------
 
+    def gather_log(self) -> None:
+        """Before a line or a checkpoint: with shares each rank gets what all have logged."""
+        if self._config.training.shares:
+            world.wait_for_all("what was logged")
+            meter = self.metrics.meter
+            meter.take_all(world.gather_objects(meter.state_dict()))
+
+    def leave_log_to_zero(self) -> None:
+        """After a checkpoint, or a start from one: with shares rank 0 keeps what all logged."""
+        if self._config.training.shares and world.rank():
+            self.metrics.meter.clear()
+
     def line(
         self, iteration: int, epoch: int, rates: Mapping[str, float], fire: Callable[..., Any]
     ) -> None:
@@ -103,7 +115,10 @@ class Report:
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
         """Iterations and seconds until the end that the config asks for; None if nobody knows."""
         batches = self._data.adapter.batches_per_epoch
-        left = schedule.iterations_left(self._config.training, iteration, batches)
+        training = self._config.training
+        of_an_update = training.accumulation_steps * self._data.adapter.shard.batches
+        updates = batches and batches / of_an_update
+        left = schedule.iterations_left(training, iteration, updates)
         return left, None if left is None else self._stopwatch.seconds_left(iteration, left)
 
     @contextlib.contextmanager

@@ -56,6 +56,7 @@ class Run:
         self.parallel = self.world_size > 1
         self.read_only = checks.inspected(args) is not None
         self.writes = self.rank == 0 and not self.read_only  # the files that a run has once
+        self.seed_rank = 0 if self.training.shares else self.rank  # outside of the shares
         self.output_dir = Path(args.output).absolute()
         self.logger = logs.early_log()  # until setup_logger, which writes its lines
         self.warn = functools.partial(self.logger.warning, "%s")
@@ -117,7 +118,7 @@ class Run:
 
     def _train(self) -> None:
         self.life = Life.TRAINING
-        rng.seed_for(self.training.seed, rng.SETUP, 1, self.rank)
+        rng.seed_for(self.training.seed, rng.SETUP, 1, self.seed_rank)
         self.events.fire("on_train_begin")
         if self.loop.todo:  # else it would be lost if the user's train() calls no going_on()
             self._begin_loop()
@@ -155,7 +156,7 @@ class Run:
         if not (is_ready or self._begin_loop_or_epoch()):
             return False
         loop.iteration += 1
-        rng.seed_for(self.training["seed"], rng.TRAIN, loop.iteration, self.rank)
+        rng.seed_for(self.training["seed"], rng.TRAIN, loop.iteration, self.seed_rank)
         loop.step = Step.WITHIN
         return True
 
@@ -178,6 +179,7 @@ class Run:
         if self.life is Life.READY:  # a loop by hand, without run()
             self.experiment.resume_or_load()
         self.begin_record()
+        self.report.leave_log_to_zero()
         self.stop.start(self.iteration)
         self.stopwatch.start(self.iteration)
         self.first_updates = FirstUpdates(self.state.optimizers().values(), self.iteration)
@@ -207,6 +209,7 @@ class Run:
         self._look_at_first_updates()
         if due.log:
             rates = self.experiment.learning_rates()
+            self.report.gather_log()
             self.report.line(self.iteration, self.epoch, rates, self.events.fire)
         loop.todo = due.follows
         if due.checkpoint or loop.save_requested:
@@ -267,8 +270,8 @@ class Run:
                 f"read_batch: called in the phase {self.evaluation.phase!r}, where it would take "
                 "training data; expected valid_batches()."
             )
-        stopwatch = self.stopwatch
         data = self.data
+        stopwatch = self.stopwatch
         began = stopwatch.clock()
         if data.ended:
             self.loop.look_now()  # an epoch that ends within an update has things due, too
@@ -279,8 +282,8 @@ class Run:
         fire("on_fetch_data_begin")
         batch = data.read(self.iteration)
         fire("on_fetch_data_end")
-        # As items: an attribute of a config takes ten times as long.
-        share = data.share(self.training["accumulation_steps"])
+        share = data.share(self.update.batches)
+        # As an item: an attribute of a config takes ten times as long.
         rng.seed_for(self.training["seed"], rng.TRAIN, self.iteration, *share)
         if "on_train_batch_begin" in self.events.subscribed:  # else nobody needs the indices
             fire("on_train_batch_begin", batch, data.batches.indices)
@@ -297,11 +300,11 @@ class Run:
             self._end_epoch()
         self.loop.epoch += 1
         data.open(self.epoch)
-        rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.rank)
+        rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.seed_rank)
         self.events.fire("on_train_epoch_begin")
 
     def _end_epoch(self) -> None:
-        rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.rank, 1)
+        rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.seed_rank, 1)
         self.events.fire("on_train_epoch_end")
 
     def _validate(self) -> None:
@@ -327,11 +330,13 @@ class Run:
             return
         loop.check_savable()
         with self.stopwatch.exclude():
+            self.report.gather_log()
             self.report.check_finite(self.iteration)
             self.update.check_complete()
             self.update.settle_scaler()
             needed = self.is_last or bool(loop.stopped_by)  # there will be no later one
             self.checkpointer.save(self.iteration, self.report.metrics.sizes(), needed=needed)
+        self.report.leave_log_to_zero()
         loop.saved_at = self.iteration
         self.stop.note_saved()
 

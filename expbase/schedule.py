@@ -73,11 +73,11 @@ def next_due(training: Any, iteration: int) -> int:
     return min([*multiples, training["max_iteration"] or sys.maxsize])
 
 
-def iterations_left(training: Any, iteration: int, batches_per_epoch: int | None) -> int | None:
+def iterations_left(training: Any, iteration: int, updates_per_epoch: float | None) -> int | None:
     """Until the end that the config asks for; None if nobody knows."""
     limits = [training["max_iteration"]] if training["max_iteration"] else []
-    if training["max_epoch"] and batches_per_epoch:
-        limits.append(training["max_epoch"] * batches_per_epoch // training["accumulation_steps"])
+    if training["max_epoch"] and updates_per_epoch:
+        limits.append(int(training["max_epoch"] * updates_per_epoch))
     return max(min(limits) - iteration, 0) if limits else None
 
 

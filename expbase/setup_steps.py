@@ -10,7 +10,7 @@ from typing import Any
 
 from expbase import checks
 from expbase.config import check_training, flatten
-from expbase.data.loaders import num_samples
+from expbase.data.loaders import Shard, adapt_loader, num_samples
 from expbase.life import Life
 from expbase.ranks import world
 from expbase.ranks.processes import remove_left_files
@@ -39,6 +39,7 @@ def set_up(run: Run) -> None:
 def _set_up(run: Run) -> None:
     experiment = run.experiment
     check_training(run.training)  # it may have been changed since it was made
+    checks.check_shares(run.training.shares, run.world_size)
     experiment.prepare()
     experiment.setup_device()
     if run.parallel:
@@ -66,7 +67,10 @@ def _attach_data(run: Run) -> None:
     """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
     experiment = run.experiment
     if experiment.train_loader is not None:
-        adapter = run.evaluation.adapt(experiment.train_loader, "self.train_loader")
+        update = run.update
+        in_round = update.batches if update.has_shares else 1
+        shard = Shard(run.training.seed, run.rank, run.world_size, in_round, update.has_shares)
+        adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
         run.data.attach(adapter, leaves_epochs=getattr(run.args, "force", False))
     run.on_close.callback(run.data.close)
     run.on_close.callback(run.evaluation.let_go)
@@ -180,6 +184,8 @@ def check_setup(run: Run, base: type) -> None:
     checks.check_names(everything, base)
     checks.check_data(run.data.adapter, experiment.train_loader, run.training)
     checks.check_state(found)
+    if run.update.has_shares:
+        checks.check_whole(found)
     facts = {f"config.{key}": repr(value) for key, value in flatten(run.config).items()}
     facts["self.train_loader"] = f"{run.data.adapter.batches_per_epoch} batches"
     facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
@@ -204,7 +210,7 @@ def _say_what_there_is(run: Run) -> None:
         run.data.adapter,
         experiment.valid_loader,
         run.world_size,
-        run.training.accumulation_steps,
+        run.update.batches,
     ):
         run.logger.info("%s", text)
     if run.read_only:

@@ -14,6 +14,11 @@ import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
 from expbase import checks
+from expbase.gradients import GradientTree
+from expbase.ranks import world
+from expbase.shares import ShareStates
+from expbase.state import rng
+from expbase.state.objects import named_parameters
 from expbase.state.user_state import UserState
 
 
@@ -29,18 +34,29 @@ class Update:
     def __init__(self, training: Any, state: UserState, fire: Callable[..., Any]) -> None:
         self._accumulates = False  # whether train_batch has asked for micro-batches in this start
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
+        self.has_shares: bool = training.shares > 0
+        # Batches of an update on this rank, and on all.
+        self.batches: int = training.shares // world.world_size() or training.accumulation_steps
+        self.shares = ShareStates(training, state)
+        self._tree = GradientTree(lambda: named_parameters(state.found()))
         self._training = training
         self._state = state
         self._fire = fire
-        self._count = 1  # of the micro-batches of the loop under way
-        self._yielded = 0  # of them; 0 outside of the loop
+        self._divisor = 1  # of a loss: in a loop over micro-batches their number
+        self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
         self._overflows: list[Any] = []  # of steps that the scaler was not told of
+
+    @property
+    def repeats_rank_zero(self) -> bool:
+        """Whether this rank computes the same as rank 0 now: with shares, outside of them."""
+        return self.has_shares and world.rank() > 0 and not self.shares.is_computing
 
     def check_complete(self) -> None:
         """Raises a RuntimeError if the loop over the micro-batches was left early."""
-        if 0 < self._yielded < self._count:
+        needed = self.batches + self.has_shares  # these are added up when the loop has ended
+        if 0 < self._yielded < needed:
             raise RuntimeError(
-                f"micro_batches: the update was made after {self._yielded} of {self._count} "
+                f"micro_batches: the update was made after {self._yielded} of {self.batches} "
                 "batches; expected it after the whole loop, and no break in the loop: the ranks "
                 "average their gradients with the last one."
             )
@@ -48,18 +64,34 @@ class Update:
     def check_first(self) -> None:
         """After the first update: raises a ConfigError if it did not accumulate and had to."""
         self.check_complete()
-        steps = self._training.accumulation_steps
-        checks.check_accumulation(steps, accumulates=self._accumulates)
+        checks.check_accumulation(self._training, accumulates=self._accumulates)
 
-    def micro_batches(self, read: Callable[[], Any]) -> Iterator[Any]:
+    def micro_batches(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
         """The batches of one update, each by `read`."""
-        count = self._training.accumulation_steps
         self._accumulates = True
         self.check_complete()
+        self._end_micro_batches()  # of an update that broke off its loop with the last one
+        self._divisor = self._training.shares or self.batches
+        yield from self._shares(read, iteration) if self.has_shares else self._accumulated(read)
+        self._end_micro_batches()
+
+    def _shares(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
+        self.shares.begin(iteration)
+        self._tree.begin()
+        for place, number in enumerate(self.shares.numbers):
+            with self.shares.computing(number):
+                batch = read()
+                self._yielded += 1
+                yield batch
+            self._tree.add_share(place)
+        self._tree.add_up(self.shares.end())
+        # The last share's random numbers would go on, and on each rank that is another one.
+        rng.seed_for(self._training.seed, rng.TRAIN, iteration, self._training.shares)
+
+    def _accumulated(self, read: Callable[[], Any]) -> Iterator[Any]:
+        count = self.batches
         wrappers = self._state.found().parallel.values() if count > 1 else ()
         parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
-        self._end_micro_batches()  # of an update that broke off its loop with the last one
-        self._count = count
         for number in range(1, count + 1):
             batch = read()
             self._yielded = number
@@ -68,18 +100,17 @@ class Update:
                     for layer in parallel:
                         unsynchronized.enter_context(layer.no_sync())
                 yield batch
-        self._end_micro_batches()
 
     def _end_micro_batches(self) -> None:
-        self._count = 1
+        self._divisor = 1
         self._yielded = 0
 
     def backward(self, loss: Any) -> None:
         """Adds the gradients of a loss; see ExperimentBase."""
         self.settle_scaler()
         self._fire("on_before_backward", loss)
-        if self._count > 1:
-            loss = loss / self._count
+        if self._divisor > 1:
+            loss = loss / self._divisor
         scaler = self.grad_scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
         self._fire("on_after_backward")

@@ -84,7 +84,7 @@ def test_a_layer_that_is_excluded_makes_no_file(two_iterations: Path) -> None:
     assert files == {*expected, "state.json", "manifest.json"}
 
 
-ENTRIES = ("objects loop data values gradients log listeners environment own").split()
+ENTRIES = ("objects shares loop data values gradients log listeners environment own").split()
 
 
 def test_a_checkpoint_holds_these_entries(two_iterations: Path) -> None:

@@ -35,7 +35,7 @@ LAYERS = (
     {"events", "life", "schedule"},
     {"state.validations", "state.local", "state.values", "state.checkpointer", "state.user_state"},
     {"data.order", "data.workers", "data.loaders", "data.iterator"},
-    {"record.card", "record.hang", "checks", "first_updates"},
+    {"record.card", "record.hang", "checks", "first_updates", "gradients", "shares"},
     {"evaluation", "report", "update"},
     {"run"},
     {"checkpoints", "model_files", "setup_steps", "validation"},

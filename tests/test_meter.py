@@ -118,7 +118,7 @@ def test_a_line_that_never_comes_needs_no_memory() -> None:
         meter.add(iteration, {"loss": paddle.to_tensor(float(iteration % 2)), "bad": math.inf})
     (held,) = [one for name, one in meter._sums.items() if name == "loss"]
     assert len(held.unread) <= 500
-    assert len(json.dumps(meter.state_dict())) < 200
+    assert len(json.dumps(meter.state_dict())) < 2000
     assert meter.means() == {"loss": 0.5, "bad": math.inf}
 
 

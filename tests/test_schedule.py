@@ -95,6 +95,6 @@ def test_a_run_without_intervals_and_limits_has_nothing_due() -> None:
 def test_what_is_left_is_known_from_either_limit() -> None:
     assert iterations_left(training(max_iteration=30), 10, None) == 20
     assert iterations_left(training(max_epoch=3), 10, 10) == 20
-    assert iterations_left(training(max_epoch=3, accumulation_steps=2), 10, 10) == 5
+    assert iterations_left(training(max_epoch=3), 10, 10 / 2) == 5
     assert iterations_left(training(max_epoch=3), 10, None) is None
     assert iterations_left(training(max_iteration=5), 10, None) == 0

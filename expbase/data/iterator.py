@@ -87,7 +87,7 @@ class TrainIterator:
             Its number over all ranks, from 0, and how often this rank had that number before: by
             hand one may read more than these.
         """
-        turn, number = divmod(self._reads - 1, count)
+        turn, number = divmod(max(self._reads - 1, 0), count)
         return self.adapter.shard.rank * count + number, turn
 
     @property
@@ -97,13 +97,19 @@ class TrainIterator:
         A position in an epoch is one in all epochs whose first two are the same.
         """
         adapter = self.adapter
-        return [adapter.kind, adapter.num_samples, adapter.batch_size, adapter.shard.world_size]
+        return [adapter.kind, adapter.num_samples, adapter.batch_size, self._ranks]
+
+    @property
+    def _ranks(self) -> int:
+        """By which the batches of this rank are counted; with shares by all, however many."""
+        shard = self.adapter.shard
+        return 1 if shard.has_shares else shard.world_size
 
     def state_dict(self) -> dict[str, Any]:
         """The place. It counts the samples of all ranks, so that another number may go on."""
         return {
             "epoch": self.epoch,
-            "batch_in_epoch": self.batch_in_epoch,
+            "batch_in_epoch": self.batch_in_epoch * self.adapter.shard.world_size // self._ranks,
             "position": self.batches.taken[2],
             "ended": self.batches.ended or not self.epoch,
             "loader": self.adapter.state_dict(),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from expbase.data.workers import (
 )
 from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
+from expbase.state.arrays import Array
+from expbase.state.encoding import encode
 from expbase.state.objects import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none
@@ -37,11 +40,23 @@ _NOTHING = object()  # in the place of a batch when there is none
 
 @dataclass(frozen=True)
 class Shard:
-    """Whose batches: in round i rank r takes batch i * world_size + r."""
+    """Whose batches: in round i rank r takes `batches`, from (i * world_size + r) * batches on."""
 
     seed: int  # the order and the random numbers are derived from it
     rank: int = 0
     world_size: int = 1
+    batches: int = 1  # of this rank in a round
+    has_shares: bool = False  # a round is an update, and no bit depends on the number of ranks
+
+    @property
+    def round(self) -> int:
+        """Batches in a round, over all ranks."""
+        return self.world_size * self.batches
+
+    @property
+    def own(self) -> slice:
+        """Which of a round are this rank's."""
+        return slice(self.rank * self.batches, (self.rank + 1) * self.batches)
 
 
 class Batches:
@@ -126,6 +141,13 @@ class LoaderAdapter:
             "valid_batches: an experiment may make its own data."
         )
 
+    def dealt_by_rank(self) -> ValueError:
+        """The error to raise when the ranks have other batches, and shares are asked for."""
+        return ValueError(
+            f"{self.name}: has other batches on rank 0 than on another one; with training.shares "
+            "expected the same on all: they are dealt out over the shares."
+        )
+
     def no_batch(self) -> ValueError:
         """The error to raise when there is none."""
         return ValueError(
@@ -145,6 +167,16 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
         return IterableLoader(loader, name, shard)
     raise TypeError(
         f"{name}: {loader!r} given; expected a paddle.io.DataLoader or an iterable of batches."
+    )
+
+
+def _undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -> BatchSampler:
+    """One that gives all samples, each once."""
+    return BatchSampler(
+        sampler.dataset,
+        shuffle=shuffle,
+        batch_size=sampler.batch_size,
+        drop_last=sampler.drop_last,
     )
 
 
@@ -175,26 +207,32 @@ class MapStyleLoader(LoaderAdapter):
 
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
-        self._order = BatchOrder(loader, shard.seed)
+        sampler = loader.batch_sampler
+        if shard.has_shares and type(sampler) is DistributedBatchSampler:
+            sampler = _undistributed(sampler, shuffle=sampler.shuffle)
+        self._order = BatchOrder(loader, sampler, shard.seed)
         self._fetcher = Fetcher(loader, name)
         self.num_samples = self._order.num_samples
         self.batch_size = self._order.batch_size
         self.batches_per_epoch = self._order.length
         self.kind = self._order.kind
-        if shard.world_size > 1:
+        if shard.round > 1:
             self._find_sharding()
 
     def _find_sharding(self) -> None:
-        world = self.shard.world_size
+        shard = self.shard
         if self.kind == "own":
             self._compare_ranks()
         if not self.has_one_order:
+            if shard.has_shares:
+                raise self.dealt_by_rank()
             self.sharding = "sharded by its sampler"
             return
-        self.sharding = f"dealt out over {world} ranks"
+        whom = "shares" if shard.has_shares else "ranks"
+        self.sharding = f"dealt out over {shard.round} {whom}"
         if self.batches_per_epoch is not None:
-            self.filled = -self.batches_per_epoch % world
-            self.batches_per_epoch = -(-self.batches_per_epoch // world)
+            self.filled = -self.batches_per_epoch % shard.round
+            self.batches_per_epoch = -(-self.batches_per_epoch // shard.round) * shard.batches
 
     def _compare_ranks(self) -> None:
         """Looks whether the sampler draws one order on all ranks, or on each an own one."""
@@ -229,30 +267,29 @@ class MapStyleLoader(LoaderAdapter):
             yield position * world + rank * (end - position), indices, end * world
 
     def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
-        """The batches that this rank is dealt, one of each round, beginning at the position.
+        """The batches that this rank is dealt of each round, beginning at the position.
 
         The last round is filled up with the first batches of the epoch: a rank without a batch
         would leave the others waiting for ever in the collectives of a backward pass.
         """
-        world = self.shard.world_size
+        size = self.shard.round
         batches = self._order.batches(epoch, position)
-        while round_ := list(itertools.islice(batches, world)):
+        while round_ := list(itertools.islice(batches, size)):
             end = round_[-1][2]
-            if len(round_) < world:
+            if len(round_) < size:
                 with unmoved(self._order.stateful):  # its sampler goes to the start again
-                    start = list(itertools.islice(self._order.batches(epoch), world))
+                    start = list(itertools.islice(self._order.batches(epoch), size))
                 # The start may be shorter than what is missing: then it is repeated.
-                round_ += itertools.islice(itertools.cycle(start), world)
-            yield *round_[self.shard.rank][:2], end
+                round_ += itertools.islice(itertools.cycle(start), size)
+            for first, indices, _ in round_[self.shard.own]:
+                yield first, indices, end
 
     def once(self, purpose: int, number: int) -> Batches:
         """Each sample exactly once over all ranks; a rank may get none."""
         sampler = self._order.sampler
         has_one_order = self.has_one_order
         if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
-            sampler = BatchSampler(
-                sampler.dataset, batch_size=sampler.batch_size, drop_last=sampler.drop_last
-            )
+            sampler = _undistributed(sampler)
             has_one_order = True
         seed = rng.derive(self.shard.seed, purpose, number)
         rng.seed_cpu(seed)
@@ -285,7 +322,8 @@ class IterableLoader(LoaderAdapter):
     """A loader that is taken as it comes: an IterableDataset, a generator, one with its own way.
 
     What it draws for a batch depends on (seed, epoch, rank, number of the batch), and sharding is
-    the user's. With several ranks the epoch ends for all when the first has no more. A position is
+    the user's. With several ranks the epoch ends for all when the first has no more. With shares
+    each rank reads all batches, the same, and throws away those of other ranks. A position is
     reached by reading and throwing away, unless the loader has a state of its own; it counts
     batches if their size is unknown.
     """
@@ -296,30 +334,53 @@ class IterableLoader(LoaderAdapter):
         self._is_list = isinstance(loader, (list, tuple))
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
         self.batch_size = getattr(loader, "batch_size", None)
-        if self._is_list and shard.world_size == 1:
-            self.batches_per_epoch = len(loader)
+        if self._is_list and (shard.has_shares or shard.world_size == 1):
+            self.batches_per_epoch = len(loader) // shard.round * shard.batches
         self._batches_here = _is_paddles(loader) and not loader.num_workers
         workers = getattr(loader, "num_workers", 0)
         self.kind = f"a stream of {workers} workers" if workers else "a stream"
         # With workers it cannot be cut within a batch.
-        self.has_one_order = self._batches_here and shard.world_size == 1
+        is_one = shard.has_shares or shard.world_size == 1
+        self.has_one_order = is_one and (shard.has_shares or self._batches_here)
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        own = position // self.shard.world_size  # samples of this rank
-        number, cut = divmod(own, self.batch_size or 1)
-        seed = rng.derive(self.shard.seed, rng.STREAM, epoch, self.shard.rank)
+        shard = self.shard
+        # A stream of this rank alone, or with shares the same one on all.
+        rank, ranks = (0, 1) if shard.has_shares else (shard.rank, shard.world_size)
+        number, cut = divmod(position // ranks, self.batch_size or 1)
+        seed = rng.derive(shard.seed, rng.STREAM, epoch, rank)
         if self._state:  # it is at the place already
             ahead = self._source(seed, number)
         else:
             ahead = itertools.islice(self._source(seed, 0, cut), number, None)
-        if self.shard.world_size > 1:  # one collective per batch
+        if shard.has_shares:
+            ahead = self._dealt(ahead)
+        elif ranks > 1:  # one collective per batch
             to_end = itertools.chain(ahead, [_NOTHING])
             ahead = itertools.takewhile(lambda b: not any(max_over_ranks(b is _NOTHING)), to_end)
         # Of a stream that has become shorter nothing may be left: it is read now.
-        looks = own > 0 and self._stateful is None
+        looks = position > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
         items = self._read(itertools.chain(head, ahead), position)
         return Batches(items, position, ended=looks and not head)
+
+    def _dealt(self, ahead: Iterator[Any]) -> Iterator[Any]:
+        """This rank's batches of each whole round."""
+        is_first = True
+        while len(batches := list(itertools.islice(ahead, self.shard.round))) == self.shard.round:
+            if is_first:
+                is_first = False
+                self._compare_ranks(batches[0])
+            yield from batches[self.shard.own]
+
+    def _compare_ranks(self, batch: Any) -> None:
+        """Raises a ValueError if the stream is another one on another rank."""
+        arrays: dict[str, Array] = {}
+        encoded = repr(encode(batch, self.name, arrays))
+        for array in arrays.values():
+            encoded += f" {zlib.crc32(array.data)}"  # type: ignore[arg-type]
+        if len({*gather_objects(encoded)}) > 1:
+            raise self.dealt_by_rank()
 
     def _source(self, seed: int, number: int = 0, cut: int = 0) -> Iterator[Any]:
         iterable = self.loader

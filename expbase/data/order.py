@@ -3,7 +3,7 @@
 It is a function of (seed, epoch), whatever was drawn or read before. Only indices are handled
 here: nothing is loaded, and the ranks do not matter yet.
 
-    order = BatchOrder(loader, seed=0)            # a DataLoader over a data set with indices
+    order = BatchOrder(loader, loader.batch_sampler, seed=0)    # over a data set with indices
     for position, indices, end in order.batches(epoch=3, position=170): ...
 """
 
@@ -38,8 +38,8 @@ class BatchOrder:
     called on a sampler that has it. A sampler with `state_dict` is part of the checkpoint.
     """
 
-    def __init__(self, loader: DataLoader, seed: int) -> None:
-        self.sampler = loader.batch_sampler
+    def __init__(self, loader: DataLoader, sampler: Any, seed: int) -> None:
+        self.sampler = sampler
         if self.sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
             self.sampler = BatchSampler(loader.dataset)
         self._inner: Any = getattr(self.sampler, "sampler", None)  # of single samples

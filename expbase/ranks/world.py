@@ -285,15 +285,17 @@ def _choose_interface(address: str) -> None:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def weighted_average(metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-    """The mean of each metric over all ranks, the same on each; one collective.
+def weighted_average(
+    metrics: Mapping[str, Any], weight: float, gather: Callable[[Any], list[Any]] = gather_objects
+) -> dict[str, float]:
+    """The mean of each metric over the ranks whose values `gather` returns, the same on each.
 
     `weight` is the number of this rank's samples; if it is 0 the metrics are not used.
     """
     if not weight >= 0:
         raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
     numbers = {name: number(value) for name, value in metrics.items()} if weight else {}
-    parts = [part for part in gather_objects((numbers, weight)) if part[1]]
+    parts = [part for part in gather((numbers, weight)) if part[1]]
     names = parts[0][0].keys() if parts else ()
     if any(part.keys() != names for part, _ in parts):
         given = " and ".join(str(sorted(part)) for part, _ in parts)

@@ -18,15 +18,18 @@ def card(
     adapter: LoaderAdapter,
     valid_loader: Any,
     world_size: int,
-    accumulation_steps: int,
+    batches: int,
 ) -> Iterator[str]:
-    """What there is, at the end of setup; `changes` are config values that are not by default."""
+    """What there is, at the end of setup.
+
+    `changes` are config values that are not by default, `batches` those of an update on a rank.
+    """
     rows = [
         ("experiment", name),
         *(("config", f"{key}={value!r}") for key, value in changes.items()),
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
-        ("update", _update(adapter.batch_size, world_size * accumulation_steps)),
+        ("update", _update(adapter.batch_size, world_size * batches)),
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
     ]
@@ -37,7 +40,7 @@ def card(
     if adapter.filled:
         yield (
             f"the last round of an epoch takes its first {adapter.filled} batches again, so that "
-            "every rank has one"
+            f"every {'share' if adapter.shard.has_shares else 'rank'} has one"
         )
 
 

@@ -14,8 +14,9 @@ import copy
 import datetime
 import json
 import math
+import operator
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from expbase.record.files import AppendedFile
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most
 _ONLY_IN_FILES = ("speed/data_wait", "speed/samples_per_second")  # a line of the log is short
+_UNITS = 1 << 1074  # of the smallest float, in 1
 _UNREAD = 1000  # numbers of a name, at most
 
 
@@ -69,9 +71,23 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """The mean of each name over the times it was logged; the meter is empty afterwards."""
-        means = {name: one.total / one.count for name, one in self._read().items()}
-        self._sums = {}
+        means = {name: one.mean() for name, one in self._read().items()}
+        self.clear()
         return means
+
+    def clear(self) -> None:
+        """Forgets what was added since the last line."""
+        self._sums = {}
+
+    def take_all(self, states: Sequence[Mapping[str, list[Any]]]) -> None:
+        """Takes what several meters have, of which each gave its `state_dict`, for its own."""
+        self._sums = {}
+        for state in states:
+            for name, (count, total, bad) in state.items():
+                one = self._sums.setdefault(name, _Sum())
+                one.count += count
+                one.total += total
+                one.bad = sorted([*one.bad, *bad], key=operator.itemgetter(0))[:_NAMED]
 
     def nonfinite(self) -> str:
         """The first numbers that are not finite, with names and iterations; "" if all are."""
@@ -103,7 +119,8 @@ class _Sum:
     """The numbers of one name, added up: a line may be far away, or never come."""
 
     count: int = 0
-    total: float = 0.0
+    # In units of the smallest float, so it is exact, and does not depend on the order.
+    total: int = 0
     bad: list[tuple[int, float]] = field(default_factory=list)  # the first, with their iterations
     unread: list[tuple[int, Any]] = field(default_factory=list)  # with their iterations, too
 
@@ -114,13 +131,18 @@ class _Sum:
         if len(self.unread) == _UNREAD:
             self.read()
 
+    def mean(self) -> float:
+        return self.total / (self.count * _UNITS) + sum(number for _, number in self.bad)
+
     def read(self) -> None:
         """Adds up what is unread; waits for the device if that has something of it."""
         for iteration, value in self.unread:
             number = float(value.item() if hasattr(value, "item") else value)
             self.count += 1
-            self.total += number
-            if not math.isfinite(number) and len(self.bad) < _NAMED:
+            if math.isfinite(number):
+                numerator, denominator = number.as_integer_ratio()
+                self.total += numerator * (_UNITS // denominator)
+            elif len(self.bad) < _NAMED:
                 self.bad.append((iteration, number))
         self.unread = []
 

@@ -30,7 +30,7 @@ CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"
 
 # A run may continue although other keys of `training` differ: these change what is computed.
-_COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps")
+_COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps", "shares")
 MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() - _COMPUTED_FROM}
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it

@@ -29,13 +29,12 @@ from expbase.state.background import Background, SnapshotBuffer
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.encoding import decode, encode
 from expbase.state.objects import StatefulObjects, Tensors
-from expbase.state.snapshot import FORMAT, STATE_FILE, Snapshot
+from expbase.state.snapshot import ARRAYS, FORMAT, STATE_FILE, Snapshot
 
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
 _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
-_ARRAYS = "@values"  # the file of the arrays among the values; no attribute has the name
 
 
 class Checkpointer:
@@ -57,7 +56,7 @@ class Checkpointer:
         self._logger = logger
         self._training = training
         self._buffer = SnapshotBuffer()
-        self._gatherer = local.Gatherer(logger)
+        self._gatherer = local.Gatherer(logger, has_shares=training.shares > 0)
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
@@ -193,7 +192,7 @@ class Checkpointer:
                 f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
                 "schedules too, is the checkpoint's, all else is the code's of now"
             )
-        if saved_by != world.world_size():
+        if saved_by != world.world_size() and not self._training.shares:
             notes.append(
                 f"saved by {saved_by} processes and continued by {world.world_size()}: they draw "
                 "other numbers, and sum in another order"
@@ -285,11 +284,11 @@ def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
         if name == OBJECTS:
             tensors, state = state
         values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
-    return (tensors | {_ARRAYS: arrays} if arrays else tensors), values
+    return (tensors | {ARRAYS: arrays} if arrays else tensors), values
 
 
 def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
-    arrays = tensors.pop(_ARRAYS, {})
+    arrays = tensors.pop(ARRAYS, {})
     states = {
         name: {key: decode(value, arrays) for key, value in entry.items()}
         for name, entry in values.items()

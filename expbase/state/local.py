@@ -20,7 +20,7 @@ import contextlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from expbase.state import checkpoint
 from expbase.state.arrays import Array, parse
 from expbase.state.background import SnapshotBuffer
 from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors
-from expbase.state.snapshot import LOCAL, STATE_FILE, SUFFIX, Name, Snapshot
+from expbase.state.snapshot import ARRAYS, LOCAL, SHARES, STATE_FILE, SUFFIX, Name, Snapshot
 
+_OF_SHARES = f"{SHARES}."  # what the names of their arrays begin with
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
 Arrays = dict[Name, Array]
@@ -44,8 +45,9 @@ Outline = dict[Name, tuple[str, tuple[int, ...], int]]  # of each array its type
 class Gatherer:
     """Brings to rank 0 what a checkpoint holds."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, *, has_shares: bool = False) -> None:
         self._logger = logger
+        self._has_shares = has_shares  # then only they differ
         self._buffer = SnapshotBuffer()
         self._drifted: set[Name] | None = None  # what should be the same; None before a save
 
@@ -56,6 +58,8 @@ class Gatherer:
             RuntimeError: A rank has an accumulator that another one lacks.
         """
         here, rank = _flat(tensors), world.rank()
+        if self._has_shares:
+            return self._gather_shares(here, values, found)
         if world.world_size() == 1:
             return Snapshot(tensors, values, [{}], _trained(here, found))
         of_pieces, sharded = found.pieces(), found.sharded()
@@ -67,13 +71,31 @@ class Gatherer:
         local = {(f"{LOCAL}{rank}", "/".join(n)): a for n, a in here.items() if n in alone}
         sent = local | {n: a for n, a in here.items() if n in first} if rank else {}
         arrays = local | {n: a for n, a in here.items() if n not in pieces}
-        of_ranks = world.gather_objects((_outline(sent), otherwise))
-        everything = {name: entry for outline, _ in of_ranks for name, entry in outline.items()}
-        received = {} if rank else _room(everything, self._buffer)
-        for source, (outline, _) in enumerate(of_ranks):
-            _broadcast(source, outline, sent if rank == source else received)
-        arrays |= received
-        return Snapshot(_nested(arrays), values, [v for _, v in of_ranks], _trained(arrays, found))
+        arrays |= self._send(sent)
+        of_ranks = world.gather_objects(otherwise)
+        return Snapshot(_nested(arrays), values, of_ranks, _trained(arrays, found))
+
+    def _gather_shares(
+        self, here: Arrays, values: dict[str, Any], found: StatefulObjects
+    ) -> Snapshot:
+        """What all ranks have, and the shares of each: no byte depends on their number."""
+        of_shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(_OF_SHARES)}
+        if world.world_size() > 1:
+            same = {name: array for name, array in here.items() if name not in of_shares}
+            _refuse_different(*self._different(same, set(), {**values, SHARES: {}}))
+            here = here | self._send({n: here[n] for n in of_shares} if world.rank() else {})
+            for of_rank in world.gather_objects(values[SHARES]):
+                values[SHARES] |= of_rank
+        return Snapshot(_nested(dict(sorted(here.items()))), values, [{}], _trained(here, found))
+
+    def _send(self, arrays: Arrays) -> Arrays:
+        """Brings arrays of all ranks to rank 0, where they are returned; by other names on each."""
+        outlines = world.gather_objects(_outline(arrays))
+        everything = {name: entry for outline in outlines for name, entry in outline.items()}
+        received = {} if world.rank() else _room(everything, self._buffer)
+        for source, outline in enumerate(outlines):
+            _broadcast(source, outline, arrays if world.rank() == source else received)
+        return received
 
     def _different(
         self, common: Arrays, same: set[Name], values: dict[str, Any]
@@ -98,6 +120,19 @@ class Gatherer:
             entry: {n: v for n, v in parts.items() if values_of_zero[entry].get(n) != v}
             for entry, parts in values.items()
         }
+
+
+def _refuse_different(different: Set[Name], otherwise: Mapping[str, Any]) -> None:
+    """Raises a RuntimeError for what depends on the number of ranks; collective."""
+    names = [key.partition(".")[2] if f == ARRAYS else f"{f}.{key}" for f, key in different]
+    names += [path for entry in otherwise.values() for path in entry]
+    for rank, of_rank in enumerate(world.gather_objects(sorted(names))):
+        if of_rank:
+            raise RuntimeError(
+                f"self.{of_rank[0]}: is another one on rank {rank} than on "
+                "rank 0, and would depend on their number; with training.shares expected the same "
+                "on all, or register_stateful(…, by_share=True)."
+            )
 
 
 def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:

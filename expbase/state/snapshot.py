@@ -12,6 +12,8 @@ from expbase.state.objects import Tensors
 FORMAT = 11  # of state.json
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
+ARRAYS = "@values"  # the file of the arrays in entries other than the objects
+SHARES = "shares"  # the entry of what each share has
 LOCAL = "@local_"  # what the name of the files of local state begins with; no attribute's can
 
 Name = tuple[str, str]  # file and key of a tensor

@@ -35,12 +35,21 @@ class UserState:
         self.everything = vars(owner)  # the template's own, too
         self.registered: list[str] = []  # names of values that are state in any case
         self.excluded: list[str] = []  # names of what is left out
+        self.by_share: list[str] = []  # names of values of which each share has its own
         self.is_named = False  # whether it is too late to name more
         self.values = Values(self.owners, self.registered, warn)
         self._owner = owner
         self._optimizers: dict[str, Any] = {}  # as they were found last
 
-    def name(self, noted: list[str], names: tuple[str, ...]) -> None:
+    def register(self, names: tuple[str, ...], *, by_share: bool = False) -> None:
+        """Names values that are state, maybe one of each share; see ExperimentBase."""
+        self._name(self.by_share if by_share else self.registered, names)
+
+    def exclude(self, names: tuple[str, ...]) -> None:
+        """Names what is no state; see ExperimentBase."""
+        self._name(self.excluded, names)
+
+    def _name(self, noted: list[str], names: tuple[str, ...]) -> None:
         """Adds names to `registered` or `excluded`; errors if it is too late or there is none."""
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
@@ -60,7 +69,8 @@ class UserState:
 
     def saved(self) -> objects.StatefulObjects:
         """The objects with state that a checkpoint holds."""
-        return objects.find(self.attributes(), [*self.excluded, *self.registered])
+        named = [*self.excluded, *self.registered, *self.by_share]
+        return objects.find(self.attributes(), named)
 
     def optimizers(self) -> dict[str, Any]:
         """All of them by name; looked for again unless each is where it was found last."""
@@ -78,11 +88,12 @@ class UserState:
     def owners(self) -> Owners:
         """The object and its layers, with those of their attributes that may be state."""
         found = self.saved()
-        left_out = {*self.excluded, *found.names()}
+        left_out = {*self.excluded, *self.by_share, *found.names()}
         own = {n: value for n, value in self.attributes().items() if n not in left_out}
         owners: dict[str, tuple[Any, Mapping[str, Any]]] = {"": (self._owner, own)}
         for path, layer in found.sublayers():
             attributes = own_attributes(layer).items()
-            kept = {n: value for n, value in attributes if f"{path}.{n}" not in self.excluded}
+            left_out = {*self.excluded, *self.by_share}
+            kept = {n: value for n, value in attributes if f"{path}.{n}" not in left_out}
             owners[path] = layer, kept
         return owners | objects.settings_of_parameters(found)

@@ -30,7 +30,7 @@ import paddle.distributed as dist  # noqa: E402
 from paddle.io import DataLoader, IterableDataset  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
-from expbase.ranks.launch import spawn  # noqa: E402
+from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 
 STEP_SECONDS = 0.005
 SLICE = 50  # steps of one side, then of the other
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=7)
     counts = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        spawn(run, [directory, counts], 2, "cpu")
+        spawn(run, [directory, counts], 2, "cpu", StopSignals())
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from expbase import ExperimentBase  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
 from expbase.extras.permutation import PermutationSampler  # noqa: E402
 from expbase.ranks import world  # noqa: E402
-from expbase.ranks.launch import spawn  # noqa: E402
+from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 
 ELEMENTS, PARAMETERS = 10**6, 10  # where the other of the two grows
 STEPS = 2000
@@ -217,7 +217,7 @@ def of_ranks(number: int) -> dict[str, float]:
         if number == 1:
             of_rank(*args)
         else:
-            spawn(of_rank, args, number, "cpu")
+            spawn(of_rank, args, number, "cpu", StopSignals())
         return queue.get()
 
 

@@ -27,7 +27,7 @@ from compare import differences, ledger  # noqa: E402
 from net import BATCH_SIZE, Net  # noqa: E402
 
 from expbase.ranks import world  # noqa: E402
-from expbase.ranks.launch import spawn  # noqa: E402
+from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 
 BATCHES = 20  # of an epoch, on each rank
 LONGER = 4  # iterations after the last position
@@ -106,7 +106,7 @@ def main() -> None:
             if processes == 1:
                 prove(directory, workers, positions)
             else:
-                spawn(prove, (directory, workers, positions), processes, "cpu")
+                spawn(prove, (directory, workers, positions), processes, "cpu", StopSignals())
             verdicts = directory / "verdicts"
             right = verdicts.read_text().count("+") if verdicts.exists() else 0
             exact += right

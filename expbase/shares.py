@@ -1,0 +1,137 @@
+"""What each share of an update has alone: its number, its statistics, values that a user names.
+
+With training.shares: V an update is made of V shares, of one batch each. Rank r of w computes the
+V/w shares from r·V/w on, one after the other, each as if it were a process: its random numbers are
+derived from its number, and what an update changes in a layer besides what is trained (the running
+statistics of batch norm, a buffer) is the share's own. Outside of shares the layers have what
+share 0 has, on all ranks.
+
+    states = ShareStates(training, state)
+    states.begin(iteration)
+    for number in states.numbers:
+        with states.computing(number): ...           # forward and backward of its batch
+    states.end()
+
+Source: EasyScale (Li et al., SC 2023), where one process stands in for several workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from expbase.ranks import world
+from expbase.state.arrays import Array
+from expbase.state.objects import OF_PADDLE
+from expbase.state.user_state import UserState
+from expbase.state.values import find_owner
+
+OwnState = dict[str, Any]  # of one share: tensors and values by path
+
+
+class ShareStates:
+    """The shares of one rank; in a checkpoint those of all ranks."""
+
+    def __init__(self, training: Any, state: UserState) -> None:
+        self._count: int = training.shares
+        on_a_rank = self._count // world.world_size()
+        first = world.rank() * on_a_rank
+        self.numbers = range(first, first + on_a_rank)
+        self.is_computing = False
+        self._state = state
+        self._own: dict[int, OwnState] = {number: {} for number in self.numbers}
+        self._statistics: set[str] = set()  # paths of tensors that a share has changed
+        self._first_iteration = -1  # of this start
+        # What may be a statistic: its path, and where it stands.
+        self._tensors: list[tuple[str, dict[str, Any], str]] = []
+        # As they were before the first update of this start, in which it is seen which are.
+        self._before: dict[str, Any] = {}
+
+    def begin(self, iteration: int) -> None:
+        """Before the first share of an update."""
+        if self._first_iteration < 0:
+            self._first_iteration = iteration
+            self._tensors = _possible_statistics(self._state)
+            self._before = {path: of[name].clone() for path, of, name in self._tensors}
+            for own in self._own.values():
+                for path in self._state.by_share:
+                    own.setdefault(path, copy.deepcopy(getattr(*self._owner(path))))
+        elif iteration != self._first_iteration:
+            self._before = {}
+
+    @contextlib.contextmanager
+    def computing(self, number: int) -> Iterator[None]:
+        """What is computed in the block is this share's."""
+        self._install(self._own[number])
+        self.is_computing = True
+        try:
+            yield
+        finally:
+            self.is_computing = False
+            self._keep(self._own[number])
+
+    def end(self) -> dict[str, Any]:
+        """After the last share of an update; collective in the first one.
+
+        Returns:
+            The tensors of the layers that all ranks are to get from rank 0, which has share 0.
+        """
+        if self._before:
+            self._statistics = set().union(*world.gather_objects(self._statistics))
+            for own in self._own.values():
+                for path in self._statistics - own.keys():
+                    own[path] = self._before[path].clone()
+        self._install(self._own[self.numbers.start])
+        return {path: of[name] for path, of, name in self._tensors if path in self._statistics}
+
+    def _install(self, own: Mapping[str, Any]) -> None:
+        for path, of, name in self._tensors:
+            if path in self._statistics:
+                of[name].copy_(own[path] if path in own else self._before[path], True)
+        for path in self._state.by_share:
+            setattr(*self._owner(path), own[path])
+
+    def _keep(self, own: OwnState) -> None:
+        for path, of, name in self._tensors:
+            if path in self._before and not _same(of[name], self._before[path]):
+                self._statistics.add(path)
+            if path in self._statistics:
+                own[path] = of[name].clone()
+        own |= {path: getattr(*self._owner(path)) for path in self._state.by_share}
+
+    def _owner(self, path: str) -> tuple[Any, str]:
+        return find_owner(self._state.owners(), path)
+
+    def state_dict(self) -> dict[str, OwnState]:
+        """What the shares of this rank have, by their numbers."""
+        return {str(number): own for number, own in self._own.items()}
+
+    def load_state_dict(self, state: Mapping[str, OwnState]) -> list[str]:
+        """Takes what the shares of this rank had; returns why continuing is not exact."""
+        for number in self.numbers:
+            self._own[number] = {**state.get(str(number), {})}
+            self._statistics |= self._own[number].keys() - {*self._state.by_share}
+        if len(state) == self._count:
+            return []
+        return [f"training.shares: {len(state)} there, {self._count} now"]
+
+
+def _possible_statistics(state: UserState) -> list[tuple[str, dict[str, Any], str]]:
+    """Buffers, and parameters that are not trained: their paths, and where they stand."""
+    return [
+        (f"{path}.{name}", of, name)
+        for path, part in state.saved().sublayers()
+        for of in (part._parameters, part._buffers)
+        for name, tensor in of.items()
+        if tensor is not None and tensor._is_initialized() and name not in OF_PADDLE
+        if of is part._buffers or tensor.stop_gradient
+    ]
+
+
+def _same(tensor: Any, other: Any) -> bool:
+    # As bytes: nan is not equal to itself.
+    return np.array_equal(Array.of(tensor).data, Array.of(other).data)
