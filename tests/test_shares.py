@@ -52,18 +52,14 @@ def test_a_run_on_other_numbers_of_processes_has_the_bytes_of_one_on_one(
     tmp_path: Path, forked: None, net: str, processes: tuple[int, ...]
 ) -> None:
     outputs = [tmp_path / "straight", tmp_path / "run"]
-    starts = [(outputs[0], 1, 14), (outputs[1], processes[0], 7), (outputs[1], processes[1], 14)]
+    starts = [(outputs[0], 1, 14), (outputs[1], processes[0], 6), (outputs[1], processes[1], 14)]
     for output, number, iterations in starts:
         words = [f"training.{k}={n}" for k, n in {**INTERVALS, "max_iteration": iterations}.items()]
         words += ["--device", "cpu", "--nprocs", str(number), f"data.net={net}"]
         result = run_script(MANY, "--output", str(output), *words)
         assert result.returncode == 0, result.stderr
-    # The first of its two starts was told to end at iteration 7: it has validated and logged there.
-    text = (outputs[1] / "worker_0.log").read_text()
-    assert "not exact" not in text
-    last = [output / "checkpoints" / "step-00000014" for output in outputs]
-    for name in ("model.safetensors", "optimizer.safetensors", "@values.safetensors"):
-        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
+    assert "not exact" not in (outputs[1] / "worker_0.log").read_text()
+    assert differences(outputs[1], outputs[0]) == []
 
 
 def test_shares_are_what_several_processes_would_be(tmp_path: Path, forked: None) -> None:
