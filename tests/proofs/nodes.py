@@ -5,12 +5,11 @@ whatever way that ends. On each is a launcher of paddle's with one rank of net.p
 
 Exactness: with a disk for each machine, and with one for both, a run that is stopped and continued
 has the bits of one machine with two ranks, or with training.shares of one process. Places: machines
-that have changed places
-and code that differs are told. Faults: ranks are killed, machines and the cable are lost, in
-training, in a validation and during the start: who is left names who is gone within the limit, ends
-and leaves nothing behind. For a rank that is stopped, or late, in training or in a validation the
-others say that they seem to wait for it. A validation that takes long on one rank is no fault. It
-needs the rights of root.
+that have changed places and code that differs are told. Faults: ranks are killed, machines and the
+cable are lost, in training, in a validation and during the start: who is left names who is gone
+within the limit, ends and leaves nothing behind. For a rank that is stopped, or late, in training
+or in a validation the others say that they seem to wait for it. A validation that takes long on one
+rank is no fault. It needs the rights of root.
 
     python tests/proofs/nodes.py [CASE …]
 """
