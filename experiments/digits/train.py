@@ -61,12 +61,11 @@ class Digits(Prediction, ExperimentBase):
         return {"accuracy": (predicted == labels).mean()}
 
     def train_batch(self):
-        images, labels = self.read_batch()
-        loss = self.compute_loss(self.model(images), labels)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
-        self.log(loss=loss)
+        for images, labels in self.micro_batches():
+            loss = self.compute_loss(self.model(images), labels)
+            self.backward(loss)
+            self.log(loss=loss)
+        self.step_optimizers()
 
     def valid(self):
         share = [
