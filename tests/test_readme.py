@@ -165,7 +165,8 @@ def do(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     elif words[:2] != ["-m", "expbase"]:
         train(words[words.index("train.py") + 1 :], monkeypatch)
     elif words[2] in PARSED_ONLY:
-        parser_of_tools().parse_args(words[2:])
+        end = words.index("--") if "--" in words else None  # what follows is for the script
+        parser_of_tools().parse_args(words[2:end])
     else:
         assert __main__.main(words[2:]) == 0, words
 

@@ -219,6 +219,42 @@ def test_a_sound_experiment_is_identical(
     assert "note: " not in output
 
 
+OF_RANKS = """
+import paddle
+from expbase import main
+from test_shares import Shared
+
+class Experiment(Shared):
+    def setup_dataloader(self):
+        super().setup_dataloader()
+        if self.config.training.seed:
+            self.batch_size += self.world_size
+            super().setup_dataloader()
+
+if __name__ == "__main__":
+    main(Experiment)
+"""
+
+
+def test_a_run_with_shares_is_proven_on_other_numbers_of_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--kills", "1", "--ranks", "1,2", "--", "training.shares=2")
+    assert verify(tmp_path, OF_RANKS, *words) == 0
+    assert re.search(
+        r"identical: 24 iterations, 1 kills, .*, on 1, 2 processes", said := capsys.readouterr().out
+    ), said
+    (tmp_path / "broken").mkdir()
+    assert verify(tmp_path / "broken", OF_RANKS, *words, "training.seed=1") == 1
+    text = "NOT IDENTICAL on 2 processes: first at iteration 1. Likely cause: data order"
+    assert text in capsys.readouterr().out
+
+
+def test_ranks_need_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(tmp_path, MAIN, "--kills", "1", "--ranks", "1,2") != 0
+    assert "has training.shares=0; expected it in its config" in capsys.readouterr().err
+
+
 def test_a_script_with_yacs_and_last_lines_of_its_own_is_proven_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

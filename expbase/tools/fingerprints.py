@@ -89,20 +89,22 @@ class Verified(ExperimentBase):
         with contextlib.suppress(TypeError):  # an object that no checkpoint could hold, either
             text = json.dumps(encode(batch, "", arrays))
         note = self.verifying.note
-        note.setdefault("indices", []).append(indices)
-        note.setdefault("batches", []).append(_checksum(arrays, text))
+        share = str(self.share)
+        note["indices"].setdefault(share, []).append(indices)
+        note["batches"].setdefault(share, []).append(_checksum(arrays, text))
 
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
         if self._is_time("at a random moment"):
             # A run that ends before waits for this thread, and is killed then.
             threading.Timer(self.verifying.delay, self._die).start()
-        note: dict[str, Any] = {"iteration": self.iteration, "indices": [], "batches": []}
+        note: dict[str, Any] = {"iteration": self.iteration, "indices": {}, "batches": {}}
         self.verifying.note = note
         before = self._sums()
         rates = self.learning_rates()
         super().train_batch()
-        note |= {"before": before, "after": self._sums(), "rates": [rates, self.learning_rates()]}
+        note |= {"before": before, "after": self._sums()}
+        note["rates"] = {"before": rates, "after": self.learning_rates()}
         with notes_path(self.output_dir, self.rank).open("a") as file:
             # Begins a new line: a kill may have torn the one before.
             file.write(f"\n{json.dumps(note, default=repr)}\n")
@@ -144,7 +146,7 @@ def killed_path(output: Path) -> Path:
 
 def _checksum(arrays: Mapping[str, Any], text: str = "") -> int:
     value = zlib.crc32(text.encode())
-    for key, array in arrays.items():
+    for key, array in sorted(arrays.items()):  # a resumed optimizer may have them in another order
         value = zlib.crc32(array.data, zlib.crc32(key.encode(), value))
     return value
 

@@ -2,7 +2,9 @@
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
 inside a validation too, and compares every file of tensors, counter and logged number. The
-words after -- are for the script, which must have an option --output: -- --nprocs 2, say.
+words after -- are for the script, which must have an option --output: -- --nprocs 2, say. With
+--ranks it also runs straight through on each of these numbers of processes, and each start
+between the kills is on one of them; the script must have an option --nprocs, and training.shares.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from expbase.cli import count
-from expbase.config import differences
+from expbase.config import differences, load_yaml
 from expbase.record.meter import json_lines
+from expbase.record.run_dir import CONFIG
 from expbase.state import checkpoint
 from expbase.state.snapshot import STATE_FILE
 from expbase.tools import add_tool
@@ -46,6 +50,13 @@ _CAUSES = {
 }
 
 
+_CAUSE_OF_RANKS = (
+    "what depends on the number of processes, or is no state: a draw from self.rank, batch "
+    "statistics over the ranks, gradients that are averaged by hand, a generator that every share "
+    "draws from, or another number of threads: {names} differ"
+)
+
+
 def add_parser(tools: Any) -> None:
     parser = add_tool(tools, main, "0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM")
     parser.usage = "%(prog)s [options] script --output DIR [-- WORDS]"
@@ -55,18 +66,33 @@ def add_parser(tools: Any) -> None:
     add("--iterations", type=partial(count, least=10), default=40, metavar="N",
         help="of each run, 10 or more (default: 40)")  # fmt: skip
     add("--kills", type=count, default=6, metavar="K", help="how often to kill (default: 6)")
+    add("--ranks", type=_numbers, default=[], metavar="N,N",
+        help="numbers of processes, with training.shares")  # fmt: skip
+
+
+def _numbers(text: str) -> list[int]:
+    return [count(word, least=1) for word in text.split(",")]
 
 
 def main(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
     args.output.mkdir(parents=True)  # what was there before could not be compared
-    straight = Side(args, "straight")
-    killed = Side(args, "killed")
+    straight = Side(args, "straight", args.ranks[:1])
+    others = [Side(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
+    killed = Side(args, "killed", args.ranks)
     with ended_by_signals():
         keys = " ".join(f"{key}={value}" for key, value in straight.training.items())
         print(f"straight through, on the CPU, with training.* {keys}", flush=True)
         straight.finish()
+        if args.ranks:
+            straight.check_shares()
+        for other in others:
+            print(f"straight through on {other.numbers[0]} processes", flush=True)
+            other.finish()
+            if difference := first_difference(straight, other):
+                print(f"NOT IDENTICAL on {other.numbers[0]} processes: {difference}")
+                return 1
         print(f"again, with {args.kills} times kill -9", flush=True)
         killed.finish_with_kills(random.Random(0), args.kills)
     if difference := first_difference(straight, killed):
@@ -75,16 +101,23 @@ def main(args: argparse.Namespace) -> int:
     if straight.values()["loop"]["epoch"] == 1:
         print("note: within one epoch; more --iterations would prove more")
     compared = f"{len(straight.files())} files, {len(straight.logged())} logged numbers"
+    if args.ranks:
+        compared += f", on {', '.join(map(str, args.ranks))} processes"
     print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")
     return 0
 
 
 class Side:
-    """One of the two runs that are compared: "straight" or "killed"."""
+    """One of the runs that are compared: "straight" or "killed", or on another `numbers`.
+
+    A start is on one of these numbers of processes; empty: as the script's words say.
+    """
 
     process: subprocess.Popen[bytes]  # that runs, or ran last
 
-    def __init__(self, args: argparse.Namespace, name: str) -> None:
+    def __init__(self, args: argparse.Namespace, name: str, numbers: Sequence[int] = ()) -> None:
+        self.numbers = numbers
+        self._source = random.Random(1)
         self.directory = Path(args.output).absolute() / name
         self._args = args
         self._stderr = Path(f"{self.directory}.stderr")
@@ -103,6 +136,8 @@ class Side:
         """The words that start it."""
         args = self._args
         words = [str(args.script.absolute()), "--output", str(self.directory), *args.words]
+        if self.numbers:
+            words += ["--nprocs", str(self._source.choice(self.numbers))]
         return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
 
     def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
@@ -130,6 +165,14 @@ class Side:
             raise ValueError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
                 "that makes one experiment, in its own process, with --output as its directory."
+            )
+
+    def check_shares(self) -> None:
+        """Raises a ValueError if the run has none."""
+        if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
+            raise ValueError(
+                f"--ranks: {self._args.script} has training.shares=0; expected it in its config, "
+                "or `-- training.shares=4`, so that the bits depend on no number of processes."
             )
 
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
@@ -174,9 +217,22 @@ class Side:
             if name not in ("iteration", "time") and not name.startswith("speed/")
         }
 
-    def notes(self, rank: int) -> list[dict[str, Any]]:
-        """What `fingerprints` wrote for a rank, in the order in which it happened."""
-        return [*json_lines(notes_path(self.directory, rank))]
+    def notes(self) -> dict[int, dict[str, Any]]:
+        """What `fingerprints` wrote of each update last, by iteration; batches of all ranks."""
+        merged: dict[int, dict[str, Any]] = {}
+        for rank in itertools.count():
+            if not (path := notes_path(self.directory, rank)).exists():
+                return merged
+            for note in json_lines(path):
+                update = merged.setdefault(note["iteration"], {field: {} for field in _CAUSES})
+                for field in ("indices", "batches"):  # by share, which one rank has
+                    update[field] |= note[field]
+                if rank and self.numbers:  # of a start on more processes than the others
+                    continue
+                for field in ("before", "rates", "after"):
+                    where = f" on rank {rank}" if rank else ""
+                    update[field] |= {f"{name}{where}": v for name, v in note[field].items()}
+        return merged
 
 
 def first_difference(straight: Side, killed: Side) -> str:
@@ -192,16 +248,13 @@ def first_difference(straight: Side, killed: Side) -> str:
 
 def _difference_in_notes(straight: Side, killed: Side) -> str:
     """The first fingerprint of an update that differs, over all ranks; empty if none does."""
-    found: list[tuple[int, int, str]] = []
-    for rank in itertools.takewhile(straight.notes, itertools.count()):
-        expected = {note["iteration"]: note for note in straight.notes(rank)}
-        for note in killed.notes(rank):
-            reference = expected.get(note["iteration"], {})
-            for order, (field, cause) in enumerate(_CAUSES.items()):
-                if names := differences({"": note[field]}, {"": reference.get(field)}):
-                    which = ", ".join(name.removeprefix(".") for name in names)
-                    found.append((note["iteration"], order, cause.format(names=which)))
-    if not found:
-        return ""
-    iteration, _, text = min(found)
-    return f"first at iteration {iteration}. Likely cause: {text}."
+    expected = straight.notes()
+    for iteration, note in sorted(killed.notes().items()):
+        for field, cause in _CAUSES.items():
+            names = differences(expected.get(iteration, {}).get(field, {}), note[field])
+            if names and killed.numbers and field in ("before", "after"):
+                cause = _CAUSE_OF_RANKS
+            if names:
+                text = cause.format(names=", ".join(names))
+                return f"first at iteration {iteration}. Likely cause: {text}."
+    return ""
