@@ -119,7 +119,7 @@ def test_a_run_and_what_changed_between_its_sessions_is_shown(run: Path, capsys:
     words = "--device cpu training.save_interval=1 training.keep_last=0 training.max_iteration"
     for section, end in zip(sections, (2, 4), strict=True):
         assert f"command: python train.py --output 'runs/a b' {words}={end}\n" in section
-    assert f"\nhost: {first['host']}\ndevice.name: cpu\n" in sections[0]
+    assert f"\nhost: {first['host']}\ndevice: cpu\n" in sections[0]
     assert f"git.dirty: False → True\ngit.state: {state}\n" in sections[1]
     assert (run / f"sources/{state}.diff").exists()
     assert "resumed: step-00000002\n" in sections[1]
