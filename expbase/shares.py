@@ -48,7 +48,7 @@ class ShareStates:
         self._first_iteration = -1  # of this start
         # What may be a statistic: its path, and where it stands.
         self._tensors: list[tuple[str, dict[str, Any], str]] = []
-        # As they were before the first update of this start, in which it is seen which are.
+        # As they are before the first update of this start, in which it is seen which are.
         self._before: dict[str, Any] = {}
 
     def begin(self, iteration: int) -> None:
@@ -56,12 +56,11 @@ class ShareStates:
         if self._first_iteration < 0:
             self._first_iteration = iteration
             self._tensors = _possible_statistics(self._state)
-            self._before = {path: of[name].clone() for path, of, name in self._tensors}
             for own in self._own.values():
                 for path in self._state.by_share:
                     own.setdefault(path, copy.deepcopy(getattr(*self._owner(path))))
-        elif iteration != self._first_iteration:
-            self._before = {}
+        is_first = iteration == self._first_iteration
+        self._before = {p: of[name].clone() for p, of, name in self._tensors if is_first}
 
     @contextlib.contextmanager
     def computing(self, number: int) -> Iterator[None]:

@@ -87,6 +87,26 @@ def test_each_share_has_statistics_of_its_own_and_the_model_those_of_the_first(
     assert (exp.model[1]._mean.numpy() == means[0]).all()
 
 
+def test_what_changes_between_two_loops_is_no_statistic(tmp_path: Path) -> None:
+    class Teaching(Shared):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.teacher = paddle.nn.Linear(4, 2)
+            for parameter in self.teacher.parameters():
+                parameter.stop_gradient = True
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.teacher.weight.add_(paddle.ones([4, 2]))
+            super().train_batch()
+
+    exp = trained(Teaching, tmp_path / "run", max_iteration=2, shares=2)
+    begun = make(Teaching, tmp_path / "other", shares=2)
+    begun.setup()
+    assert (exp.teacher.weight - begun.teacher.weight).numpy().round(5).tolist() == [[2.0] * 2] * 4
+    begun.close()
+
+
 def test_a_loss_is_the_mean_over_all_shares_and_a_number_of_the_update_counts_once(
     tmp_path: Path,
 ) -> None:
