@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from tiny import TESTS
+from tiny import TESTS, run_script
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +75,10 @@ def test_two_machines_with_disks_of_their_own_train_to_the_bits_of_one(
         pytest.skip("network namespaces may not be made here")
     with two_nodes(tmp_path) as nodes:
         assert exact(tmp_path, nodes, parts=[20]) == []
+
+
+def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
+    result = run_script(TESTS / "proofs/damages.py", "--count", "10", "--seed", "1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    formats = re.findall(r"(\w+): 10 of 10: ", result.stdout)
+    assert formats == ["pdparams", "safetensors", "checkpoint"]

@@ -49,7 +49,8 @@ class Checkpointer:
         self.resumable: Path | None = None  # this run's newest, found at its start
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
-        self.sizes: Mapping[str, Any] = {}  # of the logs at the restored checkpoint, in bytes
+        self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
         self.background = Background()
         self._expected: set[str] = set()  # names of what had state after setup
         self._directory = directory
@@ -186,7 +187,7 @@ class Checkpointer:
         """
         states, saved_by = self._read_fitting(path)
         notes = []
-        before = self.sizes.get(_SOURCES, {})
+        before = self._sources_then
         if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
             notes.append(
                 f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
@@ -225,7 +226,10 @@ class Checkpointer:
         Those of `entries` fit; by default all.
         """
         opened = local.open_checkpoint(path)
-        self.sizes = opened.manifest["info"]
+        with checkpoint.reading(path / checkpoint.MANIFEST):
+            info = dict(opened.manifest["info"])
+            self._sources_then = dict(info.pop(_SOURCES, {}))
+            self.sizes = {name: len(range(size)) for name, size in info.items()}
         contents = self.contents()
         with checkpoint.reading(path / STATE_FILE):
             saved = json.loads(opened.state)

@@ -270,8 +270,12 @@ def _origin(name: Name) -> Name:
 
 
 def _arrays_in(path: Path) -> Arrays:
-    files = checkpoint.read(path).items()
-    return _flat({n.removesuffix(SUFFIX): parse(data) for n, data in files if n.endswith(SUFFIX)})
+    tensors: Tensors = {}
+    for name, data in checkpoint.read(path).items():
+        if name.endswith(SUFFIX):
+            with checkpoint.reading(path / name):
+                tensors[name.removesuffix(SUFFIX)] = parse(data)
+    return _flat(tensors)
 
 
 def _outline(arrays: Arrays) -> Outline:
