@@ -206,6 +206,36 @@ def test_an_update_has_the_same_batches_on_any_number_of_ranks(
     assert len(updates(1)) in (12, 16)  # of a stream whole rounds alone
 
 
+class Remembering:
+    """Batches without an end, which goes on where its state says."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.position += 1
+            yield np.array([self.position])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_a_loader_that_remembers_goes_on_behind_the_update_on_other_ranks() -> None:
+    def adapter(ranks: int) -> Any:
+        return adapt_loader(Remembering(), "loader", Shard(0, ranks - 1, ranks, 4 // ranks, True))
+
+    first = adapter(1)
+    batches = first.open(1)
+    assert [next(batches)[0] for _ in range(8)] == [*range(1, 9)]
+    second = adapter(2)
+    second.load_state_dict(first.state_dict())
+    batches = second.open(1, batches.taken[2])
+    assert [next(batches)[0] for _ in range(4)] == [11, 12, 15, 16]
+
+
 def test_what_differs_between_ranks_and_is_no_share_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
