@@ -26,9 +26,9 @@ import numpy as np
 
 from expbase.ranks import world
 from expbase.state.arrays import Array
-from expbase.state.objects import OF_PADDLE
+from expbase.state.objects import OF_PADDLE, get_state, has_state, set_state
 from expbase.state.user_state import UserState
-from expbase.state.values import find_owner
+from expbase.state.values import find_owner, fingerprint, plain_values
 
 OwnState = dict[str, Any]  # of one share: tensors and values by path
 
@@ -50,6 +50,7 @@ class ShareStates:
         self._tensors: list[tuple[str, dict[str, Any], str]] = []
         # As they are before the first update of this start, in which it is seen which are.
         self._before: dict[str, Any] = {}
+        self._values: dict[str, int] = {}  # fingerprints of all other values, before the second
 
     def begin(self, iteration: int) -> None:
         """Before the first share of an update."""
@@ -58,9 +59,12 @@ class ShareStates:
             self._tensors = _possible_statistics(self._state)
             for own in self._own.values():
                 for path in self._state.by_share:
-                    own.setdefault(path, copy.deepcopy(getattr(*self._owner(path))))
+                    own[path] = _copy(getattr(*self._owner(path)), own, path)
         is_first = iteration == self._first_iteration
         self._before = {p: of[name].clone() for p, of, name in self._tensors if is_first}
+        # In the second update: a layer may set up something in its first forward.
+        is_second = iteration == self._first_iteration + 1
+        self._values = self._fingerprints() if is_second else {}
 
     @contextlib.contextmanager
     def computing(self, number: int) -> Iterator[None]:
@@ -72,6 +76,8 @@ class ShareStates:
         finally:
             self.is_computing = False
             self._keep(self._own[number])
+        if self._values:
+            self._refuse_changes()
 
     def end(self) -> dict[str, Any]:
         """After the last share of an update; collective in the first one.
@@ -102,12 +108,35 @@ class ShareStates:
                 own[path] = of[name].clone()
         own |= {path: getattr(*self._owner(path)) for path in self._state.by_share}
 
+    def _refuse_changes(self) -> None:
+        """Raises a RuntimeError for a value that changes once for each batch of a rank."""
+        for path, value in self._fingerprints().items():
+            if self._values.get(path) != value:
+                raise RuntimeError(
+                    f"self.{path}: has changed within the loop over micro_batches(), which is "
+                    "shorter with more ranks. Change it outside of the loop, or call in "
+                    f"setup_model register_stateful({path!r}, by_share=True), so that each share "
+                    "has its own, or exclude_from_state, if training does not depend on it."
+                )
+
+    def _fingerprints(self) -> dict[str, int]:
+        """Of plain values, generators, schedules and other objects with state, by path."""
+        tensors = {path for path, _, _ in self._tensors}
+        values = plain_values(self._state.owners()).items()
+        objects = self._state.saved().objects.items()
+        states = {name: get_state(value) for name, value in objects}
+        others = {path: value for path, value in values if path not in tensors}
+        return {path: fingerprint(value) for path, value in {**others, **states}.items()}
+
     def _owner(self, path: str) -> tuple[Any, str]:
         return find_owner(self._state.owners(), path)
 
     def state_dict(self) -> dict[str, OwnState]:
         """What the shares of this rank have, by their numbers."""
-        return {str(number): own for number, own in self._own.items()}
+        return {
+            str(number): {p: get_state(v) if has_state(v) else v for p, v in own.items()}
+            for number, own in self._own.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, OwnState]) -> list[str]:
         """Takes what the shares of this rank had; returns why continuing is not exact."""
@@ -129,6 +158,17 @@ def _possible_statistics(state: UserState) -> list[tuple[str, dict[str, Any], st
         if tensor is not None and tensor._is_initialized() and name not in OF_PADDLE
         if of is part._buffers or tensor.stop_gradient
     ]
+
+
+def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
+    """A copy of a value, as it was restored if it was."""
+    if path not in restored:
+        return copy.deepcopy(value)
+    if not has_state(value):
+        return restored[path]
+    value = copy.deepcopy(value)
+    set_state(value, restored[path])
+    return value
 
 
 def _same(tensor: Any, other: Any) -> bool:

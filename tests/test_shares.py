@@ -320,3 +320,44 @@ def test_without_shares_a_value_that_is_named_by_share_is_state(tmp_path: Path) 
     trained(Named, tmp_path / "run", max_iteration=1)
     path = tmp_path / "run" / "checkpoints" / "step-00000001" / "state.json"
     assert json.loads(path.read_bytes())["values"]["values"]["hidden"] == 1.0
+
+
+class Counted(Shared):
+    """Changes a value for each batch."""
+
+    how = ""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.count = 0
+        self.generator = np.random.default_rng(3)
+        if self.how:
+            self.register_stateful("count", "generator", by_share=True)
+
+    def train_batch(self) -> None:
+        for points, _ in self.micro_batches():
+            self.count += 1
+            self.backward(self.model(points).mean() * self.generator.random())
+        self.step_optimizers()
+
+
+class Registered(Counted):
+    how = "by share"
+
+
+def test_a_value_that_changes_for_each_batch_is_an_error_on_one_process_too(
+    tmp_path: Path,
+) -> None:
+    text = (
+        r"self\.count: has changed within the loop over micro_batches\(\).*register_stateful\('co"
+    )
+    with pytest.raises(RuntimeError, match=text):
+        trained(Counted, tmp_path / "run", shares=2)
+
+
+def test_a_value_and_a_generator_of_each_share_are_continued(tmp_path: Path) -> None:
+    straight = trained(Registered, tmp_path / "straight", max_iteration=4, shares=2)
+    trained(Registered, tmp_path / "run", max_iteration=2, shares=2)
+    exp = trained(Registered, tmp_path / "run", max_iteration=4, shares=2)
+    assert (straight.count, exp.count) == (4, 4)
+    assert differences(tmp_path / "run", tmp_path / "straight") == []

@@ -67,7 +67,7 @@ class StatefulObjects:
             if live
         }
         kinds = self._kinds()
-        return tensors, {name: [kinds[name], _get_state(o)] for name, o in self._others().items()}
+        return tensors, {name: [kinds[name], get_state(o)] for name, o in self._others().items()}
 
     def shapes(self) -> dict[str, str]:
         """What all ranks have, by name: type and shape of tensors, and the kind of the rest."""
@@ -125,7 +125,7 @@ class StatefulObjects:
                 array.copy_to(live[file][key])
         for name, other in self._others().items():
             _, value = values[name]
-            _set_state(other, value)
+            set_state(other, value)
         return []
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
@@ -254,11 +254,11 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
         return found.optimizers
     if isinstance(value, framework.EagerParamBase):
         return found.parameters
-    has_state = isinstance(value, (LRScheduler, *_GENERATORS)) or state_setter(value)
-    return found.objects if has_state else None
+    return found.objects if has_state(value) else None
 
 
-def _get_state(value: Any) -> Any:
+def get_state(value: Any) -> Any:
+    """What an object with state holds, as values and tensors."""
     if isinstance(value, Optimizer):  # a learning rate that no schedule decides
         rate = value._learning_rate
         return None if isinstance(rate, LRScheduler) else float(rate)
@@ -269,7 +269,8 @@ def _get_state(value: Any) -> Any:
     return value.__getstate__() if isinstance(value, _GENERATORS) else value.state_dict()
 
 
-def _set_state(value: Any, state: Any) -> None:
+def set_state(value: Any, state: Any) -> None:
+    """Sets what `get_state` returned."""
     if isinstance(value, Optimizer):
         if state is not None:
             value.set_lr(state)
@@ -283,6 +284,11 @@ def _set_state(value: Any, state: Any) -> None:
     # will switch itself off again.
     elif state or not isinstance(value, paddle.amp.AmpScaler):
         state_setter(value)(state)
+
+
+def has_state(value: Any) -> bool:
+    """Whether it is a schedule, a generator, or an object that gives and takes its state."""
+    return isinstance(value, (LRScheduler, *_GENERATORS)) or state_setter(value) is not None
 
 
 def state_setter(candidate: Any) -> Any:
@@ -355,10 +361,10 @@ def misfits(saved: Mapping[str, str], here: Mapping[str, str], where: str) -> li
 def generator_states(found: StatefulObjects) -> dict[str, Any]:
     """The states of the random generators that were found, for `set_generator_states`."""
     generators = {n: o for n, o in found.objects.items() if isinstance(o, _GENERATORS)}
-    return {name: _get_state(generator) for name, generator in generators.items()}
+    return {name: get_state(generator) for name, generator in generators.items()}
 
 
 def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
     """Sets what `generator_states` returned."""
     for name, state in states.items():
-        _set_state(found.objects[name], state)
+        set_state(found.objects[name], state)
