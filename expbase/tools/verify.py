@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -71,6 +72,8 @@ def add_parser(tools: Any) -> None:
 
 
 def _numbers(text: str) -> list[int]:
+    if not re.fullmatch("[0-9]+(,[0-9]+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} given; expected numbers like 1,2,4")
     return [count(word, least=1) for word in text.split(",")]
 
 
@@ -117,6 +120,7 @@ class Side:
 
     def __init__(self, args: argparse.Namespace, name: str, numbers: Sequence[int] = ()) -> None:
         self.numbers = numbers
+        self.how = "after the kills" if name == "killed" else f"on {[*numbers, 1][0]} processes"
         self._source = random.Random(1)
         self.directory = Path(args.output).absolute() / name
         self._args = args
@@ -243,7 +247,7 @@ def first_difference(straight: Side, killed: Side) -> str:
     if not (found := differences(one, other)):
         return ""
     name, (left, right) = next(iter(found.items()))
-    return f"{name} differs: {left} straight through, {right} after the kills."
+    return f"{name} differs: {left} straight through, {right} {killed.how}."
 
 
 def _difference_in_notes(straight: Side, killed: Side) -> str:
