@@ -288,16 +288,6 @@ def check_accumulation(training: Any, *, accumulates: bool) -> None:
         )
 
 
-def unread_data(loader: Any, batches: int) -> str:
-    """What to tell if the first update, which has read so many batches, left the data alone."""
-    if loader is None or batches:
-        return ""
-    return (
-        "train_batch did not call self.read_batch(): the data it takes is not in the order "
-        "of the seed, is not continued after a stop, and ends no epoch."
-    )
-
-
 def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
     """What a person would want to be told before training; each may be meant so."""
     for name in _SIZES:

@@ -59,9 +59,9 @@ class LoopState:
 
     iteration: int = 0  # updates done, with the one under way
     epoch: int = 0  # epochs begun
+    began: int = 0  # the iteration at which this start began
     step: Step = Step.OUTSIDE
     is_over: bool = False  # there is no iteration after this one
-    next_due: int = 0  # before this iteration nothing is due, unless an epoch ends; 0: look now
     todo: list[str] = field(default_factory=list)  # what is to be done before the next iteration
     epochs_before: int = 0  # epochs that were used up when the last iteration ended
     validated_at: int = -1  # the iteration of the last validation
@@ -71,10 +71,6 @@ class LoopState:
     saved_at: int = -1  # the iteration of the last checkpoint
     stopped_by: StopReason = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
-
-    def look_now(self) -> None:
-        """Makes the loop look at the end of this iteration what is due."""
-        self.next_due = 0
 
     def end(self) -> None:
         """There is no further iteration."""

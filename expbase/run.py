@@ -28,7 +28,7 @@ from expbase import checks, schedule
 from expbase.data.iterator import TrainIterator
 from expbase.evaluation import Evaluation
 from expbase.events import Subscribers
-from expbase.first_updates import FirstUpdates
+from expbase.first_updates import LOOK_AFTER, FirstUpdates
 from expbase.life import Life, LoopState, Step
 from expbase.ranks import world
 from expbase.ranks.stopping import StopReason, StopRequests, ValidationExit, ValidationLeft
@@ -79,7 +79,7 @@ class Run:
         self.checkpointer = Checkpointer(folder, self.training, self.logger)
         facts = config, type(experiment).default_config(), args, self.logger
         self.report = Report(*facts, self.stopwatch, self.data, self.checkpointer)
-        self.first_updates = FirstUpdates([], 0)
+        self.first_updates = FirstUpdates([])
 
     iteration = property(lambda self: self.loop.iteration)
     epoch = property(lambda self: self.loop.epoch)
@@ -98,7 +98,7 @@ class Run:
     def train_to_the_end(self) -> None:
         """Restores, trains, closes; a SystemExit if something stopped it."""
         loop = self.loop
-        with self.stop.installed(loop.look_now), self.closing():
+        with self.stop.installed(), self.closing():
             if self.life is Life.READY:
                 self.experiment.resume_or_load()
             self.begin_record()
@@ -152,17 +152,6 @@ class Run:
     def going_on(self) -> bool:
         """Begins the next iteration, and an epoch if there is none; false if it is over."""
         loop = self.loop
-        is_ready = loop.step is Step.BETWEEN and not self.data.ended
-        if not (is_ready or self._begin_loop_or_epoch()):
-            return False
-        loop.iteration += 1
-        rng.seed_for(self.training["seed"], rng.TRAIN, loop.iteration, self.seed_rank)
-        loop.step = Step.WITHIN
-        return True
-
-    def _begin_loop_or_epoch(self) -> bool:
-        """What going_on() does before the first iteration and between epochs; false: it is over."""
-        loop = self.loop
         if loop.step is Step.OUTSIDE and not loop.is_over:
             self._begin_loop()
         if loop.is_over:
@@ -170,6 +159,9 @@ class Run:
         loop.need(Step.BETWEEN, "going_on")
         if self.data.ended:
             self.experiment.new_epoch()
+        loop.iteration += 1
+        rng.seed_for(self.training["seed"], rng.TRAIN, loop.iteration, self.seed_rank)
+        loop.step = Step.WITHIN
         return True
 
     def _begin_loop(self) -> None:
@@ -182,31 +174,27 @@ class Run:
         self.report.leave_log_to_zero()
         self.stop.start(self.iteration)
         self.stopwatch.start(self.iteration)
-        self.first_updates = FirstUpdates(self.state.optimizers().values(), self.iteration)
+        self.first_updates = FirstUpdates(self.state.optimizers().values())
+        self.loop.began = self.iteration
         if self.loop.todo:  # what the start before has left
             self._do_what_follows()
         else:
             self.loop.stopped_by = self.stop.agreed(self.iteration)
-            self._plan()
+            self._decide()
 
     def end_iteration(self) -> None:
-        """Ends the iteration under way: on_train_batch_end, then whatever is due."""
+        """Ends the iteration under way: on_train_batch_end, then whatever is due.
+
+        What was trained is saved first, so it is safe, whatever fails afterwards.
+        """
         loop = self.loop
         loop.need(Step.WITHIN, "end_iteration")
         loop.step = Step.ENDING
         self.events.fire("on_train_batch_end")
-        if self.iteration >= loop.next_due or self.data.ended:
-            self._do_what_is_due()
-        else:
-            loop.step = Step.BETWEEN
-
-    def _do_what_is_due(self) -> None:
-        """Logs and saves, each if due: what was trained is safe, whatever fails afterwards."""
-        loop = self.loop
         epochs = loop.epochs_before, self.epochs_ended
         is_end = self.data.ended
         due = schedule.due_at(self.training, self.iteration, *epochs, is_epoch_end=is_end)
-        self._look_at_first_updates()
+        self._look_at_first_updates(self.iteration - loop.began)
         if due.log:
             rates = self.experiment.learning_rates()
             self.report.gather_log()
@@ -230,7 +218,7 @@ class Run:
         loop.stopped_by = self.stop.agreed(self.iteration, ask_now=bool(loop.todo))
         self._save_at_end()
         self.checkpointer.background.raise_failure()
-        self._plan()
+        self._decide()
 
     def _do(self, what: str) -> None:
         if what == schedule.END_EPOCH:
@@ -238,30 +226,24 @@ class Run:
         elif what == schedule.VALIDATE or (what == schedule.VALIDATE_AT_END and self.is_last):
             self._validate()
 
-    def _plan(self) -> None:
-        """Decides whether the loop goes on, and until when it need not look at anything."""
+    def _decide(self) -> None:
+        """Decides whether the loop goes on."""
         loop = self.loop
         loop.epochs_before = self.epochs_ended
         loop.is_over = self.is_last or bool(loop.stopped_by)
         loop.step = Step.OUTSIDE if loop.is_over else Step.BETWEEN
-        next_due = schedule.next_due(self.training, self.iteration)
-        loop.next_due = min(next_due, self.stop.next_iteration)
-        # A signal since agreed() has called wake(), and the line above has overwritten it. Several
-        # ranks stop only where they ask each other.
-        if self.stop.reason and not self.parallel:
-            loop.look_now()
 
-    def _look_at_first_updates(self) -> None:
-        first = self.first_updates
-        if not first.was_checked:
-            first.was_checked = True
+    def _look_at_first_updates(self, updates: int) -> None:
+        if updates == 1:
             self.checkpointer.refuse_newcomers(self.state.saved())
             self.update.check_first()
-            if text := checks.unread_data(self.experiment.train_loader, self.stopwatch.batches):
-                self.warn(text)
-        has_logged = self.report.metrics.meter.is_used or not self.training.log_interval
-        for text in first.look(self.iteration, is_last=self.is_last, has_logged=has_logged):
-            self.warn(f"[{self.iteration}] {text}")
+        # A start that continues a run may be too short for what comes every now and then.
+        is_whole_run = updates == self.iteration and self.is_last
+        if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):
+            has_logged = self.report.metrics.meter.is_used or not self.training.log_interval
+            has_read = self.stopwatch.batches > 0 or self.experiment.train_loader is None
+            for text in self.first_updates.look(has_logged=has_logged, has_read=has_read):
+                self.warn(f"[{self.iteration}] in {updates} updates {text}")
 
     def read_batch(self) -> Any:
         """The next training batch of this rank."""
@@ -274,7 +256,6 @@ class Run:
         stopwatch = self.stopwatch
         began = stopwatch.clock()
         if data.ended:
-            self.loop.look_now()  # an epoch that ends within an update has things due, too
             if data.epoch:
                 self._end_epoch()
             self.experiment.new_epoch()
@@ -325,7 +306,7 @@ class Run:
         loop = self.loop
         if loop.step in (Step.WITHIN, Step.ENDING):
             loop.save_requested = True
-            return loop.look_now()
+            return
         if loop.saved_at == self.iteration or self.read_only:
             return
         loop.check_savable()
@@ -333,7 +314,6 @@ class Run:
             self.report.gather_log()
             self.report.check_finite(self.iteration)
             self.update.check_complete()
-            self.update.settle_scaler()
             needed = self.is_last or bool(loop.stopped_by)  # there will be no later one
             self.checkpointer.save(self.iteration, self.report.metrics.sizes(), needed=needed)
         self.report.leave_log_to_zero()

@@ -1,15 +1,13 @@
 """What is due at the end of an iteration: a pure function of the config and two counters.
 Epochs count as ended when they are used up; one update that accumulates may end several. Values are
-read as items: an attribute of a config takes ten times as long.
+read as items: an attribute of a config takes ten times as long, and each iteration asks.
 
     due = due_at(config.training, iteration, epochs_before=2, epochs_ended=3, is_epoch_end=True)
     if due.checkpoint: ...
-    next_due(config.training, iteration)     # nothing is due before, unless an epoch ends
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 VALIDATE = "validate"
@@ -64,13 +62,6 @@ def is_wanted(training: Any, what: str) -> bool:
     """Whether validating or saving ("valid", "save") is not switched off altogether."""
     by_clock = what == "save" and training["save_seconds"]
     return bool(training[f"{what}_interval"] or training[f"{what}_every_epoch"] or by_clock)
-
-
-def next_due(training: Any, iteration: int) -> int:
-    """The next iteration at which something that is asked for by iterations is due."""
-    intervals = (training["log_interval"], training["valid_interval"], training["save_interval"])
-    multiples: list[int] = [(iteration // n + 1) * n for n in intervals if n]
-    return min([*multiples, training["max_iteration"] or sys.maxsize])
 
 
 def iterations_left(training: Any, iteration: int, updates_per_epoch: float | None) -> int | None:

@@ -69,23 +69,20 @@ def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_has_more_time(
             self.optimizer.step = lambda: None  # type: ignore[method-assign]
 
     trained(Forgetful, tmp_path / "run", max_iteration=1001, save_interval=0, valid_interval=0)
-    assert capfd.readouterr().err.count("no parameter has changed in 1000 updates") == 1
+    assert capfd.readouterr().err.count("in 1000 updates no parameter has changed") == 1
     trained(Tiny, tmp_path / "other", max_iteration=2)
     trained(Forgetful, tmp_path / "other", max_iteration=4)
     # Two updates of a run that goes on are too few to say so.
     assert "WARNING" not in capfd.readouterr().err
 
 
-def looks(step: Any, updates: int, *, has_logged: bool = True) -> list[str]:
-    """What is said in so many updates by `step(layer, optimizer)`."""
+def looks(step: Any, **facts: bool) -> list[str]:
+    """What is said after `step(layer, optimizer)`."""
     layer = paddle.nn.Linear(2, 2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-    first = FirstUpdates([optimizer], 0)
-    texts = []
-    for iteration in range(1, updates + 1):
-        step(layer, optimizer)
-        texts += first.look(iteration, is_last=False, has_logged=has_logged)
-    return texts
+    first = FirstUpdates([optimizer])
+    step(layer, optimizer)
+    return [*first.look(**{"has_logged": True, "has_read": True, **facts})]
 
 
 def nothing(layer: Any, optimizer: Any) -> None: ...
@@ -96,11 +93,19 @@ def update(layer: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-def test_there_is_one_look_after_as_many_updates_as_anybody_waits_for() -> None:
-    assert looks(nothing, LOOK_AFTER - 1, has_logged=False) == []
-    assert len(looks(nothing, 3 * LOOK_AFTER, has_logged=False)) == 2
-    assert len(looks(nothing, LOOK_AFTER)) == 1
-    assert looks(update, LOOK_AFTER) == []
+def test_each_thing_that_is_missing_is_said() -> None:
+    assert looks(update) == []
+    assert len(looks(nothing)) == 1
+    assert len(looks(nothing, has_logged=False)) == 2
+    assert len(looks(nothing, has_logged=False, has_read=False)) == 3
+
+
+def test_there_is_one_look_in_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Silent(Tiny):
+        def log(self, *args: Any, **scalars: Any) -> None: ...
+
+    trained(Silent, tmp_path / "run", max_iteration=LOOK_AFTER + 2, save_interval=0)
+    assert capfd.readouterr().err.count("nothing was logged") == 1
 
 
 def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from expbase import get_default_training_config
-from expbase.schedule import Due, due_at, is_last, iterations_left, next_due
+from expbase.schedule import Due, due_at, is_last, iterations_left
 
 
 def training(**values: Any) -> Any:
@@ -78,18 +78,6 @@ def test_the_last_iteration_is_where_either_limit_is_reached(
     values: dict[str, int], iteration: int, epochs: int, expected: bool
 ) -> None:
     assert is_last(training(**values), iteration, epochs) == expected
-
-
-def test_nothing_is_due_by_its_number_before_the_next_due_iteration() -> None:
-    section = training(log_interval=4, valid_interval=6, save_interval=9, max_iteration=23)
-    due = [i for i in range(1, 24) if names(due_at(section, i, 0, 0, is_epoch_end=False))]
-    for iteration in range(23):
-        assert next_due(section, iteration) == next(i for i in due if i > iteration)
-    assert next_due(section, 24) <= 25  # of a run whose limit was lowered
-
-
-def test_a_run_without_intervals_and_limits_has_nothing_due() -> None:
-    assert next_due(training(), 7) > 10**9
 
 
 def test_what_is_left_is_known_from_either_limit() -> None:

@@ -6,7 +6,7 @@ iterations that all of them know beforehand, so no iteration pays for it and all
 one.
 
     requests = StopRequests(output_dir / "STOP", time_limit_seconds=3600)
-    with requests.installed(notify):       # a signal is noted, and notify() is called
+    with requests.installed():             # a signal is noted
         requests.start(iteration)
         if requests.agreed(iteration): ... # all ranks stop here
 """
@@ -159,12 +159,11 @@ class StopRequests:
     # Signals
 
     @contextlib.contextmanager
-    def installed(self, notify: Callable[[], None]) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """Notes signals that ask to stop in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
-        paddle's launcher sends it up to three times to every process of a group. `notify` is
-        called from the handler, so it must only set a value.
+        paddle's launcher sends it up to three times to every process of a group.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can set handlers
@@ -180,7 +179,6 @@ class StopRequests:
                 with contextlib.suppress(OSError):  # not by a stream, which may be in use just now
                     os.write(2, _HEARD)
             self.add(StopReason[signal.Signals(signum).name])
-            notify()
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
         with handling(dict.fromkeys(_SIGNALS, note)):

@@ -146,7 +146,6 @@ class Timed(ExperimentBase):
             self.going_on()
             self.train_batch()
             self.config.training.valid_interval = self.iteration
-            self._ExperimentBase__run.loop.look_now()
             began = time.perf_counter()
             self.end_iteration()
             dist.all_reduce(paddle.zeros([1]))

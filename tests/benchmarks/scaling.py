@@ -119,7 +119,6 @@ def of_model(elements: int, parameters: int) -> dict[str, float]:
         step, nothing = seconds(lambda: iterate(exp, STEPS), REPEATS), seconds(lambda: bare(STEPS))
         times["step"] = (step - nothing) / STEPS
         exp.config.training.log_interval = 1
-        exp._ExperimentBase__run.loop.look_now()
         times["line"] = seconds(lambda: iterate(exp, 20), REPEATS) / 20
         exp.config.training.log_interval = 0
         times["validation"] = seconds(exp.evaluate, REPEATS)

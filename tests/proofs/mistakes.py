@@ -90,19 +90,19 @@ MISTAKES = [
     update(
         "no step",
         "self.loss().backward()\nself.optimizer.clear_grad()",
-        r"\[6\] no parameter has changed in 6 updates; expected loss\.backward",
+        r"\[6\] in 6 updates no parameter has changed; expected loss\.backward",
     ),
     update(
         "no step, and gradients add up",
         "self.loss().backward()",
-        r"no parameter has changed in 6 updates; expected loss\.backward.*step",
+        r"in 6 updates no parameter has changed; expected loss\.backward.*step",
     ),
-    update("no backward", "self.loss()\nself.update()", "no parameter has changed in 6 updates"),
+    update("no backward", "self.loss()\nself.update()", "in 6 updates no parameter has changed"),
     update(
         "nothing is logged",
         "points, labels = self.read_batch()\n"
         "F.cross_entropy(self.model(points), labels).backward()\nself.update()",
-        r"nothing was logged in 6 updates.*expected self\.log\(loss=loss\)",
+        r"in 6 updates nothing was logged.*expected self\.log\(loss=loss\)",
     ),
     # --- the template's attributes ---
     update(
