@@ -293,7 +293,8 @@ class ExperimentBase(Events):
     def step_optimizers(self, *optimizers: Any) -> None:
         """Unscales the gradients, steps, clears them. Schedules are yours to step.
 
-        By default all that are attributes of the experiment.
+        By default all that are attributes of the experiment. Each call updates the grad_scaler, so
+        give it all optimizers whose losses have gone backward.
         """
         self.__run.update.step(optimizers)
 
@@ -313,7 +314,6 @@ class ExperimentBase(Events):
         `on_all_ranks`, if every rank calls it in the same one, that one is the last.
         """
         self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
-        self.__run.loop.look_now()
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         """Runs valid() in eval mode, without gradients, with random numbers of its own.

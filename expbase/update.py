@@ -44,7 +44,6 @@ class Update:
         self._fire = fire
         self._divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
-        self._overflows: list[Any] = []  # of steps that the scaler was not told of
 
     @property
     def repeats_rank_zero(self) -> bool:
@@ -107,7 +106,6 @@ class Update:
 
     def backward(self, loss: Any) -> None:
         """Adds the gradients of a loss; see ExperimentBase."""
-        self.settle_scaler()
         self._fire("on_before_backward", loss)
         if self._divisor > 1:
             loss = loss / self._divisor
@@ -124,14 +122,7 @@ class Update:
                 raise TypeError(
                     f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
                 )
-        own = self._state.optimizers().values()
-        self.stepping = tuple(optimizers or own)
-        self._step_and_clear()
-        if {*map(id, own)} <= {*map(id, self.stepping)}:
-            self.settle_scaler()
-        self.stepping = ()
-
-    def _step_and_clear(self) -> None:
+        self.stepping = tuple(optimizers or self._state.optimizers().values())
         scaler = self.grad_scaler
         if scaler is not None:
             _unscale(scaler, self.stepping)
@@ -141,13 +132,15 @@ class Update:
                 optimizer.step()
             else:
                 _step(scaler, optimizer)
-                self._overflows.append(scaler._cache_found_inf if scaler.is_enable() else False)
+        if scaler is not None and scaler.is_enable():
+            _update(scaler)
         self._fire("on_after_optimizers_step")
         self._fire("on_before_zero_grad")
         for optimizer in self.stepping:
             # None and not zeros: momentum moves the weights of a gradient of zeros.
             optimizer.clear_grad(set_to_zero=False)
         self._fire("on_after_zero_grad")
+        self.stepping = ()
 
     @property
     def grad_scaler(self) -> Any:
@@ -160,17 +153,6 @@ class Update:
                 "one. With several write the step by hand: scale, backward, step, update, clear."
             )
         return next(iter(found.values()), None)
-
-    def settle_scaler(self) -> None:
-        """Tells the scaler of the steps since its last update.
-
-        Not with a step of some optimizers: gradients of the same losses may wait for the others,
-        and must be unscaled by what they were scaled by.
-        """
-        scaler = self.grad_scaler if self._overflows else None
-        if scaler is not None and scaler.is_enable():
-            _tell(scaler, any(map(bool, self._overflows)))
-        self._overflows = []
 
 
 # Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone
@@ -195,11 +177,8 @@ def _step(scaler: Any, optimizer: Any) -> None:
     scaler.step(optimizer)
 
 
-def _tell(scaler: Any, overflowed: bool) -> None:
-    scaler._cache_found_inf = overflowed
+def _update(scaler: Any) -> None:
     # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
     scaler._scale = scaler._scale.reshape([])
-    try:
-        scaler.update()
-    finally:
-        scaler._scale = scaler._scale.reshape([1])
+    scaler.update()
+    scaler._scale = scaler._scale.reshape([1])

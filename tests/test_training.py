@@ -428,20 +428,6 @@ def test_a_fixed_scale_is_taken_out_of_each_gradient_once(
     assert (weights_of(scaled.other) == weights_of(plain.other)).all()
 
 
-def test_gradients_are_unscaled_by_the_scale_of_their_loss(
-    tmp_path: Path, enabled_scaler: Callable[..., Any]
-) -> None:
-    class Apart(Pair):
-        def update(self) -> None:
-            self.step_optimizers(self.optimizer)
-            self.step_optimizers(self.other_optimizer)
-
-    plain = trained(Apart, tmp_path / "plain", max_iteration=3)
-    growing = with_scaler(Apart, enabled_scaler, incr_every_n_steps=1)
-    scaled = trained(growing, tmp_path / "scaled", max_iteration=3)
-    assert (weights_of(scaled.other) == weights_of(plain.other)).all()
-
-
 @pytest.mark.filterwarnings("ignore:It is not recommended to use dynamic loss scaling")
 def test_a_scaler_that_switches_itself_off_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled_scaler: Callable[..., Any]
