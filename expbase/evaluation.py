@@ -20,7 +20,7 @@ from expbase.ranks.stopping import ValidationExit, ValidationLeft
 from expbase.record.meter import Meter
 from expbase.record.stopwatch import Stopwatch
 from expbase.state import objects, rng
-from expbase.state.arrays import gradient, local
+from expbase.state.arrays import gradient
 from expbase.state.user_state import UserState
 from expbase.state.values import Snapshot, layers_with_buffers
 
@@ -227,24 +227,19 @@ def _isolated_eval(layers: list[Any], parameters: Iterable[Any]) -> Iterator[Non
 @contextlib.contextmanager
 def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
     """A saliency map, say, leaves gradients, and the next update would add them."""
-    known = {id(p): p for p in parameters}.values()
-    none = [p for p in known if gradient(p) is None]
-    dense = [p for p in known if gradient(p) is not None and not p.grad_.is_selected_rows()]
-    # One question to the device for all of them. Zeros, as after an update, are not copied.
-    any_set = [local(p.grad_).astype("bool").any() for p in dense]
-    flags = paddle.stack(any_set).tolist() if dense else []
-    zero = [p for p, flag in zip(dense, flags, strict=True) if not flag]
-    some = [(p, p.grad_.clone()) for p, flag in zip(dense, flags, strict=True) if flag]
+    before = []
+    for parameter in {id(p): p for p in parameters}.values():
+        grad = gradient(parameter)
+        if grad is None:
+            before.append((parameter, None))
+        elif not grad.is_selected_rows():  # which cannot be copied
+            before.append((parameter, grad.clone()))
     try:
         yield
     finally:
-        for parameter in none:
-            if parameter.grad_ is not None:
+        for parameter, kept in before:
+            if gradient(parameter) is not None:
                 parameter.clear_gradient(False)
-        for parameter in zero:
-            if parameter.grad_ is None:
-                parameter.grad = paddle.zeros_like(parameter)
-            parameter.clear_gradient(True)
-        for parameter, kept in some:
-            # Not set or copied to: after clear_gradient the next backward would overwrite it.
-            parameter._set_grad_ivar(kept)
+            if kept is not None:
+                # Not set or copied to: after clear_gradient the next backward would overwrite it.
+                parameter._set_grad_ivar(kept)

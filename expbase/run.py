@@ -183,14 +183,17 @@ class Run:
             self._decide()
 
     def end_iteration(self) -> None:
-        """Ends the iteration under way: on_train_batch_end, then whatever is due.
-
-        What was trained is saved first, so it is safe, whatever fails afterwards.
-        """
+        """Ends the iteration under way: on_train_batch_end, then whatever is due."""
         loop = self.loop
         loop.need(Step.WITHIN, "end_iteration")
         loop.step = Step.ENDING
         self.events.fire("on_train_batch_end")
+        self._log_and_save()
+        self._do_what_follows()
+
+    def _log_and_save(self) -> None:
+        """Each if it is due: what was trained is safe, whatever fails afterwards."""
+        loop = self.loop
         epochs = loop.epochs_before, self.epochs_ended
         is_end = self.data.ended
         due = schedule.due_at(self.training, self.iteration, *epochs, is_epoch_end=is_end)
@@ -203,7 +206,6 @@ class Run:
         if due.checkpoint or loop.save_requested:
             loop.may_be_best_at = self.iteration
             self._save_now()
-        self._do_what_follows()
 
     def _do_what_follows(self) -> None:
         """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
