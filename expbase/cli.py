@@ -103,13 +103,6 @@ def default_argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def in_cell() -> bool:
-    """Whether a notebook's cell runs this, and no script."""
-    ipython = sys.modules.get("IPython")
-    script = sys.modules["__main__"]
-    return ipython is not None and not hasattr(script, "__file__") and bool(ipython.get_ipython())
-
-
 def main(
     experiment: type[ExperimentBase],
     *,
@@ -132,15 +125,13 @@ def main(
     """
     parser = parser or default_argument_parser()
     with report_user_errors(parser.prog):
-        if argv is None and in_cell():
-            raise ConfigError('main: expected its options in a notebook: argv=["--output", "DIR"].')
         args = parser.parse_intermixed_args(argv)
         setattr(args, DONE_BY_MAIN, True)
         config = load_config(experiment, args)
         if args.print_config:
             print(dump_yaml(config), end="")
             return None
-        check_options(experiment, args)
+        check_options(args)
         args.output = fill_in(args.output or "", config)
         if inspected(args) is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
@@ -152,7 +143,7 @@ def main(
         return _start(parser.prog, experiment, config, args)
 
 
-def check_options(experiment: type[ExperimentBase], args: argparse.Namespace) -> None:
+def check_options(args: argparse.Namespace) -> None:
     """Raises a ConfigError if an option is missing, or cannot be done here."""
     if not args.output and not args.smoke:
         raise ConfigError("--output: not given; expected the directory of the run.")
@@ -160,12 +151,6 @@ def check_options(experiment: type[ExperimentBase], args: argparse.Namespace) ->
         raise ConfigError(
             "--restarts: given to a process of paddle's launcher; expected the launcher's own "
             "--max_restart, which needs etcd: docs/clusters.md."
-        )
-    if (args.nprocs > 1 or args.restarts) and in_cell() and experiment.__module__ == "__main__":
-        raise ConfigError(
-            f"{'--nprocs' if args.nprocs > 1 else '--restarts'}: new processes cannot import "
-            f"{experiment.__name__} from a notebook; expected it in a file (%%writefile train.py) "
-            "and an import of it from there."
         )
 
 
@@ -230,17 +215,6 @@ def _answering_mistakes() -> Iterator[None]:
         raise
 
 
-class MistakeExit(SystemExit):
-    """The end of a process that has said in one line what is to be done."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(code)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
 @contextlib.contextmanager
 def report_user_errors(prog: str) -> Iterator[None]:
     """Makes a user's mistake end the process with one line that begins with the program's name.
@@ -251,10 +225,9 @@ def report_user_errors(prog: str) -> Iterator[None]:
         with ended_by_sigterm():
             yield
     except (ConfigError, CheckpointError, WeightsError) as error:
-        text = f"{prog}: error: {error}"
-        if world.rank() == 0 and not in_cell():  # which shows what is raised
-            print(text, file=sys.stderr)
-        raise MistakeExit(text, exit_code_of(error)) from None
+        if world.rank() == 0:
+            print(f"{prog}: error: {error}", file=sys.stderr)
+        raise SystemExit(exit_code_of(error)) from None
     except world.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
 
