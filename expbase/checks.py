@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 
 from expbase import schedule
-from expbase.config import Config, ConfigError, differences, fill_in
+from expbase.config import Config, ConfigError, fill_in
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
 from expbase.record.visualizer import Visualizer
@@ -19,8 +19,6 @@ from expbase.state.arrays import is_piece
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-# The attribute of a namespace that default_argument_parser makes: whether `main` is at work.
-DONE_BY_MAIN = "done_by_main"
 
 
 def check_data(adapter: LoaderAdapter, loader: Any, training: Mapping[str, Any]) -> None:
@@ -162,10 +160,7 @@ def check_layer_alike(layer: Any) -> None:
 
 
 def check_arguments(args: Any, config: Config) -> None:
-    """Checks what an experiment is made with, and does what is left to be done with it.
-
-    `main` has marked the options of `default_argument_parser` as done; a script without it has not,
-    and must not lose one in silence. Other namespaces than those of that parser have no mark.
+    """Checks what an experiment is made with, and fills config values into the output directory.
 
     Raises:
         ConfigError: There is no output directory, options exclude each other, or one has no effect.
@@ -177,22 +172,9 @@ def check_arguments(args: Any, config: Config) -> None:
             raise ConfigError(
                 f"--{option}: given with --evaluate or --export, which only look at a run."
             )
-    if getattr(args, DONE_BY_MAIN, True):
-        return
-    given = {name: getattr(args, name) for name in ("smoke", "print_config", "restarts")}
-    given["nprocs"] = args.nprocs > 1 and world.world_size() == 1
-    for name in [name for name, is_given in given.items() if is_given]:
-        raise ConfigError(
-            f"--{name}: is done by main(Experiment), which this script does not call."
-        )
-    merged = config.clone()
-    merged.merge_from_list(args.opts or [])
-    for key, (there, value) in differences(config, merged).items():
-        raise ConfigError(
-            f"{key}={value!r}: given as an option, and the config has {there!r}; expected "
-            "config.merge_from_list(args.opts) in this script, or main(Experiment)."
-        )
-    args.output = fill_in(args.output, config)
+    if getattr(args, "nprocs", 1) > 1 and world.world_size() == 1:
+        raise ConfigError("--nprocs: is done by main(Experiment), which this script does not call.")
+    args.output = fill_in(str(args.output), config)
 
 
 def inspected(args: Any) -> str | None:

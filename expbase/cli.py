@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expbase.checks import DONE_BY_MAIN, inspected
+from expbase.checks import inspected
 from expbase.config import (
     Config,
     ConfigError,
@@ -45,6 +45,8 @@ _SWITCHES = {
     "--init_partial": "take of --init_model_path what fits",
     "--fresh": "move what is in the output directory aside first",
     "--force": "go on although the config differs from the run's",
+}
+_SWITCHES_OF_MAIN = {
     "--print_config": "print the resolved config and end",
     "--smoke": "try it before a long run: two updates, two batches of validation, a save, a load",
 }
@@ -88,19 +90,26 @@ def default_argument_parser() -> argparse.ArgumentParser:
         add(option, metavar=metavar, help=text)
     # PaddleSpeech calls it --ngpu.
     add("--nprocs", "--ngpu", type=count, default=1, metavar="N", help="processes on this machine")
-    add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
-        help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
     for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
         add(name, action="extend", nargs=nargs, default=None, metavar=metavar, help="config values")
-    parser.set_defaults(**{DONE_BY_MAIN: False})
     inspection = parser.add_argument_group(
         "looking at a run", "It may be running. Its own config holds, but for --config and --opts."
     ).add_mutually_exclusive_group()
     for option, text in _INSPECTIONS.items():
         inspection.add_argument(option, metavar="CHECKPOINT", help=text)
     return parser
+
+
+def add_options_of_main(parser: argparse.ArgumentParser) -> None:
+    """The options about which a script that does not call main would do nothing."""
+    parser.conflict_handler = "resolve"  # main may be called again with the same parser
+    add = parser.add_argument
+    add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
+        help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
+    for option, text in _SWITCHES_OF_MAIN.items():
+        add(option, action="store_true", help=text)
 
 
 def main(
@@ -124,9 +133,9 @@ def main(
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
     """
     parser = parser or default_argument_parser()
+    add_options_of_main(parser)
     with report_user_errors(parser.prog):
         args = parser.parse_intermixed_args(argv)
-        setattr(args, DONE_BY_MAIN, True)
         config = load_config(experiment, args)
         if args.print_config:
             print(dump_yaml(config), end="")
@@ -215,6 +224,17 @@ def _answering_mistakes() -> Iterator[None]:
         raise
 
 
+class MistakeExit(SystemExit):
+    """The end of a process that has said in one line what is to be done."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(code)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @contextlib.contextmanager
 def report_user_errors(prog: str) -> Iterator[None]:
     """Makes a user's mistake end the process with one line that begins with the program's name.
@@ -225,9 +245,10 @@ def report_user_errors(prog: str) -> Iterator[None]:
         with ended_by_sigterm():
             yield
     except (ConfigError, CheckpointError, WeightsError) as error:
+        text = f"{prog}: error: {error}"
         if world.rank() == 0:
-            print(f"{prog}: error: {error}", file=sys.stderr)
-        raise SystemExit(exit_code_of(error)) from None
+            print(text, file=sys.stderr)
+        raise MistakeExit(text, exit_code_of(error)) from None
     except world.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
 

@@ -5,6 +5,7 @@ The code and the commands of the pages: test_readme.py. The two languages: test_
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
@@ -18,6 +19,7 @@ from pages import BOTH, DOCS, ENGLISH, ONE_FOR_BOTH, ROOT, TEXT, blocks, heading
 from test_readme import parser_of_tools
 
 from expbase import ExperimentBase, default_argument_parser, get_default_training_config
+from expbase.cli import add_options_of_main
 from expbase.events import EVENTS
 from expbase.extras import mixins
 
@@ -33,13 +35,19 @@ def test_the_table_of_keys_holds_every_key_and_its_default() -> None:
     assert table == {name: str(value) for name, value in get_default_training_config().items()}
 
 
+def parser_of_main() -> argparse.ArgumentParser:
+    parser = default_argument_parser()
+    add_options_of_main(parser)
+    return parser
+
+
 def test_the_table_of_options_holds_every_option() -> None:
     named = {
         word
         for option, _ in rows(TEXT["config"], "option")
         for word in re.findall(r"--\w+", option)
     }
-    options = {word for a in default_argument_parser()._actions for word in a.option_strings}
+    options = {word for a in parser_of_main()._actions for word in a.option_strings}
     assert named == {option for option in options if option.startswith("--")} - {"--help"}
 
 
@@ -97,7 +105,7 @@ OURS = [page for page in BOTH if page.parent.name != "moving"]  # those name wha
 def test_every_option_that_a_page_names_exists() -> None:
     parser = parser_of_tools()
     (tools,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
-    helps = default_argument_parser().format_help()
+    helps = parser_of_main().format_help()
     helps += "".join(tool.format_help() for tool in tools.values())
     launchers = (
         "nproc_per_node nnodes master host rank job_id max_restart elastic_level elastic_timeout"

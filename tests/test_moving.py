@@ -38,13 +38,13 @@ class Tuned(Tiny):
         return config
 
 
-def by_hand(*words: str, merges: bool = True, **training: Any) -> Any:
+def by_hand(*words: str, **training: Any) -> Any:
     """What the habit of Parakeet's scripts makes of a command line."""
     args = default_argument_parser().parse_args([*words, "--device", "cpu"])
     config = Tuned.default_config()
-    if args.config and merges:
+    if args.config:
         config.merge_from_file(args.config)
-    if args.opts and merges:
+    if args.opts:
         config.merge_from_list(args.opts)
     config.training.update(training)
     exp = Tuned(config, args)
@@ -459,15 +459,7 @@ def test_a_loop_by_hand_does_not_train_what_is_only_looked_at(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--smoke"], r"--smoke: is done by main\(Experiment\), which this script does not call"),
-        (["--print_config"], r"--print_config: is done by main\(Experiment\)"),
-        (["--nprocs", "2"], r"--nprocs: is done by main\(Experiment\)"),
-        (["--restarts", "2"], r"--restarts: is done by main\(Experiment\)"),
-        (
-            ["optim.lr=0.3"],
-            r"optim\.lr=0\.3: given as an option, and the config has 0\.1",
-        ),
-        (["--opts", "optim.lr", "0.3"], r"config\.merge_from_list\(args\.opts\) in this script"),
+        (["--nprocs", "2"], r"--nprocs: is done by main\(Experiment\), which this script does not"),
         (["--evaluate", "last", "--fresh"], "--fresh: given with --evaluate"),
     ],
 )
@@ -476,8 +468,17 @@ def test_an_option_that_would_have_no_effect_without_main_is_an_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=text):
-        by_hand("--output", "run", *words, merges=False)
+        by_hand("--output", "run", *words)
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("words", [["--smoke"], ["--print_config"], ["--restarts", "2"]])
+def test_an_option_of_main_is_unknown_without_it(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="78"):
+        by_hand("--output", "run", *words)
+    assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err
 
 
 def test_a_script_may_change_what_it_merged_and_have_options_of_its_own(
@@ -487,7 +488,7 @@ def test_a_script_may_change_what_it_merged_and_have_options_of_its_own(
     Path("c.yaml").write_text("optim: {lr: 0.3}\ntraining: {max_iteration: 9}\n")
     exp = by_hand("--output", "run", "--config", "c.yaml", max_iteration=2)
     assert exp.iteration == 2
-    own = {"smoke": True, "opts": "x", "config": "x.json", "nprocs": 3, "evaluate": False}
+    own = {"smoke": True, "opts": "x", "config": "x.json", "evaluate": False}
     assert trained(Tiny, tmp_path / "own", own, max_iteration=2).iteration == 2
 
 

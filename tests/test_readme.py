@@ -28,6 +28,7 @@ from pages import ROOT, SCRIPT, TEXT, blocks
 from tiny import run_script
 
 from expbase import ExperimentBase, __main__, default_argument_parser
+from expbase.cli import add_options_of_main
 
 # What runs the code of these pages, or folders of them; that of all others is run here.
 OWN_TESTS = {
@@ -173,7 +174,9 @@ def do(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*SHORT, *words]  # of two values for a key the last one counts
-    args = default_argument_parser().parse_intermixed_args(words)
+    parser = default_argument_parser()
+    add_options_of_main(parser)
+    args = parser.parse_intermixed_args(words)
     if args.nprocs == 1 and not args.restarts:  # else it takes processes
         run_here("train.py", words, monkeypatch)
 
