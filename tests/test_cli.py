@@ -227,6 +227,7 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
         main(Silent, argv=["--output", "run", "--nprocs", "2"])
     assert capsys.readouterr().out == ""
     function, args = pickle.loads(started[0])
+    monkeypatch.setattr(world, "world_size", lambda: 2)
     function(*args)
     assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
 
