@@ -100,23 +100,17 @@ def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
         )
     for name in dir(base):
         ours = getattr(base, name)
-        theirs = getattr(experiment, name)
-        if name.startswith("__") or theirs is ours or not inspect.isfunction(ours):
+        if name.startswith("__") or not inspect.isfunction(ours):
             continue
-        if not callable(theirs):
-            raise TypeError(
-                f"{experiment.__name__}.{name}: is no method; {base.__name__} has a method of "
-                "that name. Choose another one."
-            )
         # Before a slash, as in log(self, mapping=None, /), even self is positional only.
         given = inspect.signature(ours).parameters.values()
         needed = [p for p in given if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         try:
-            inspect.signature(theirs).bind(*needed)
+            inspect.signature(getattr(experiment, name)).bind(*needed)
         except TypeError:
             raise TypeError(
-                f"{experiment.__name__}.{name}: takes {inspect.signature(theirs)}; expected "
-                f"{inspect.signature(ours)} as in {base.__name__}."
+                f"{experiment.__name__}.{name}: cannot be called as the method of that name in "
+                f"{base.__name__}; expected {inspect.signature(ours)}, or another name."
             ) from None
 
 
@@ -184,19 +178,13 @@ def inspected(args: Any) -> str | None:
     return next((str(which) for which in given if which not in (None, False)), None)
 
 
-def check_names(attributes: Mapping[str, Any], base: type) -> None:
-    """Raises an error if a name of the base class was given to something else."""
-    visualizer = attributes["visualizer"]
+def check_visualizer(visualizer: Any) -> None:
+    """Raises a TypeError if it is none of ours, which has more methods than VisualDL's writer."""
     if not isinstance(visualizer, Visualizer):
         raise TypeError(
             f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
             "expbase.record.visualizer.Visualizer, or another name."
         )
-    for name in attributes:
-        if inspect.isfunction(getattr(base, name, None)):
-            raise ValueError(
-                f"self.{name}: {base.__name__} has a method of that name. Choose another one."
-            )
 
 
 def check_alike(facts: Mapping[str, str]) -> None:

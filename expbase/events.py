@@ -281,25 +281,12 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
             place = f"{base.__name__}.{name}"
             specs = getattr(value, _SPECS, ()) if inspect.isfunction(value) else ()
             if specs:
-                _check_listener(place, value, specs)
                 listeners[name] = specs
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
             elif name not in listeners and inspect.isfunction(value):
                 _check_method(place, name)
     return listeners
-
-
-def _check_listener(place: str, method: Any, specs: Sequence[Filter]) -> None:
-    for spec in specs:
-        expected = inspect.signature(getattr(Events, spec.event))
-        try:
-            inspect.signature(method).bind(*expected.parameters)
-        except TypeError:
-            raise TypeError(
-                f"{place}: takes {inspect.signature(method)}; expected {expected}, the arguments "
-                f"of {spec.event}."
-            ) from None
 
 
 def _check_method(place: str, name: str) -> None:

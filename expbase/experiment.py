@@ -216,7 +216,7 @@ class ExperimentBase(Events):
 
     def check_setup(self) -> None:
         """Checks that training has what it needs, and says what there is."""
-        setup_steps.check_setup(self.__run, ExperimentBase)
+        setup_steps.check_setup(self.__run)
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         """The layer in a DataParallel if there are several processes, and no shares; else itself.

@@ -175,13 +175,13 @@ def open_records(run: Run) -> None:
         run.warn(reason)
 
 
-def check_setup(run: Run, base: type) -> None:
+def check_setup(run: Run) -> None:
     """Checks that training has what it needs, and says what there is."""
     experiment = run.experiment
     state = run.state
     everything = state.everything
     found = state.saved()
-    checks.check_names(everything, base)
+    checks.check_visualizer(experiment.visualizer)
     checks.check_data(run.data.adapter, experiment.train_loader, run.training)
     checks.check_state(found)
     if run.update.has_shares:

@@ -325,14 +325,6 @@ def test_a_wrong_event_or_filter_is_an_error_when_the_class_is_defined(
             def act(self, metrics: Any) -> None: ...
 
 
-def test_what_cannot_be_a_listener_is_an_error_when_the_class_is_defined() -> None:
-    with pytest.raises(TypeError, match=r"_\.act: takes \(self\) -> 'None'; expected \(self, metr"):
-
-        class _(Tiny):
-            @on("on_log")
-            def act(self) -> None: ...
-
-
 def test_a_misspelt_event_method_is_an_error_when_the_class_is_defined() -> None:
     with pytest.raises(TypeError, match=r"_ends: is no event, .* mean 'on_train_epoch_end'"):
 
