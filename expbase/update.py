@@ -117,11 +117,6 @@ class Update:
         """Steps optimizers, by default all; see ExperimentBase."""
         self.check_complete()
         self._end_micro_batches()
-        for optimizer in optimizers:
-            if not hasattr(optimizer, "clear_grad"):
-                raise TypeError(
-                    f"step_optimizers: {optimizer!r} given; expected optimizers, one by one."
-                )
         self.stepping = tuple(optimizers or self._state.optimizers().values())
         scaler = self.grad_scaler
         if scaler is not None:
@@ -144,15 +139,9 @@ class Update:
 
     @property
     def grad_scaler(self) -> Any:
-        """The GradScaler among the attributes; None if there is none, a ValueError if several."""
-        everything = self._state.everything.items()
-        found = {name: v for name, v in everything if isinstance(v, paddle.amp.AmpScaler)}
-        if len({*map(id, found.values())}) > 1:
-            raise ValueError(
-                f"backward: self.{' and self.'.join(found)} are GradScalers; expected at most "
-                "one. With several write the step by hand: scale, backward, step, update, clear."
-            )
-        return next(iter(found.values()), None)
+        """The first GradScaler among the attributes; None if there is none."""
+        attributes = self._state.everything.values()
+        return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
 
 
 # Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone

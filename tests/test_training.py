@@ -387,25 +387,6 @@ def test_the_state_of_the_scaler_comes_back(
     same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
 
 
-def test_two_scalers_are_refused_and_one_under_two_names_is_not(
-    tmp_path: Path, enabled_scaler: Callable[..., Any]
-) -> None:
-    class Aliased(with_scaler(Helped, enabled_scaler)):  # type: ignore[misc]
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.alias = self.scaler
-
-    class Twice(Aliased):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.second = enabled_scaler()
-
-    assert trained(Aliased, tmp_path / "one", max_iteration=1).iteration == 1
-    text = r"self\.scaler and self\.alias and self\.second are GradScalers; expected at most one"
-    with pytest.raises(ValueError, match=text):
-        trained(Twice, tmp_path / "two")
-
-
 def test_a_scaler_that_paddle_switched_off_is_harmless(tmp_path: Path) -> None:
     def switched_off(**options: Any) -> Any:
         with pytest.warns(UserWarning, match="AmpScaler can only be enabled on"):
