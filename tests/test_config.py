@@ -314,12 +314,3 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert [text.partition(",")[0] for text in likely_mistakes(training)] == [f"{name} is 4"]
     monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
     assert not list(likely_mistakes(training))
-
-
-@pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])
-def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
-    text = rf"training\.{key}'? is gone|training\.{key}: this key is gone"
-    with pytest.raises(ConfigError, match=text):
-        complete({"training": {**TRIGGERS, key: 2}})
-    with pytest.raises(ConfigError, match=text):
-        complete({"training": TRIGGERS}).merge_from_list([f"training.{key}=2"])
