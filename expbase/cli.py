@@ -19,7 +19,6 @@ from expbase.config import (
     Config,
     ConfigError,
     check_training,
-    did_you_mean,
     dump_yaml,
     fill,
     fill_in,
@@ -68,11 +67,9 @@ class Paragraphs(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the option that was probably meant."""
+    """Answers a wrong option as any other mistake."""
 
     def error(self, message: str) -> NoReturn:
-        if unknown := re.match("unrecognized arguments: (-[^ =]+)", message):
-            message += f".{did_you_mean(unknown[1], self._option_string_actions)}"
         self.print_usage(sys.stderr)
         self.exit(MISTAKE, f"{self.prog}: error: {message}\n")
 
