@@ -330,12 +330,6 @@ class Run:
         loop.step = Step.BETWEEN
         self.experiment.save()
         loop.step = before
-        if loop.saved_at < 0:
-            loop.saved_at = 0  # one warning is enough
-            self.warn(
-                f"[{self.iteration}] {type(self.experiment).__name__}.save wrote no checkpoint, so "
-                "the run cannot be continued; expected super().save() in it."
-            )
 
     def _save_at_end(self) -> None:
         """A checkpoint at the very end of an iteration: the run stops, or it was asked for since.

@@ -1026,19 +1026,6 @@ def test_a_run_that_had_finished_is_finished_in_a_second_start_too(tmp_path: Pat
     assert "FINISHED already" in (tmp_path / "worker_0.log").read_text()
 
 
-def test_a_save_of_ones_own_that_writes_nothing_is_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Own(Tiny):
-        def save(self) -> None:
-            paddle.save(self.model.state_dict(), str(self.output_dir / "model.pdparams"))
-
-    trained(Own, tmp_path)
-    told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
-    assert len(told) == 1
-    assert "[2] Own.save wrote no checkpoint, so the run cannot be continued; expected" in told[0]
-
-
 def test_a_setup_checkpointer_without_super_is_an_error_in_words(tmp_path: Path) -> None:
     class Own(Tiny):
         def setup_checkpointer(self) -> None: ...
