@@ -96,23 +96,13 @@ class LoopState:
         if self.step is not step:
             raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
 
-    def check_end(self) -> str:
-        """When train(), maybe the user's own, has returned: what to tell.
-
-        Raises:
-            RuntimeError: It left an iteration open.
-        """
+    def check_end(self) -> None:
+        """Raises a RuntimeError if train(), maybe the user's own, left an iteration open."""
         if self.step is Step.WITHIN:
             raise RuntimeError(
                 f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
-        if self.step is not Step.OUTSIDE or self.is_over:
-            return ""
-        return (
-            f"[{self.iteration}] train() returned without self.going_on(): no signal was heard, no "
-            f"line written, nothing validated or saved but by hand. Expected {_LOOP}."
-        )
 
     def check_savable(self) -> None:
         """Raises a RuntimeError if the state is not one to go on from."""

@@ -132,9 +132,8 @@ class Run:
     def _end_loop(self) -> None:
         """After train(), maybe the user's own; if it returned early, that is a stop()."""
         loop = self.loop
-        if text := loop.check_end():
-            self.warn(text)
-        elif not loop.is_over:
+        loop.check_end()
+        if not loop.is_over:
             self.stop.add(StopReason.CALL, "train() returned")
             loop.stopped_by = StopReason.CALL
             if schedule.is_wanted(self.training, "save"):

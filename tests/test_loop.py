@@ -131,10 +131,10 @@ def test_the_literal_loop_of_the_seed_counts_epochs_rightly_and_continues_exactl
     same_bits(tmp_path / "whole" / END, tmp_path / "parts" / END)
 
 
-def test_a_loop_without_the_template_s_methods_is_told(tmp_path: Path) -> None:
+def test_a_loop_without_the_template_s_methods_has_returned_early(tmp_path: Path) -> None:
     trained(Literal, tmp_path / "run", **OPTIONS)
     text = (tmp_path / "run/worker_0.log").read_text()
-    assert "WARNING: [25] train() returned without self.going_on()" in text
+    assert "[25] STOPPED by train() returned" in text
 
 
 def test_an_iteration_that_is_not_ended_is_an_error_that_names_the_method(tmp_path: Path) -> None:
