@@ -23,12 +23,11 @@ import paddle
 import paddle.distributed as dist
 
 from expbase.ranks import world
-from expbase.state.arrays import LABELS, dtype_name, gradient
+from expbase.state.arrays import gradient
 
 Gradients = dict[str, Any]  # tensors by the path of their parameter
 
 _BUCKET = 1 << 23  # numbers that the ranks send at a time
-_TYPES = [*LABELS]  # by whose places the ranks tell each other of what type a gradient is
 
 
 class GradientTree:
@@ -96,27 +95,26 @@ def _sum(left: Gradients, right: Gradients) -> Gradients:
 def _over_ranks(own: Gradients, parameters: Mapping[str, Any]) -> Gradients:
     if world.world_size() == 1:
         return own
-    # 0: no gradient on this rank. Another one may have one.
-    here = [_TYPES.index(dtype_name(own[p])) + 1 if p in own else 0 for p in parameters]
-    types = world.max_over_ranks(*here)
+    # A rank may have no gradient where another one has one.
+    has_any = world.max_over_ranks(*(path in own for path in parameters))
+    by_type: dict[Any, dict[str, Any]] = {}
+    for (path, parameter), has in zip(parameters.items(), has_any, strict=True):
+        if has:
+            by_type.setdefault(parameter.dtype, {})[path] = parameter
     total: Gradients = {}
-    for number in sorted({*types} - {0}):
-        paths = [p for p, of in zip(parameters, types, strict=True) if of == number]
-        dtype = _TYPES[int(number) - 1]
-        sums = _tree_sum(paddle.concat([_flat(own.get(p), parameters[p], dtype) for p in paths]))
-        parts = sums.split([math.prod(parameters[p].shape) for p in paths])
-        shaped = {
-            p: part.reshape(parameters[p].shape) for p, part in zip(paths, parts, strict=True)
-        }
-        total |= shaped
+    for of_type in by_type.values():  # in the order of the parameters, so the same on all ranks
+        flat = paddle.concat([_flat(own.get(path), p) for path, p in of_type.items()])
+        parts = _tree_sum(flat).split([math.prod(p.shape) for p in of_type.values()])
+        for (path, parameter), part in zip(of_type.items(), parts, strict=True):
+            total[path] = part.reshape(parameter.shape)
     return total
 
 
-def _flat(grad: Any, parameter: Any, dtype: str) -> Any:
+def _flat(grad: Any, parameter: Any) -> Any:
     if grad is not None:
         return grad.reshape([-1])
     # Minus zero is what changes no number that it is added to, a zero of either sign included.
-    return paddle.full([math.prod(parameter.shape)], -0.0, dtype)
+    return paddle.full([math.prod(parameter.shape)], -0.0, parameter.dtype)
 
 
 def _tree_sum(flat: Any) -> Any:

@@ -253,8 +253,10 @@ def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--output", "run", "--restarts", "2"]
-    with pytest.raises(SystemExit, match="--restarts: given with --evaluate or --export"):
-        main(Silent, argv=[*words, "--evaluate", "best"])
+    args = parsed("--output", "run", "--evaluate", "best")
+    args.restarts = 2
+    with pytest.raises(ConfigError, match="--restarts: given with --evaluate or --export"):
+        Silent(Silent.default_config(), args)
     monkeypatch.setattr(world, "world_size", lambda: 2)
     with pytest.raises(SystemExit, match="expected the launcher's own --max_restart"):
         main(Demo, argv=words)
