@@ -76,11 +76,6 @@ def resume_or_load(run: Run) -> None:
     weights = getattr(run.args, "init_model_path", None)
     if path is None and other:
         path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
-    if own and (other or weights):
-        run.logger.info(
-            f"--checkpoint_path and --init_model_path are not used: the run goes on from its own "
-            f"{own.name}. To begin with another one, give --fresh or another --output."
-        )
     if path is not None:
         _resume(run, path)
     elif weights:

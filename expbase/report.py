@@ -148,18 +148,11 @@ class Report:
 
     # --- before and after ----------------------------------------------------------------
 
-    def goal(self) -> None:
-        """Until when it trains."""
-        training = self._config.training
-        goals = [f"iteration {training.max_iteration}"] if training.max_iteration else []
-        goals += [f"the end of epoch {training.max_epoch}"] if training.max_epoch else []
-        self._logger.info("training until %s in %s", " or ".join(goals), self._args.output)
-
     def is_over(self, iteration: int, epoch: int) -> None:
         """Nothing is to be trained."""
-        place = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
+        position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
         self._logger.info(
-            f"FINISHED already: {place}. To train on, raise training.max_iteration or max_epoch; "
+            f"FINISHED already: {position}. To train on, raise training.max_iteration or max_epoch; "
             "--fresh starts over."
         )
 

@@ -108,7 +108,6 @@ class Run:
                 self.life = Life.ENDED
                 self.report.is_over(self.iteration, self.epoch)
             else:
-                self.report.goal()
                 with self.report.live(lambda: (self.evaluation.phase, self.iteration, self.epoch)):
                     self._train()
                 self._say_the_end()

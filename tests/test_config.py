@@ -205,7 +205,6 @@ def test_an_open_section_takes_any_keys_again_and_again(tmp_path: Path) -> None:
         ("c.yaml", b"a: \xff\n", "cannot be read"),
         ("c.yaml", None, "cannot be read"),
         ("c.yaml", b"a: !!python/object/apply:os.getcwd []\n", "not YAML"),
-        ("c.yaml", b"training: {seed: 1}\ntraining: {max_epoch: 2}\n", "'training'"),
     ],
 )
 def test_a_file_that_is_no_config_is_named_with_the_reason(

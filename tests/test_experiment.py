@@ -1034,19 +1034,6 @@ def test_a_setup_checkpointer_without_super_is_an_error_in_words(tmp_path: Path)
         trained(Own, tmp_path)
 
 
-def test_a_checkpoint_path_beside_a_checkpoint_of_the_runs_own_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(Tiny, tmp_path / "other", max_iteration=2)
-    args = {"checkpoint_path": str(tmp_path / "other")}
-    trained(Tiny, tmp_path / "run", args, max_iteration=4)
-    assert "WARNING" not in capsys.readouterr().err
-    trained(Tiny, tmp_path / "run", args, max_iteration=6)
-    text = capsys.readouterr().err
-    assert "--checkpoint_path and --init_model_path are not used: the run goes on from its" in text
-    assert "from its own step-00000004. To begin with another one, give --fresh or" in text
-
-
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])
 def test_what_comes_before_setup_is_said(tmp_path: Path, name: str) -> None:
     with pytest.raises(RuntimeError, match=rf"{name}: called before setup\(\); expected exp.setup"):
