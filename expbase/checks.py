@@ -114,14 +114,6 @@ def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
             ) from None
 
 
-def check_made(experiment: object, name: str) -> None:
-    """Raises a TypeError if an attribute of ExperimentBase.__init__ is not there."""
-    if name not in vars(experiment):
-        raise TypeError(
-            f"{type(experiment).__name__}.__init__: did not call super().__init__(config, args)."
-        )
-
-
 def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
     """What `log` was given without a keyword; a TypeError if it has no names."""
     if others or not isinstance(mapping, Mapping):

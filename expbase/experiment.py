@@ -150,7 +150,6 @@ class ExperimentBase(Events):
 
     def setup(self) -> None:
         """Everything before the first batch; errors say what lacks or does not fit."""
-        checks.check_made(self, "_ExperimentBase__run")
         setup_steps.set_up(self.__run)
 
     def run(self) -> None:
