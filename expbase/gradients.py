@@ -7,7 +7,7 @@ the same two parts, whoever computes it.
     tree = GradientTree(parameters)
     tree.begin()
     for number in range(4): ...; tree.add_share(number)    # forward and backward of one share
-    tree.add_up({})                                        # each parameter has the sum
+    tree.add_up()                                          # each parameter has the sum
 
 Source: the tree of a reduction that can be repeated, as in Demmel and Nguyen, Parallel Reproducible
 Summation, 2013. DataParallel sums in the order that its backend likes.
@@ -53,22 +53,13 @@ class GradientTree:
             self._sums.append(_sum(self._sums.pop(), last))
             number //= 2
 
-    def add_up(self, from_zero: Mapping[str, Any]) -> None:
-        """After the last share of this rank: sets the sum over all ranks.
-
-        The tensors `from_zero`, by names that no parameter has, become on each rank what they are
-        on rank 0. They are sent together with the gradients.
-        """
+    def add_up(self) -> None:
+        """After the last share of this rank: sets the sum over all ranks."""
         parameters = dict(self._parameters)
-        own = self._sums.pop()
-        if world.rank() == 0:
-            own |= from_zero
         with paddle.no_grad():
-            total = _over_ranks(own, {**parameters, **from_zero})
-            for path, tensor in from_zero.items():
-                tensor.copy_(total.pop(path), True)
-            for path, grad in _sum(self._before, total).items():
-                parameters[path]._set_grad_ivar(grad)
+            total = _over_ranks(self._sums.pop(), parameters)
+        for path, grad in _sum(self._before, total).items():
+            parameters[path]._set_grad_ivar(grad)
 
     def _take(self) -> Gradients:
         taken = {}
@@ -92,18 +83,18 @@ def _sum(left: Gradients, right: Gradients) -> Gradients:
         return right | {p: g.add_(right[p]) if p in right else g for p, g in left.items()}
 
 
-def _over_ranks(own: Gradients, parameters: Mapping[str, Any]) -> Gradients:
+def _over_ranks(here: Gradients, parameters: Mapping[str, Any]) -> Gradients:
     if world.world_size() == 1:
-        return own
+        return here
     # A rank may have no gradient where another one has one.
-    has_any = world.max_over_ranks(*(path in own for path in parameters))
+    has_any = world.max_over_ranks(*(path in here for path in parameters))
     by_type: dict[Any, dict[str, Any]] = {}
     for (path, parameter), has in zip(parameters.items(), has_any, strict=True):
         if has:
             by_type.setdefault(parameter.dtype, {})[path] = parameter
     total: Gradients = {}
     for of_type in by_type.values():  # in the order of the parameters, so the same on all ranks
-        flat = paddle.concat([_flat(own.get(path), p) for path, p in of_type.items()])
+        flat = paddle.concat([_flat(here.get(path), p) for path, p in of_type.items()])
         parts = _tree_sum(flat).split([math.prod(p.shape) for p in of_type.values()])
         for (path, parameter), part in zip(of_type.items(), parts, strict=True):
             total[path] = part.reshape(parameter.shape)
@@ -121,9 +112,9 @@ def _tree_sum(flat: Any) -> Any:
     """The sum over the ranks. They send each other all parts: any backend can, and moves bytes."""
     sums = []
     for start in range(0, flat.shape[0], _BUCKET):
-        own = flat[start : start + _BUCKET].contiguous()
-        received = paddle.empty([own.shape[0] * world.world_size()], own.dtype)
-        dist.stream.all_gather(received, own)
+        part = flat[start : start + _BUCKET].contiguous()
+        received = paddle.empty([part.shape[0] * world.world_size()], part.dtype)
+        dist.stream.all_gather(received, part)
         parts = received.split(world.world_size())
         while len(parts) > 1:
             parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]

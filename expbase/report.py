@@ -152,8 +152,8 @@ class Report:
         """Nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
         self._logger.info(
-            f"FINISHED already: {position}. To train on, raise training.max_iteration or max_epoch; "
-            "--fresh starts over."
+            f"FINISHED already: {position}. To train on, raise training.max_iteration or "
+            "max_epoch; --fresh starts over."
         )
 
     def end(self) -> None:

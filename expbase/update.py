@@ -77,13 +77,14 @@ class Update:
     def _shares(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
         self.shares.begin(iteration)
         self._tree.begin()
-        for place, number in enumerate(self.shares.numbers):
+        for on_rank, number in enumerate(self.shares.numbers):
             with self.shares.computing(number):
                 batch = read()
                 self._yielded += 1
                 yield batch
-            self._tree.add_share(place)
-        self._tree.add_up(self.shares.end())
+            self._tree.add_share(on_rank)
+        self._tree.add_up()
+        self.shares.end()
         # The last share's random numbers would go on, and on each rank that is another one.
         rng.seed_for(self._training.seed, rng.TRAIN, iteration, self._training.shares)
 

@@ -145,7 +145,7 @@ def test_gradients_are_added_in_one_tree() -> None:
         if place == 2:
             (other * 2).sum().backward()
         tree.add_share(place)
-    tree.add_up({})
+    tree.add_up()
     expected = np.float32(1e8) + np.float32(1), np.float32(-1e8) + np.float32(3)
     assert one.grad.item() == expected[0] + expected[1] != sum(numbers)
     assert other.grad.item() == 3
