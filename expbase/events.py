@@ -228,12 +228,9 @@ class Subscribers:
                         name += "'"
                     self._counted[name] = filter_
         # The events that are overridden or have a listener.
-        self.subscribed = frozenset(event for event in EVENTS if self.names(event))
-
-    def names(self, event: str) -> list[str]:
-        """The names of the methods that are called at an event, in their order."""
-        overridden = getattr(type(self._experiment), event) is not getattr(Events, event)
-        return [event] * overridden + [method for method, _ in self._listeners.get(event, ())]
+        cls = type(experiment)
+        overridden = {name for name in EVENTS if getattr(cls, name) is not getattr(Events, name)}
+        self.subscribed = overridden | self._listeners.keys()
 
     def fire(self, event: str, *args: Any) -> Any:
         """Calls the event's method and its listeners; returns what the method returned."""
@@ -278,20 +275,19 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     listeners: dict[str, tuple[Filter, ...]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
-            place = f"{base.__name__}.{name}"
             specs = getattr(value, _SPECS, ()) if inspect.isfunction(value) else ()
             if specs:
                 listeners[name] = specs
             elif name in listeners and value is None:  # switched off
                 del listeners[name]
             elif name not in listeners and inspect.isfunction(value):
-                _check_method(place, name)
+                _check_method(f"{base.__name__}.{name}", name)
     return listeners
 
 
-def _check_method(place: str, name: str) -> None:
+def _check_method(full_name: str, name: str) -> None:
     if name.startswith("on_") and name not in EVENTS:
         raise TypeError(
-            f"{place}: is no event, so nothing would call it.{did_you_mean(name, EVENTS)} Mark a "
-            "listener with @on; give another method a name that does not begin with on_."
+            f"{full_name}: is no event, so nothing would call it.{did_you_mean(name, EVENTS)} "
+            "Mark a listener with @on; give another method a name that does not begin with on_."
         )

@@ -266,8 +266,7 @@ class Run:
         share = data.share(self.update.batches)
         # As an item: an attribute of a config takes ten times as long.
         rng.seed_for(self.training["seed"], rng.TRAIN, self.iteration, *share)
-        if "on_train_batch_begin" in self.events.subscribed:  # else nobody needs the indices
-            fire("on_train_batch_begin", batch, data.batches.indices)
+        fire("on_train_batch_begin", batch, data.batches.indices)
         stopwatch.batches += 1
         stopwatch.data_seconds += stopwatch.clock() - began
         return batch
@@ -343,9 +342,8 @@ class Run:
         is_validated = loop.validated_at == self.iteration and not loop.todo
         if is_validated:
             may_be_best = loop.may_be_best_at == self.iteration
-            has_checkpoint = may_be_best and (saves or loop.saved_at == self.iteration)
-            place = self.iteration, self.epoch
-            self.checkpointer.validations.add(*place, loop.results, has_checkpoint=has_checkpoint)
+            now = self.iteration, self.epoch
+            self.checkpointer.validations.add(*now, loop.results, has_checkpoint=may_be_best)
         if saves:
             self._save_now()
         if is_validated:
