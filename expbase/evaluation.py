@@ -121,14 +121,22 @@ class Evaluation:
     def _isolated(self, purpose: int, iteration: int, layers: Iterable[Any]) -> Iterator[None]:
         rng.seed_for(self._training.seed, purpose, iteration, self._shard.rank)
         found = self._state.found()
-        all_layers = [*found.layers.values(), *layers]
+        roots = [*found.layers.values(), *layers]
+        sublayers = [part for layer in roots for part in layer.sublayers(include_self=True)]
+        modes = [layer.training for layer in sublayers]
+        of_layers = [p for layer in roots for p in layer.parameters()]
+        gradients = _copied_gradients([*found.parameters.values(), *of_layers])
         drawn_from = objects.generator_states(found)
         before = Snapshot(lambda: layers_with_buffers(found))
         try:
-            eval_mode = _isolated_eval(all_layers, found.parameters.values())
-            with self._stopwatch.exclude(), eval_mode:
+            with self._stopwatch.exclude(), paddle.no_grad():
+                for layer in sublayers:
+                    layer.training = False
                 yield
         finally:
+            for layer, mode in zip(sublayers, modes, strict=True):
+                layer.training = mode
+            _set_gradients(gradients)
             objects.set_generator_states(found, drawn_from)
             before.restore()
             self.let_go(kept=self._state.everything.values())
@@ -205,41 +213,23 @@ class Evaluation:
             world.wait_for_all(place, *meanwhile)
 
 
-@contextlib.contextmanager
-def _isolated_eval(layers: list[Any], parameters: Iterable[Any]) -> Iterator[None]:
-    """Eval mode, no gradients; all as before afterwards.
-
-    `parameters` are those that belong to no layer; they keep their gradients, too.
-    """
-    sublayers = [s for layer in layers for s in layer.sublayers(include_self=True)]
-    parameters = [*parameters, *(p for layer in layers for p in layer.parameters())]
-    modes = [layer.training for layer in sublayers]
-    try:
-        with _gradients_kept(parameters), paddle.no_grad():
-            for layer in sublayers:
-                layer.training = False
-            yield
-    finally:
-        for layer, mode in zip(sublayers, modes, strict=True):
-            layer.training = mode
-
-
-@contextlib.contextmanager
-def _gradients_kept(parameters: Iterable[Any]) -> Iterator[None]:
-    """A saliency map, say, leaves gradients, and the next update would add them."""
-    before = []
+def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Each parameter with a copy of its gradient, None if it has none; but not the sparse ones."""
+    copied = []
     for parameter in {id(p): p for p in parameters}.values():
         grad = gradient(parameter)
         if grad is None:
-            before.append((parameter, None))
+            copied.append((parameter, None))
         elif not grad.is_selected_rows():  # which cannot be copied
-            before.append((parameter, grad.clone()))
-    try:
-        yield
-    finally:
-        for parameter, kept in before:
-            if gradient(parameter) is not None:
-                parameter.clear_gradient(False)
-            if kept is not None:
-                # Not set or copied to: after clear_gradient the next backward would overwrite it.
-                parameter._set_grad_ivar(kept)
+            copied.append((parameter, grad.clone()))
+    return copied
+
+
+def _set_gradients(copied: Iterable[tuple[Any, Any]]) -> None:
+    """Sets what was copied: of a saliency map, say, gradients are left, and would be added up."""
+    for parameter, kept in copied:
+        if gradient(parameter) is not None:
+            parameter.clear_gradient(False)
+        if kept is not None:
+            # Not set or copied to: after clear_gradient the next backward would overwrite it.
+            parameter._set_grad_ivar(kept)
