@@ -71,7 +71,7 @@ def resume_or_load(run: Run) -> None:
     checkpointer = run.checkpointer
     if run.read_only:
         return
-    own = path = checkpointer.resumable
+    resumable = path = checkpointer.resumable
     other = getattr(run.args, "checkpoint_path", None)
     weights = getattr(run.args, "init_model_path", None)
     if path is None and other:
@@ -81,12 +81,12 @@ def resume_or_load(run: Run) -> None:
     elif weights:
         partial = getattr(run.args, "init_partial", False)
         run.experiment.load_model(weights, partial=partial)
-    _continue_files(run, own)
+    _continue_files(run, resumable)
     run.life = Life.RESTORED
     run.ledger.resumed = path.name if path else None
 
 
-def _continue_files(run: Run, own: Path | None) -> None:
+def _continue_files(run: Run, resumable: Path | None) -> None:
     """Cuts the logs back to the checkpoint: what came after it is done and logged again.
 
     Not if the run has come to its end, on_train_end included: then nothing is done again.
@@ -94,13 +94,13 @@ def _continue_files(run: Run, own: Path | None) -> None:
     validations = run.checkpointer.validations
     sizes = run.checkpointer.sizes
     is_over = run.is_last
-    if own and is_over:
+    if resumable and is_over:
         is_over = bool(world.on_rank_zero(validations.is_finished, "the end"))
-    if own and is_over:
+    if resumable and is_over:
         validations.cut(validations.size())
     else:  # a new run begins with no logs, perhaps with the state of another one
-        run.report.metrics.cut(sizes if own else None)
-        validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if own else 0)
+        run.report.metrics.cut(sizes if resumable else None)
+        validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if resumable else 0)
     if is_over:
         run.loop.end()
         run.loop.todo = []

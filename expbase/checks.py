@@ -141,8 +141,8 @@ def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, flo
 
 def check_layer_alike(layer: Any) -> None:
     """Raises a ValueError if the ranks give layers with other parameters to data_parallel."""
-    own = objects.StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
-    check_alike(own.shapes())
+    found = objects.StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
+    check_alike(found.shapes())
 
 
 def check_arguments(args: Any, config: Config) -> None:
@@ -251,7 +251,7 @@ def check_accumulation(training: Any, *, accumulates: bool) -> None:
 
 
 def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
-    """What a person would want to be told before training; each may be meant so."""
+    """What a person would want to know before training; each may be meant so."""
     for name in _SIZES:
         size = os.environ.get(name, "1")
         if size != "1" and world.world_size() == 1:

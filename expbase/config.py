@@ -306,12 +306,12 @@ def _nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
     return difflib.get_close_matches(name, known, 1, likeness)
 
 
-def _parsed(text: str, place: str) -> Any:
+def _parsed(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     # Its constructors end in a ValueError at a date like 2020-13-45.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{place}: not YAML: {error}") from error
+        raise ConfigError(f"{source}: not YAML: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -54,7 +54,7 @@ class Evaluation:
         self.loader: Any = None  # what evaluate was given
         self.batches_read = 0  # in all; who watches for a hang asks
         self.loops_begun = 0  # over a loader, in this call of valid()
-        self.told_difference = False  # between the results of the ranks
+        self.has_warned = False  # that the ranks have other results
         self.exit: ValidationExit | None = None  # how a validation is left when the run stops
         self._training = training
         self._state = state
@@ -193,24 +193,24 @@ class Evaluation:
         for key in self._adapters.keys() - {id(loader) for loader in kept}:
             self._adapters.pop(key).close()
 
-    def gather(self, value: T, place: str) -> list[T]:
+    def gather(self, value: T, name: str) -> list[T]:
         """The values of all ranks that have a part of the data of this phase."""
         if self._has_all and self.phase != "train":
             return [value]
-        self.wait(place)
+        self.wait(name)
         return world.gather_objects(value)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the parts of the data; see ExperimentBase."""
-        gather = functools.partial(self.gather, place="self.average()")
+        gather = functools.partial(self.gather, name="self.average()")
         return world.weighted_average(metrics, weight, gather)
 
-    def wait(self, place: str) -> None:
+    def wait(self, name: str) -> None:
         """Before a collective in a phase: other ranks may take longer than it waits."""
-        world.need_all_ranks(place)
+        world.need_all_ranks(name)
         if self.phase != "train":
             meanwhile = [self.exit.while_waiting] if self.exit else []
-            world.wait_for_all(place, *meanwhile)
+            world.wait_for_all(name, *meanwhile)
 
 
 def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:

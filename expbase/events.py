@@ -1,6 +1,6 @@
 """The events of an experiment: methods to override, and listeners beside them.
 
-Each is called on every rank, at the place that docs/events.md shows: the overridden method first,
+Each is called on every rank, as docs/events.md shows: the overridden method first,
 then the listeners, those of base classes first, in the order of their definition. An event without
 an override or a listener costs nothing.
 
@@ -241,12 +241,12 @@ class Subscribers:
 
     def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
         """The calls that `fire` makes, with names, for a caller that continues when one fails."""
-        own = functools.partial(getattr(self._experiment, event), *args)
+        overridden = functools.partial(getattr(self._experiment, event), *args)
         listeners = [
             (method, functools.partial(self._call_listener, method, filter_, args))
             for method, filter_ in self._listeners.get(event, ())
         ]
-        return [(event, own), *listeners]
+        return [(event, overridden), *listeners]
 
     def _call_listener(self, method: str, filter_: Filter, args: tuple[Any, ...]) -> None:
         if not filter_.passes(self._experiment):

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import paddle.distributed as dist
 
 from expbase.ranks import world
 from expbase.state.arrays import Array
@@ -80,17 +79,19 @@ class ShareStates:
         if self._values:
             self._refuse_changes()
 
-    def end(self) -> None:
-        """After the last share of an update: all ranks get from rank 0 what share 0 has."""
+    def end(self) -> dict[str, Any]:
+        """After the last share of an update; collective in the first one.
+
+        Returns:
+            The tensors of the layers that all ranks are to get from rank 0, which has share 0.
+        """
         if self._before:
             self._statistics = set().union(*world.gather_objects(self._statistics))
             for own in self._own.values():
                 for path in self._statistics - own.keys():
                     own[path] = self._before[path].clone()
         self._install(self._own[self.numbers.start])
-        for path, of, name in self._tensors:
-            if path in self._statistics and world.world_size() > 1:
-                dist.broadcast(of[name], src=0)
+        return {path: of[name] for path, of, name in self._tensors if path in self._statistics}
 
     def _install(self, own: Mapping[str, Any]) -> None:
         for path, of, name in self._tensors:

@@ -55,8 +55,8 @@ def _results_of_valid(run: Run) -> dict[str, float]:
     checks.check_loops([begun for _, begun in of_ranks])
     first = of_ranks[0][0]  # what only rank 0 returns was left to it
     difference = checks.first_difference([{**first, **results} for results, _ in of_ranks])
-    if difference and not evaluation.told_difference:
-        evaluation.told_difference = True
+    if difference and not evaluation.has_warned:
+        evaluation.has_warned = True
         run.warn(
             f"[{run.iteration}] valid: {difference}; rank 0's is used for all. For the mean "
             "over all samples `return self.average(metrics, weight)`, the weight being this "

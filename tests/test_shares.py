@@ -81,7 +81,7 @@ def test_each_share_has_statistics_of_its_own_and_the_model_those_of_the_first(
     saved = json.loads(path.read_bytes())["values"]["shares"]
     assert [*saved] == ["0", "1", "2", "3"]
     assert {*saved["0"]} == {"model.1._mean", "model.1._variance"}
-    own = run_of(exp).update.shares._own
+    own = run_of(exp).update.shares._kept
     means = [own[number]["model.1._mean"].numpy() for number in range(4)]
     assert all((one != other).any() for one in means for other in means if one is not other)
     assert (exp.model[1]._mean.numpy() == means[0]).all()
