@@ -58,13 +58,6 @@ class Report:
 
     # --- while training ------------------------------------------------------------------
 
-    def gather_log(self) -> None:
-        """Before a line or a checkpoint: with shares each rank gets what all have logged."""
-        if self._config.training.shares:
-            world.wait_for_all("what was logged")
-            meter = self.metrics.meter
-            meter.take_all(world.gather_objects(meter.state_dict()))
-
     def leave_log_to_zero(self) -> None:
         """After a checkpoint, or a start from one: with shares rank 0 keeps what all logged."""
         if self._config.training.shares and world.rank():
@@ -103,8 +96,15 @@ class Report:
         return {key: now for key, (_, now) in changes.items()}
 
     def check_finite(self, iteration: int) -> None:
-        """Before a line or a checkpoint: warns, or raises, if a logged scalar is not finite."""
-        bad = self.metrics.meter.nonfinite()
+        """Before a line or a checkpoint: warns, or raises, if a logged scalar is not finite.
+
+        With shares each rank gets what all have logged.
+        """
+        meter = self.metrics.meter
+        if self._config.training.shares:
+            world.wait_for_all("what was logged")
+            meter.take_all(world.gather_objects(meter.state_dict()))
+        bad = meter.nonfinite()
         policy = self._config.training.nonfinite if bad else "ignore"
         if policy == "warn":
             self._logger.warning("[%d] not finite: %s", iteration, bad)

@@ -198,7 +198,6 @@ class Run:
         self._look_at_first_updates(self.iteration - loop.began)
         if due.log:
             rates = self.experiment.learning_rates()
-            self.report.gather_log()
             self.report.line(self.iteration, self.epoch, rates, self.events.fire)
         loop.todo = due.follows
         if due.checkpoint or loop.save_requested:
@@ -310,7 +309,6 @@ class Run:
             return
         loop.check_savable()
         with self.stopwatch.exclude():
-            self.report.gather_log()
             self.report.check_finite(self.iteration)
             self.update.check_complete()
             needed = self.is_last or bool(loop.stopped_by)  # there will be no later one
