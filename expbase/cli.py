@@ -78,6 +78,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
     """The parser with the options that every experiment has; add your own to it."""
     parser = _Parser(
         formatter_class=Paragraphs,
+        conflict_handler="resolve",  # main adds its options again if it is called again
         epilog="The same command continues a run that was ended by anything at all.\n\n"
         "exit codes: 0 finished, 1 error, 78 a mistake in what was given, 124 time limit, "
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
@@ -101,7 +102,6 @@ def default_argument_parser() -> argparse.ArgumentParser:
 
 def add_options_of_main(parser: argparse.ArgumentParser) -> None:
     """The options about which a script that does not call main would do nothing."""
-    parser.conflict_handler = "resolve"  # main may be called again with the same parser
     add = parser.add_argument
     add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
