@@ -230,13 +230,13 @@ def check_shares(shares: int, world_size: int) -> None:
 
 def check_whole(found: objects.StatefulObjects) -> None:
     """Raises a ValueError if gradients or statistics go over the ranks in a way of their own."""
-    parts = [*found.sublayers(), *((type(p).__name__, p) for p in found.parallel.values())]
+    parts = [*found.sublayers(), *(("", wrapper) for wrapper in found.parallel.values())]
     across = (paddle.nn.SyncBatchNorm, paddle.DataParallel)
-    names = [name for name, part in parts if isinstance(part, across)]
+    names = [f"{type(part).__name__} {name}" for name, part in parts if isinstance(part, across)]
     if names := [*names, *sorted(found.pieces()), *found.sharded()]:
         raise ValueError(
-            f"training.shares: {names[0]} depends on the number of ranks; expected plain layers "
-            "and optimizers: no DataParallel by hand, SyncBatchNorm, or sharding."
+            f"training.shares: {names[0].strip()} depends on the number of ranks; expected layers "
+            "in self.data_parallel, BatchNorm, of which each share has statistics, and no sharding."
         )
 
 

@@ -53,6 +53,11 @@ _TRAINING_DEFAULTS: dict[str, Any] = {
 }
 
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
+# Keys that are gone, and what to do instead.
+_GONE = {
+    "training.sanity_batches": "--smoke tries a whole run, valid() included.",
+    "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
+}
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
 # `plot_interval` is not too much like log_interval.
 _TOO_ALIKE = 0.885
@@ -128,6 +133,7 @@ def fill(config: Mapping[str, Any]) -> Config:
         )
     training: dict[str, Any] = {**_TRAINING_DEFAULTS}
     for key, value in given.items():
+        _refuse_gone(f"training.{key}")
         near = [] if key in training else _nearest(key, _TRAINING_DEFAULTS, _TOO_ALIKE)
         if near:  # a user may add keys; one that is all but the name of ours is a mistake
             raise ConfigError(
@@ -151,10 +157,10 @@ def check_training(training: Mapping[str, Any]) -> None:
             choices = ", ".join(map(repr, _CHOICES[key]))
             raise ConfigError(f"{where}: {value!r} given; expected one of {choices}.")
     shares = training["shares"]
-    if shares & (shares - 1) or (shares and training["accumulation_steps"] > 1):
-        raise ConfigError(
-            f"training.shares: {shares} given; expected a power of two, and accumulation_steps=1."
-        )
+    if shares & (shares - 1):
+        raise ConfigError(f"training.shares: {shares} given; expected a power of two.")
+    if shares and training["accumulation_steps"] > 1:
+        raise ConfigError("training.accumulation_steps: expected 1 with training.shares.")
     if not training["max_iteration"] and not training["max_epoch"]:
         raise ConfigError(
             "training.max_iteration: 0 given; expected 1 or more. "
@@ -260,6 +266,11 @@ def _converted(value: Any, default: Any) -> Any:
     return value
 
 
+def _refuse_gone(key: str) -> None:
+    if key in _GONE:
+        raise ConfigError(f"{key}: this key is gone. {_GONE[key]}")
+
+
 def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
     """A changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
     merged: Config = config.clone()
@@ -271,6 +282,7 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
                 node[section] = Config()
             node = node.get(section) if isinstance(node, Config) else None
         if not _takes(node, name):
+            _refuse_gone(key)
             known = sorted(flatten(config))
             raise ConfigError(f"{source}: unknown key {key!r}.{did_you_mean(key, known)}")
         default = node.get(name)
@@ -315,7 +327,15 @@ def _parsed(text: str, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader, to which `1e-3` is a number."""
+    """YAML's safe loader, to which `1e-3` is a number, and a key that is given twice an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [key.value for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {twice[0]!r} is given twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]

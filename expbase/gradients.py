@@ -7,7 +7,7 @@ the same two parts, whoever computes it.
     tree = GradientTree(parameters)
     tree.begin()
     for number in range(4): ...; tree.add_share(number)    # forward and backward of one share
-    tree.add_up()                                          # each parameter has the sum
+    tree.add_up({})                                        # each parameter has the sum
 
 Source: the tree of a reduction that can be repeated, as in Demmel and Nguyen, Parallel Reproducible
 Summation, 2013. DataParallel sums in the order that its backend likes.
@@ -23,11 +23,12 @@ import paddle
 import paddle.distributed as dist
 
 from expbase.ranks import world
-from expbase.state.arrays import gradient
+from expbase.state.arrays import LABELS, dtype_name, gradient
 
 Gradients = dict[str, Any]  # tensors by the path of their parameter
 
 _BUCKET = 1 << 23  # numbers that the ranks send at a time
+_TYPES = [*LABELS]  # by whose places the ranks tell each other of what type a gradient is
 
 
 class GradientTree:
@@ -53,13 +54,22 @@ class GradientTree:
             self._sums.append(_sum(self._sums.pop(), last))
             number //= 2
 
-    def add_up(self) -> None:
-        """After the last share of this rank: sets the sum over all ranks."""
+    def add_up(self, from_zero: Mapping[str, Any]) -> None:
+        """After the last share of this rank: sets the sum over all ranks.
+
+        The tensors `from_zero`, by names that no parameter has, become on each rank what they are
+        on rank 0. They are sent together with the gradients.
+        """
         parameters = dict(self._parameters)
+        own = self._sums.pop()
+        if world.rank() == 0:
+            own |= from_zero
         with paddle.no_grad():
-            total = _over_ranks(self._sums.pop(), parameters)
-        for path, grad in _sum(self._before, total).items():
-            parameters[path]._set_grad_ivar(grad)
+            total = _over_ranks(own, {**parameters, **from_zero})
+            for path, tensor in from_zero.items():
+                tensor.copy_(total.pop(path), True)
+            for path, grad in _sum(self._before, total).items():
+                parameters[path]._set_grad_ivar(grad)
 
     def _take(self) -> Gradients:
         taken = {}
@@ -83,38 +93,39 @@ def _sum(left: Gradients, right: Gradients) -> Gradients:
         return right | {p: g.add_(right[p]) if p in right else g for p, g in left.items()}
 
 
-def _over_ranks(here: Gradients, parameters: Mapping[str, Any]) -> Gradients:
+def _over_ranks(own: Gradients, parameters: Mapping[str, Any]) -> Gradients:
     if world.world_size() == 1:
-        return here
-    # A rank may have no gradient where another one has one.
-    has_any = world.max_over_ranks(*(path in here for path in parameters))
-    by_type: dict[Any, dict[str, Any]] = {}
-    for (path, parameter), has in zip(parameters.items(), has_any, strict=True):
-        if has:
-            by_type.setdefault(parameter.dtype, {})[path] = parameter
+        return own
+    # 0: no gradient on this rank. Another one may have one.
+    here = [_TYPES.index(dtype_name(own[p])) + 1 if p in own else 0 for p in parameters]
+    types = world.max_over_ranks(*here)
     total: Gradients = {}
-    for of_type in by_type.values():  # in the order of the parameters, so the same on all ranks
-        flat = paddle.concat([_flat(here.get(path), p) for path, p in of_type.items()])
-        parts = _tree_sum(flat).split([math.prod(p.shape) for p in of_type.values()])
-        for (path, parameter), part in zip(of_type.items(), parts, strict=True):
-            total[path] = part.reshape(parameter.shape)
+    for number in sorted({*types} - {0}):
+        paths = [p for p, of in zip(parameters, types, strict=True) if of == number]
+        dtype = _TYPES[int(number) - 1]
+        sums = _tree_sum(paddle.concat([_flat(own.get(p), parameters[p], dtype) for p in paths]))
+        parts = sums.split([math.prod(parameters[p].shape) for p in paths])
+        shaped = {
+            p: part.reshape(parameters[p].shape) for p, part in zip(paths, parts, strict=True)
+        }
+        total |= shaped
     return total
 
 
-def _flat(grad: Any, parameter: Any) -> Any:
+def _flat(grad: Any, parameter: Any, dtype: str) -> Any:
     if grad is not None:
         return grad.reshape([-1])
     # Minus zero is what changes no number that it is added to, a zero of either sign included.
-    return paddle.full([math.prod(parameter.shape)], -0.0, parameter.dtype)
+    return paddle.full([math.prod(parameter.shape)], -0.0, dtype)
 
 
 def _tree_sum(flat: Any) -> Any:
     """The sum over the ranks. They send each other all parts: any backend can, and moves bytes."""
     sums = []
     for start in range(0, flat.shape[0], _BUCKET):
-        part = flat[start : start + _BUCKET].contiguous()
-        received = paddle.empty([part.shape[0] * world.world_size()], part.dtype)
-        dist.stream.all_gather(received, part)
+        own = flat[start : start + _BUCKET].contiguous()
+        received = paddle.empty([own.shape[0] * world.world_size()], own.dtype)
+        dist.stream.all_gather(received, own)
         parts = received.split(world.world_size())
         while len(parts) > 1:
             parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]

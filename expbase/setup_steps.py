@@ -215,6 +215,7 @@ def _say_what_there_is(run: Run) -> None:
         run.logger.info("%s", text)
     if run.read_only:
         return
-    left_out = checks.likely_left_out(run.state.found(), saved, parallel=run.parallel)
+    is_divided = run.parallel and not run.update.has_shares
+    left_out = checks.likely_left_out(run.state.found(), saved, parallel=is_divided)
     for text in (*checks.likely_mistakes(run.training), *left_out):
         run.warn(text)

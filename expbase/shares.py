@@ -30,7 +30,7 @@ from expbase.state.objects import OF_PADDLE, get_state, has_state, set_state
 from expbase.state.user_state import UserState
 from expbase.state.values import find_owner, fingerprint, plain_values
 
-OwnState = dict[str, Any]  # of one share: tensors and values by path
+ShareState = dict[str, Any]  # of one share: tensors and values by path
 
 
 class ShareStates:
@@ -43,7 +43,7 @@ class ShareStates:
         self.numbers = range(first, first + on_a_rank)
         self.is_computing = False
         self._state = state
-        self._own: dict[int, OwnState] = {number: {} for number in self.numbers}
+        self._kept: dict[int, ShareState] = {number: {} for number in self.numbers}
         self._statistics: set[str] = set()  # paths of tensors that a share has changed
         self._first_iteration = -1  # of this start
         # What may be a statistic: its path, and where it stands.
@@ -57,9 +57,9 @@ class ShareStates:
         if self._first_iteration < 0:
             self._first_iteration = iteration
             self._tensors = _possible_statistics(self._state)
-            for own in self._own.values():
+            for kept in self._kept.values():
                 for path in self._state.by_share:
-                    own[path] = _copy(getattr(*self._owner(path)), own, path)
+                    kept[path] = _copy(getattr(*self._owner(path)), kept, path)
         is_first = iteration == self._first_iteration
         self._before = {p: of[name].clone() for p, of, name in self._tensors if is_first}
         # In the second update: a layer may set up something in its first forward.
@@ -69,13 +69,13 @@ class ShareStates:
     @contextlib.contextmanager
     def computing(self, number: int) -> Iterator[None]:
         """What is computed in the block is this share's."""
-        self._install(self._own[number])
+        self._install(self._kept[number])
         self.is_computing = True
         try:
             yield
         finally:
             self.is_computing = False
-            self._keep(self._own[number])
+            self._keep(self._kept[number])
         if self._values:
             self._refuse_changes()
 
@@ -87,26 +87,26 @@ class ShareStates:
         """
         if self._before:
             self._statistics = set().union(*world.gather_objects(self._statistics))
-            for own in self._own.values():
-                for path in self._statistics - own.keys():
-                    own[path] = self._before[path].clone()
-        self._install(self._own[self.numbers.start])
+            for kept in self._kept.values():
+                for path in self._statistics - kept.keys():
+                    kept[path] = self._before[path].clone()
+        self._install(self._kept[self.numbers.start])
         return {path: of[name] for path, of, name in self._tensors if path in self._statistics}
 
-    def _install(self, own: Mapping[str, Any]) -> None:
+    def _install(self, kept: Mapping[str, Any]) -> None:
         for path, of, name in self._tensors:
             if path in self._statistics:
-                of[name].copy_(own[path] if path in own else self._before[path], True)
+                of[name].copy_(kept[path] if path in kept else self._before[path], True)
         for path in self._state.by_share:
-            setattr(*self._owner(path), own[path])
+            setattr(*self._owner(path), kept[path])
 
-    def _keep(self, own: OwnState) -> None:
+    def _keep(self, kept: ShareState) -> None:
         for path, of, name in self._tensors:
             if path in self._before and not _same(of[name], self._before[path]):
                 self._statistics.add(path)
             if path in self._statistics:
-                own[path] = of[name].clone()
-        own |= {path: getattr(*self._owner(path)) for path in self._state.by_share}
+                kept[path] = of[name].clone()
+        kept |= {path: getattr(*self._owner(path)) for path in self._state.by_share}
 
     def _refuse_changes(self) -> None:
         """Raises a RuntimeError for a value that changes once for each batch of a rank."""
@@ -131,18 +131,18 @@ class ShareStates:
     def _owner(self, path: str) -> tuple[Any, str]:
         return find_owner(self._state.owners(), path)
 
-    def state_dict(self) -> dict[str, OwnState]:
+    def state_dict(self) -> dict[str, ShareState]:
         """What the shares of this rank have, by their numbers."""
         return {
-            str(number): {p: get_state(v) if has_state(v) else v for p, v in own.items()}
-            for number, own in self._own.items()
+            str(number): {p: get_state(v) if has_state(v) else v for p, v in kept.items()}
+            for number, kept in self._kept.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, OwnState]) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, ShareState]) -> list[str]:
         """Takes what the shares of this rank had; returns why continuing is not exact."""
         for number in self.numbers:
-            self._own[number] = {**state.get(str(number), {})}
-            self._statistics |= self._own[number].keys() - {*self._state.by_share}
+            self._kept[number] = {**state.get(str(number), {})}
+            self._statistics |= self._kept[number].keys() - {*self._state.by_share}
         if len(state) == self._count:
             return []
         return [f"training.shares: {len(state)} there, {self._count} now"]

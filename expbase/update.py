@@ -56,8 +56,8 @@ class Update:
         if 0 < self._yielded < needed:
             raise RuntimeError(
                 f"micro_batches: the update was made after {self._yielded} of {self.batches} "
-                "batches; expected it after the whole loop, and no break in the loop: the ranks "
-                "average their gradients with the last one."
+                "batches; expected it after the whole loop, and no break in the loop: gradients "
+                "are averaged at its end."
             )
 
     def check_first(self) -> None:
@@ -83,8 +83,7 @@ class Update:
                 self._yielded += 1
                 yield batch
             self._tree.add_share(on_rank)
-        self._tree.add_up()
-        self.shares.end()
+        self._tree.add_up(self.shares.end())
         # The last share's random numbers would go on, and on each rank that is another one.
         rng.seed_for(self._training.seed, rng.TRAIN, iteration, self._training.shares)
 

@@ -205,6 +205,7 @@ def test_an_open_section_takes_any_keys_again_and_again(tmp_path: Path) -> None:
         ("c.yaml", b"a: \xff\n", "cannot be read"),
         ("c.yaml", None, "cannot be read"),
         ("c.yaml", b"a: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        ("c.yaml", b"training: {seed: 1}\ntraining: {max_epoch: 2}\n", "'training'"),
     ],
 )
 def test_a_file_that_is_no_config_is_named_with_the_reason(
@@ -240,10 +241,10 @@ def test_three_triggers_are_enough_and_the_rest_is_filled_in_a_copy() -> None:
         ({**TRIGGERS, "seed": math.inf}, "training.seed: inf given; expected a whole number"),
         ({**TRIGGERS, "save_interval": -1}, "training.save_interval: -1 given; expected 0 or"),
         ({**TRIGGERS, "accumulation_steps": 0}, "training.accumulation_steps: 0 given; expected 1"),
-        ({**TRIGGERS, "shares": 6}, "training.shares: 6 given; expected a power of two, and accum"),
+        ({**TRIGGERS, "shares": 6}, "training.shares: 6 given; expected a power of two"),
         (
             {**TRIGGERS, "shares": 4, "accumulation_steps": 2},
-            "training.shares: 4 given; expected",
+            "training.accumulation_steps: expected 1",
         ),
         ({**TRIGGERS, "monitor_mode": "best"}, "monitor_mode: 'best' given; expected one of 'max'"),
         ({**TRIGGERS, "nonfinite": "stop"}, "nonfinite: 'stop' given; expected one of 'error'"),
@@ -313,3 +314,12 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert [text.partition(",")[0] for text in likely_mistakes(training)] == [f"{name} is 4"]
     monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
     assert not list(likely_mistakes(training))
+
+
+@pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])
+def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
+    text = rf"training\.{key}'? is gone|training\.{key}: this key is gone"
+    with pytest.raises(ConfigError, match=text):
+        complete({"training": {**TRIGGERS, key: 2}})
+    with pytest.raises(ConfigError, match=text):
+        complete({"training": TRIGGERS}).merge_from_list([f"training.{key}=2"])

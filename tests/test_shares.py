@@ -145,7 +145,7 @@ def test_gradients_are_added_in_one_tree() -> None:
         if place == 2:
             (other * 2).sum().backward()
         tree.add_share(place)
-    tree.add_up()
+    tree.add_up({})
     expected = np.float32(1e8) + np.float32(1), np.float32(-1e8) + np.float32(3)
     assert one.grad.item() == expected[0] + expected[1] != sum(numbers)
     assert other.grad.item() == 3
@@ -301,7 +301,9 @@ class ByHand(Shared):
 
 def test_what_depends_on_the_ranks_is_refused_at_setup(tmp_path: Path) -> None:
     exp = make(ByHand, tmp_path / "run", shares=4)
-    with pytest.raises(ValueError, match=r"training\.shares: extra depends on the number of ranks"):
+    with pytest.raises(
+        ValueError, match=r"SyncBatchNorm extra depends on the number of ranks; expected"
+    ):
         exp.setup()
 
 
