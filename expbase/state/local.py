@@ -1,7 +1,7 @@
 """What is the same on all ranks, what differs, and what one has alone: to rank 0 and back.
 
     the same    what is trained, and its accumulators: DataParallel keeps them equal. The first save
-                compares them; what is not equal then is told, and counts as different.
+                compares them; a warning names what is not equal then; it counts as different.
     different   all else: running statistics, generators, values. Each save compares checksums, and
                 what a rank has otherwise than rank 0 is its local state.
     alone       by construction, so nothing is compared. Pieces, tensors of which each rank has
@@ -19,8 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,38 +54,43 @@ class Gatherer:
         """What all ranks have, on rank 0; on the others it is not whole. Collective.
 
         Raises:
-            RuntimeError: A rank has an accumulator that another one lacks.
+            RuntimeError: A rank has an accumulator that another one lacks; with shares, too, if
+                anything is another one than on rank 0.
         """
-        here, rank = _flat(tensors), world.rank()
-        if self._has_shares:
-            return self._gather_shares(here, values, found)
-        if world.world_size() == 1:
-            return Snapshot(tensors, values, [{}], _trained(here, found))
+        here = _flat(tensors)
+        local_values: list[dict[str, Any]] = [{}]
+        if world.world_size() > 1:
+            here, local_values = self._of_all_ranks(here, values, found)
+        in_order = dict(sorted(here.items()))  # whoever had them
+        return Snapshot(_nested(in_order), values, local_values, _trained(here, found))
+
+    def _of_all_ranks(
+        self, here: Arrays, values: dict[str, Any], found: StatefulObjects
+    ) -> tuple[Arrays, list[dict[str, Any]]]:
+        """The arrays of all ranks, and the values that each has otherwise than rank 0.
+
+        With shares no byte depends on the number of ranks.
+        """
+        rank = world.rank()
         of_pieces, sharded = found.pieces(), found.sharded()
+        of_shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(_OF_SHARES)}
         pieces = {name for name in here if found.owner(*name) in of_pieces}
-        first = _first_had(here.keys() - pieces, found)
-        common = {n: a for n, a in here.items() if n not in pieces and n[0] not in sharded}
-        different, otherwise = self._different(common, _trained(common, found), values)
+        first = _first_had(here.keys() - pieces, found) | of_shares
+        apart = pieces | of_shares
+        common = {n: a for n, a in here.items() if n not in apart and n[0] not in sharded}
+        same = set() if self._has_shares else _trained(common, found)
+        different, otherwise = self._different(common, same, values)
+        local_values = world.gather_objects(otherwise)
+        if self._has_shares:
+            for of_rank in local_values:
+                values[SHARES] |= of_rank.pop(SHARES)
+            _refuse_different(different, local_values)
+            local_values = [{}]
         alone = pieces | different
         local = {(f"{LOCAL}{rank}", "/".join(n)): a for n, a in here.items() if n in alone}
-        sent = local | {n: a for n, a in here.items() if n in first} if rank else {}
+        sent = local | {name: here[name] for name in first} if rank else {}
         arrays = local | {n: a for n, a in here.items() if n not in pieces}
-        arrays |= self._send(sent)
-        of_ranks = world.gather_objects(otherwise)
-        return Snapshot(_nested(arrays), values, of_ranks, _trained(arrays, found))
-
-    def _gather_shares(
-        self, here: Arrays, values: dict[str, Any], found: StatefulObjects
-    ) -> Snapshot:
-        """What all ranks have, and the shares of each: no byte depends on their number."""
-        of_shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(_OF_SHARES)}
-        if world.world_size() > 1:
-            same = {name: array for name, array in here.items() if name not in of_shares}
-            _refuse_different(*self._different(same, set(), {**values, SHARES: {}}))
-            here = here | self._send({n: here[n] for n in of_shares} if world.rank() else {})
-            for of_rank in world.gather_objects(values[SHARES]):
-                values[SHARES] |= of_rank
-        return Snapshot(_nested(dict(sorted(here.items()))), values, [{}], _trained(here, found))
+        return arrays | self._send(sent), local_values
 
     def _send(self, arrays: Arrays) -> Arrays:
         """Brings arrays of all ranks to rank 0, where they are returned; by other names on each."""
@@ -122,14 +126,14 @@ class Gatherer:
         }
 
 
-def _refuse_different(different: Set[Name], otherwise: Mapping[str, Any]) -> None:
+def _refuse_different(different: Set[Name], values: list[dict[str, Any]]) -> None:
     """Raises a RuntimeError for what depends on the number of ranks; collective."""
     names = [key.partition(".")[2] if f == ARRAYS else f"{f}.{key}" for f, key in different]
-    names += [path for entry in otherwise.values() for path in entry]
     for rank, of_rank in enumerate(world.gather_objects(sorted(names))):
-        if of_rank:
+        apart = [*of_rank, *(name for entry in values[rank].values() for name in entry)]
+        if apart:
             raise RuntimeError(
-                f"self.{of_rank[0]}: is another one on rank {rank} than on "
+                f"self.{apart[0]}: is another one on rank {rank} than on "
                 "rank 0, and would depend on their number; with training.shares expected the same "
                 "on all, or register_stateful(…, by_share=True)."
             )
@@ -139,13 +143,14 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     """The accumulators of sharded optimizers that no rank before this one has."""
     of_ranks = world.gather_objects({name for name in names if name[0] in found.optimizers})
     sharded = found.sharded()
-    count = Counter(name for of_rank in of_ranks for name in of_rank if name[0] not in sharded)
-    for file, key in sorted(name for name in count if count[name] < len(of_ranks)):
-        raise RuntimeError(
-            f"self.{file}: {key!r} is on {count[file, key]} of the ranks alone, and would be lost; "
-            "expected the same parameters to be updated on all ranks, or an optimizer of "
-            "paddle.distributed.fleet that divides them."
-        )
+    for of_rank in of_ranks:
+        for file, key in sorted(of_rank ^ of_ranks[0]):
+            if file not in sharded:
+                raise RuntimeError(
+                    f"self.{file}: {key!r} is on some of the ranks alone, and would be lost; "
+                    "expected the same parameters to be updated on all ranks, or an optimizer of "
+                    "paddle.distributed.fleet that divides them."
+                )
     earlier = of_ranks[: world.rank()]
     return {name for name in names if name[0] in sharded}.difference(*earlier)
 
