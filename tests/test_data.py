@@ -304,8 +304,8 @@ def test_the_place_counts_the_batches_of_all_ranks() -> None:
     pair.open(1)
     pair.read(), pair.read()
     state = pair.state_dict()
-    assert (state["layout"], state["position"]) == (["shuffled", 10, 1, 2], 4)
-    assert state["batch_in_epoch"] == 2
+    assert (state["layout"], state["position"]) == (["shuffled", 10, 1, 0], 4)
+    assert state["batches"] == 4
     three.attach(adapted(loader(batch_size=1), rank=0, world_size=3))
     three.load_state_dict(state)
     assert three.batch_in_epoch == 1  # four samples are a batch of each and a part
@@ -435,7 +435,7 @@ def test_of_a_sampler_that_shards_every_sample_is_seen_in_training_and_validatio
     (reason,) = train_iterator(DataLoader(Noisy(16), batch_sampler=sampler)).load_state_dict(
         iterator.state_dict()
     )
-    assert "of 2 on 2 ranks there" in reason
+    assert "of 2, world size 2 there" in reason
     assert "goes on behind 4 samples, but which ones they were is unknown" in reason
 
 
@@ -908,8 +908,8 @@ def test_reasons_why_continuing_is_not_exact_are_returned() -> None:
     state = train_iterator(loader()).state_dict()
     (sizes,) = train_iterator(loader(batch_size=5)).load_state_dict(state)
     assert sizes == (
-        "self.train_loader: 10 samples, shuffled, in batches of 3 on 1 rank there, 10 samples, "
-        "shuffled, in batches of 5 on 1 rank now: the next epoch is the first one of the new size"
+        "self.train_loader: 10 samples, shuffled, in batches of 3 there, 10 samples, "
+        "shuffled, in batches of 5 now: the next epoch is the first one of the new size"
     )
 
 
@@ -938,8 +938,8 @@ def test_other_sizes_go_on_with_the_samples_that_the_epoch_has_not_had() -> None
     had = indices(drawn(adapted(sized(20))))[:6]
     larger, (reason,) = continued(sized(20), sized(20, batch_size=5))
     assert reason == (
-        "self.train_loader: 20 samples, shuffled, in batches of 3 on 1 rank there, 20 samples, "
-        "shuffled, in batches of 5 on 1 rank now: the epoch goes on with the samples that it has "
+        "self.train_loader: 20 samples, shuffled, in batches of 3 there, 20 samples, "
+        "shuffled, in batches of 5 now: the epoch goes on with the samples that it has "
         "not had"
     )
     assert larger.batch_in_epoch == 1  # six samples, in batches of five

@@ -178,8 +178,8 @@ def test_another_data_set_is_said_on_resume(
     exp = trained(Smaller, tmp_path / "run", {"force": True}, max_iteration=4)
     assert exp.epoch == 2
     assert (
-        "40 samples, shuffled, in batches of 4 on 1 rank there, 32 samples, shuffled, in batches "
-        "of 4 on 1 rank now: the next epoch is the first one of the new size"
+        "40 samples, shuffled, in batches of 4 there, 32 samples, shuffled, in batches "
+        "of 4 now: the next epoch is the first one of the new size"
     ) in capfd.readouterr().err
 
 

@@ -92,29 +92,25 @@ class TrainIterator:
 
     @property
     def _layout(self) -> list[Any]:
-        """The kind of order, the samples in a data set and in a batch (None: unknown), the ranks.
+        """The kind of order, the samples in a data set and in a batch (None: unknown), and the
+        number of ranks if each has another order, else 0.
 
-        A position in an epoch is one in all epochs whose first two are the same.
+        A position in an epoch is one in all epochs whose first two are the same. It says which
+        samples were before it if all ranks have one order.
         """
         adapter = self.adapter
-        return [adapter.kind, adapter.num_samples, adapter.batch_size, self._ranks]
-
-    @property
-    def _ranks(self) -> int:
-        """By which the batches of this rank are counted; with shares by all, however many."""
-        shard = self.adapter.shard
-        return 1 if shard.has_shares else shard.world_size
+        ranks = 0 if adapter.has_one_order else adapter.shard.world_size
+        return [adapter.kind, adapter.num_samples, adapter.batch_size, ranks]
 
     def state_dict(self) -> dict[str, Any]:
-        """The place. It counts the samples of all ranks, so that another number may go on."""
+        """The place. It counts what all ranks have read, so that another number may go on."""
         return {
             "epoch": self.epoch,
-            "batch_in_epoch": self.batch_in_epoch * self.adapter.shard.world_size // self._ranks,
+            "batches": self.batch_in_epoch * self.adapter.shard.world_size,
             "position": self.batches.taken[2],
             "ended": self.batches.ended or not self.epoch,
             "loader": self.adapter.state_dict(),
             "layout": self._layout,
-            "has_one_order": self.adapter.has_one_order,
             "order": None if self.batches.ended else self.adapter.checksum(),
         }
 
@@ -148,47 +144,35 @@ class TrainIterator:
         reasons = adapter.load_state_dict(state["loader"])
         there = state["layout"]
         now = self._layout
-        is_known = True
-        how = "the next epoch is the first one of the new size"
         if state["ended"] or not self._has_order_of(state):
             # Nothing is opened: the next thing to come is a new epoch.
             self.batches.close()
             self.batches = Batches(_nothing(), state["position"], ended=True)
             self.epoch = state["epoch"]
             self.resumed_within_epoch = False
+            how = "the next epoch is the first one of the new size"
         else:
             self.open(state["epoch"], state["position"])
             self.resumed_within_epoch = True
-            is_known = self._knows_samples(state, reasons)
             how = "the epoch goes on with the samples that it has not had"
-        if not is_known:
-            how = (
-                f"the epoch goes on behind {state['position']} samples, but which ones they were "
-                "is unknown: some may come twice in it, others never"
-            )
-        self.batch_in_epoch = self._batches_of(state)
-        # Another number of ranks alone is nothing that the data could make inexact.
-        if there[:-1] != now[:-1] or (there != now and not is_known):
+            is_another = len({adapter.checksum(), state["order"]} - {None}) > 1
+            if is_another:
+                reasons.append(
+                    f"{adapter.name}: its sampler gives another order of this epoch than before; "
+                    "expected one that draws from random, numpy or paddle"
+                )
+            if is_another or there[-1] or now[-1]:
+                how = (
+                    f"the epoch goes on behind {state['position']} samples, but which ones they "
+                    "were is unknown: some may come twice in it, others never"
+                )
+        self.batch_in_epoch = state["batches"] // adapter.shard.world_size
+        if there != now:
+            if self.samples_per_round:
+                self.batch_in_epoch = state["position"] // self.samples_per_round
             text = f"{_described(there)} there, {_described(now)} now"
             reasons.append(f"{adapter.name}: {text}: {how}")
         return reasons
-
-    def _knows_samples(self, state: Mapping[str, Any], reasons: list[str]) -> bool:
-        """Whether the position says which samples were taken; another order of them is a reason."""
-        if len({self.adapter.checksum(), state["order"]} - {None}) > 1:
-            reasons.append(
-                f"{self.adapter.name}: its sampler gives another order of this epoch than before; "
-                "expected one that draws from random, numpy or paddle, or has a state_dict"
-            )
-            return False
-        return self.adapter.has_one_order and bool(state["has_one_order"])
-
-    def _batches_of(self, state: Mapping[str, Any]) -> int:
-        """How many batches of now the samples amount to that were taken in the epoch."""
-        there = state["layout"]
-        if self.samples_per_round and there != self._layout:
-            return int(state["position"]) // self.samples_per_round
-        return int(state["batch_in_epoch"]) * int(there[-1]) // self.adapter.shard.world_size
 
     def close(self) -> None:
         """Ends worker processes. May be called twice."""
@@ -201,7 +185,7 @@ def _nothing() -> Items:
 
 
 def _described(layout: list[Any]) -> str:
-    kind, samples, batch_size, world_size = layout
+    kind, samples, batch_size, ranks = layout
     size = "unknown" if batch_size is None else batch_size
-    ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
-    return f"{samples or '?'} samples, {kind}, in batches of {size} on {ranks}"
+    text = f"{samples or '?'} samples, {kind}, in batches of {size}"
+    return f"{text}, world size {ranks}" if ranks else text
