@@ -52,7 +52,7 @@ def find(run: Run) -> None:
     if run.parallel:
         from expbase.ranks import machines  # here: one process has no other machine
 
-        machines.compare(run.directory, checkpointer.resumable)
+        machines.compare(run.directory.path)
         code = {"versions": provenance.versions(), **checkpointer.sources}
         if difference := checks.first_difference(world.gather_objects(code)):
             run.warn(f"not all ranks run the same code: {difference}")

@@ -40,7 +40,7 @@ class Run:
         self.stop_at = stop_at
         clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=self.sleep)
         patch.setattr(restarts, "time", clock)
-        patch.setattr(restarts, "_newest", self.look)
+        patch.setattr(restarts, "newest_iteration", self.look)
         patch.setattr(launch, "spawn", self.start)
 
     def look(self, args: Any) -> int:

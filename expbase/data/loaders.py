@@ -212,8 +212,8 @@ class MapStyleLoader(LoaderAdapter):
             sampler = _undistributed(sampler, shuffle=sampler.shuffle)
         self._order = BatchOrder(loader, sampler, shard.seed)
         self._fetcher = Fetcher(loader, name)
-        self.num_samples = self._order.num_samples
-        self.batch_size = self._order.batch_size
+        self.num_samples = num_samples(loader)
+        self.batch_size = getattr(self._order.sampler, "batch_size", None)
         self.batches_per_epoch = self._order.length
         self.kind = self._order.kind
         if shard.round > 1:

@@ -52,9 +52,6 @@ class BatchOrder:
         # Paddle's WeightedRandomSampler has a length only for some weights.
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.length = len(self.sampler)
-        dataset = loader.dataset
-        self.num_samples = len(dataset) if hasattr(dataset, "__len__") else None
-        self.batch_size: int | None = getattr(self.sampler, "batch_size", None)
         self.kind = self._find_kind()
 
     def _find_kind(self) -> str:

@@ -3,7 +3,7 @@
 Without a shared disk the checkpoints are with rank 0 alone, so machines that have changed places
 would begin anew in silence. A run of one process imports none of this.
 
-    compare(run_directory, newest_checkpoint)
+    compare(output_dir)
 
 Code, configs and shapes are compared by checks.py.
 """
@@ -14,7 +14,6 @@ import platform
 from pathlib import Path
 
 from expbase.ranks import world
-from expbase.record.run_dir import RunDirectory
 from expbase.state import checkpoint
 
 _ADVICE = (
@@ -23,18 +22,19 @@ _ADVICE = (
 )
 
 
-def compare(directory: RunDirectory, newest: Path | None) -> None:
+def newest_iteration(output: Path) -> int:
+    """That of the newest checkpoint in an output directory; -1: there is none."""
+    saved = checkpoint.listed(output / checkpoint.FOLDER)
+    return checkpoint.iteration_of(saved[-1]) or 0 if saved else -1
+
+
+def compare(output: Path) -> None:
     """Raises a CheckpointError if another rank has a newer checkpoint in its directory.
 
-    `newest` is the one that rank 0 continues. A collective.
+    A collective.
     """
-    rank = world.rank()
-    if rank:
-        listed = checkpoint.listed(directory.path / checkpoint.FOLDER)
-        newest = listed[-1] if listed else None
-    iteration = (checkpoint.iteration_of(newest) or 0) if newest else -1
-    place = f"rank {rank} ({platform.node()}, {directory.path})"
-    of_ranks = world.gather_objects((iteration, place))
+    position = f"rank {world.rank()} ({platform.node()}, {output})"
+    of_ranks = world.gather_objects((newest_iteration(output), position))
     first = of_ranks[0]
     last = max(of_ranks, key=lambda found: found[0])
     if last[0] > first[0]:

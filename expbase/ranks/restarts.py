@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from expbase.ranks import launch
+from expbase.ranks.machines import newest_iteration
 from expbase.ranks.processes import MISTAKE, STOPPED
 from expbase.record.run_dir import RunDirectory
-from expbase.state import checkpoint
 
 _LONGEST_SECONDS = 30  # between two starts, so that what is full may empty
 
@@ -38,7 +38,7 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
     args.supervised_since = time.monotonic()  # from where the time limit counts
     args.restart_reason = ""
     used = 0
-    saved = _newest(args)
+    saved = newest_iteration(Path(args.output))
     signals = launch.StopSignals()
     with signals.installed():
         while True:
@@ -48,7 +48,7 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
                 return outcome.code
             cause = " and ".join(outcome.deaths) or f"a rank ended with code {outcome.code}"
             last = saved
-            saved = _newest(args)
+            saved = newest_iteration(Path(args.output))
             used = 0 if saved > last else used
             if used == args.restarts:
                 text = f"not started again: {used} restarts brought no new checkpoint"
@@ -62,9 +62,3 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
                     return outcome.code
             used += 1
             args.restart_reason = f"RESTART {used} of {args.restarts}: {cause}"
-
-
-def _newest(args: Any) -> int:
-    """The iteration of the newest checkpoint, -1 if there is none."""
-    saved = checkpoint.listed(Path(args.output) / checkpoint.FOLDER)
-    return (checkpoint.iteration_of(saved[-1]) or 0) if saved else -1
