@@ -15,6 +15,8 @@ from typing import Any
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
 from expbase.data.workers import Items
 
+_UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"
+
 
 class TrainIterator:
     """The training batches of one rank, epoch after epoch.
@@ -162,10 +164,7 @@ class TrainIterator:
                     "expected one that draws from random, numpy or paddle"
                 )
             if is_another or there[-1] or now[-1]:
-                how = (
-                    f"the epoch goes on behind {state['position']} samples, but which ones they "
-                    "were is unknown: some may come twice in it, others never"
-                )
+                how = f"the epoch goes on behind {state['position']} samples, {_UNKNOWN}"
         self.batch_in_epoch = state["batches"] // adapter.shard.world_size
         if there != now:
             if self.samples_per_round:
