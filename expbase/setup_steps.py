@@ -71,6 +71,8 @@ def _attach_data(run: Run) -> None:
         in_round = update.batches if update.has_shares else 1
         shard = Shard(run.training.seed, run.rank, run.world_size, in_round, update.has_shares)
         adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
+        if update.has_shares:  # several ranks have drawn from their data, to compare it
+            rng.seed_for(run.training.seed, rng.SETUP)
         run.data.attach(adapter, leaves_epochs=getattr(run.args, "force", False))
     run.on_close.callback(run.data.close)
     run.on_close.callback(run.evaluation.let_go)

@@ -236,6 +236,26 @@ def test_a_loader_that_remembers_goes_on_behind_the_update_on_other_ranks() -> N
     assert [next(batches)[0] for _ in range(4)] == [11, 12, 15, 16]
 
 
+def test_data_that_is_dealt_out_by_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_local import Ranks
+
+    for deals in (True, False):
+        ranks = Ranks(monkeypatch, 2)
+        for name in ("gather_objects", "wait_for_all"):
+            monkeypatch.setattr(f"expbase.data.loaders.{name}", getattr(ranks, name))
+
+        def adapted(rank: int, *, deals: bool = deals) -> Any:
+            data = paddle.io.Subset([*range(40)], range(rank if deals else 0, 40, 2))
+            shard = Shard(0, rank, 2, 2, has_shares=True)
+            return adapt_loader(DataLoader(data, batch_size=2), "loader", shard).sharding
+
+        if deals:
+            with pytest.raises(ValueError, match=r"other data on rank 0 .* Look for self\.rank"):
+                ranks.run(adapted)
+        else:
+            assert ranks.run(adapted) == ["dealt out over 4 shares"] * 2
+
+
 def test_what_differs_between_ranks_and_is_no_share_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

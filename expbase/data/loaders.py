@@ -141,11 +141,23 @@ class LoaderAdapter:
             "valid_batches: an experiment may make its own data."
         )
 
+    def compare_ranks(self, batch: Any) -> None:
+        """Raises a ValueError if a batch or a sample is another one on another rank."""
+        arrays: dict[str, Array] = {}
+        text = ""
+        with contextlib.suppress(TypeError):  # of an object that no checkpoint could hold, either
+            text = repr(encode(batch, self.name, arrays))
+        for array in arrays.values():
+            text += f" {zlib.crc32(array.data)}"  # type: ignore[arg-type]
+        wait_for_all(f"the first batch of {self.name}")
+        if len({*gather_objects(text)}) > 1:
+            raise self.dealt_by_rank()
+
     def dealt_by_rank(self) -> ValueError:
         """The error to raise when the ranks have other batches, and shares are asked for."""
         return ValueError(
-            f"{self.name}: has other batches on rank 0 than on another one; with training.shares "
-            "expected the same on all: they are dealt out over the shares."
+            f"{self.name}: has other data on rank 0 than on another one; with training.shares "
+            "expected the same on all: they are dealt out over the shares. Look for self.rank."
         )
 
     def no_batch(self) -> ValueError:
@@ -228,6 +240,11 @@ class MapStyleLoader(LoaderAdapter):
                 raise self.dealt_by_rank()
             self.sharding = "sharded by its sampler"
             return
+        if shard.has_shares and shard.world_size > 1:
+            with unmoved(self._order.stateful):
+                _, indices, _ = next(self._order.batches(1), (0, [], 0))
+            rng.seed_cpu(shard.seed)
+            self.compare_ranks([self.loader.dataset[index] for index in [*indices][:1]])
         whom = "shares" if shard.has_shares else "ranks"
         self.sharding = f"dealt out over {shard.round} {whom}"
         if self.batches_per_epoch is not None:
@@ -370,17 +387,8 @@ class IterableLoader(LoaderAdapter):
         while len(batches := list(itertools.islice(ahead, self.shard.round))) == self.shard.round:
             if is_first:
                 is_first = False
-                self._compare_ranks(batches[0])
+                self.compare_ranks(batches[0])
             yield from batches[self.shard.own]
-
-    def _compare_ranks(self, batch: Any) -> None:
-        """Raises a ValueError if the stream is another one on another rank."""
-        arrays: dict[str, Array] = {}
-        encoded = repr(encode(batch, self.name, arrays))
-        for array in arrays.values():
-            encoded += f" {zlib.crc32(array.data)}"  # type: ignore[arg-type]
-        if len({*gather_objects(encoded)}) > 1:
-            raise self.dealt_by_rank()
 
     def _source(self, seed: int, number: int = 0, cut: int = 0) -> Iterator[Any]:
         iterable = self.loader

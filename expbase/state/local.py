@@ -128,14 +128,17 @@ class Gatherer:
 
 def _refuse_different(different: Set[Name], values: list[dict[str, Any]]) -> None:
     """Raises a RuntimeError for what depends on the number of ranks; collective."""
-    names = [key.partition(".")[2] if f == ARRAYS else f"{f}.{key}" for f, key in different]
-    for rank, of_rank in enumerate(world.gather_objects(sorted(names))):
-        apart = [*of_rank, *(name for entry in values[rank].values() for name in entry)]
-        if apart:
+    for rank, of_rank in enumerate(world.gather_objects(sorted(different))):
+        names = [key.partition(".")[2] for file, key in of_rank if file == ARRAYS]
+        names += [name for entry in values[rank].values() for name in entry]
+        hint = "the same on all, or register_stateful of it with by_share=True"
+        if not names:  # weights or accumulators alone
+            names = [f"{file}.{key}" for file, key in of_rank]
+            hint = "each backward within the loop over micro_batches(), and no batch used after it"
+        if names:
             raise RuntimeError(
-                f"self.{apart[0]}: is another one on rank {rank} than on "
-                "rank 0, and would depend on their number; with training.shares expected the same "
-                "on all, or register_stateful(…, by_share=True)."
+                f"self.{names[0]}: is another one on rank {rank} than on rank 0, and would "
+                f"depend on their number; with training.shares expected {hint}."
             )
 
 
