@@ -47,8 +47,8 @@ LAYERS = (
 )
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 61_772, 76_679
-TUPLE_ASSIGNMENTS = 8
+CORE, ALL = 60_746, 75_684
+TUPLE_ASSIGNMENTS = 7
 
 RUN = "_ExperimentBase__run"
 
