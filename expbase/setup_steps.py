@@ -124,7 +124,7 @@ def _watch_for_hanging(run: Run) -> None:
     ends = end if run.training.hang_action == "end" else None
     log = _log_path(run)
     if seconds:
-        guard = hang.watching(seconds, progress, run.logger, log, ends)
+        guard = hang.watching(seconds, progress, run.logger, log, ends, parallel=run.parallel)
         run.guards.append(guard)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,14 +31,16 @@ def watching(
     logger: logging.Logger,
     path: Path,
     end: Callable[[str], object] | None = None,
+    *,
+    parallel: bool = False,
 ) -> Iterator[None]:
     """In the block all stacks go to a file when nothing moved for so long, once for each time.
 
     `progress` returns what should move, by name; `path` is the logger's file. With `end`, which is
-    called with what hangs, the process ends.
+    called with what hangs, the process ends. `parallel`: it may wait for another rank.
     """
     ended = threading.Event()
-    work = (ended, seconds, progress, logger, path, end)
+    work = (ended, seconds, progress, logger, path, end, parallel)
     # A daemon: an interpreter that ends within the block must not wait for it.
     thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
     thread.start()
@@ -55,6 +58,7 @@ def _watch(
     logger: logging.Logger,
     path: Path,
     end: Callable[[str], object] | None,
+    parallel: bool,
 ) -> None:
     pause = min(seconds / 4, 5.0)
     before = progress()
@@ -81,6 +85,14 @@ def _watch(
                 with path.open("a", encoding="utf-8") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
             finally:
-                # Only now: a rank that waits for this one writes its stacks, too.
-                if end is not None and not ended.wait(2 * pause):
+                # Only now: a rank that waits for this one writes its stacks, too. And it ends
+                # later, so that the one that it waits for is named.
+                patience = 6 * pause if parallel and _waits_for_others() else 2 * pause
+                if end is not None and not ended.wait(patience):
                     end(text)
+
+
+def _waits_for_others() -> bool:
+    """Whether the main thread is in paddle, perhaps in a collective, or waits for all ranks."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.ranks.world"))
