@@ -35,7 +35,7 @@ class Update:
         self._accumulates = False  # whether train_batch has asked for micro-batches in this start
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.has_shares: bool = training.shares > 0
-        # Batches of an update on this rank, and on all.
+        # Batches of an update on this rank.
         self.batches: int = training.shares // world.world_size() or training.accumulation_steps
         self.shares = ShareStates(training, state)
         self._tree = GradientTree(lambda: named_parameters(state.found()))
