@@ -248,6 +248,26 @@ def test_pruning_keeps_the_newest_every_nth_and_the_best(tmp_path: Path) -> None
     assert len(checkpoint.listed(tmp_path)) == 5
 
 
+def test_a_kill_within_a_deletion_leaves_none_that_is_half_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for iteration in (1, 2):
+        write(tmp_path, iteration, a=b"x")
+
+    def killed(path: Path, **options: bool) -> None:
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.prune(tmp_path, keep_last=1)
+    for path in checkpoint.listed(tmp_path):
+        checkpoint.verify(path)
+    checkpoint.newest_intact(tmp_path, print)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
 def test_checkpoints_are_listed_by_number_and_nothing_else_is(tmp_path: Path) -> None:
     for name in (
         "step-100000000",

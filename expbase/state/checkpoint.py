@@ -160,14 +160,14 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
     """The newest checkpoint that verifies, in a directory that no other process writes to.
 
     Damaged newer ones are moved aside; `say` is called with what was wrong with each. What a killed
-    process left half written is deleted.
+    process left half written or half deleted is deleted.
 
     Raises:
         CheckpointError: None is intact, and there are damaged ones; also those of earlier calls: a
             run must not begin anew because it was started twice.
     """
-    for half_written in directory.glob(".writing-*"):
-        shutil.rmtree(half_written, ignore_errors=True)
+    for unfinished in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
     def move_aside(damaged: Path, error: CheckpointError) -> None:
         aside = directory / f"damaged-{damaged.name}"
@@ -239,9 +239,9 @@ def prune(
     for path in listed(directory)[:-keep_last] if keep_last else []:
         iteration = iteration_of(path) or 0
         if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
-            # First, so that nobody reads it half deleted; the next save deletes what a kill leaves.
-            (path / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
+            doomed = directory / f".deleting-{path.name}"
+            path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
+            shutil.rmtree(doomed, ignore_errors=True)
             deleted.append(path.name)
     return deleted
 
