@@ -13,6 +13,7 @@ first, so nothing is changed by a checkpoint that does not fit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -198,7 +199,7 @@ class Checkpointer:
                 f"saved by {saved_by} processes and continued by {world.world_size()}: they draw "
                 "other numbers, and sum in another order"
             )
-        notes += self._load(states)
+        notes += self._load(path, states)
         self.newest_saved, self.inspected = path, ""
         return notes
 
@@ -209,15 +210,16 @@ class Checkpointer:
         """
         entries = (OBJECTS, "values", "own")
         states, _ = self._read_fitting(path, entries)
-        self._load({name: states[name] for name in entries})
+        self._load(path, {name: states[name] for name in entries})
         self.inspected = path.name
         return dict(states["loop"])
 
-    def _load(self, states: Mapping[str, Any]) -> list[str]:
-        notes = []
+    def _load(self, path: Path, states: Mapping[str, Any]) -> list[str]:
+        notes: list[str] = []
         for name, entry in self.contents().items():
-            if name in states:
-                notes += entry.load_state_dict(states[name])
+            is_users = name in (OBJECTS, "own")  # an error in them is the user's, and no damage
+            with contextlib.nullcontext() if is_users else checkpoint.reading(path / STATE_FILE):
+                notes += entry.load_state_dict(states[name]) if name in states else []
         return notes
 
     def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
