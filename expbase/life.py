@@ -119,5 +119,7 @@ class LoopState:
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
         for name in _SAVED:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(f"loop.{name}: {state[name]!r:.80}")
             setattr(self, name, state[name])
         return []

@@ -102,6 +102,16 @@ def test_an_entry_that_is_dropped_is_missed(
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 
+@pytest.mark.parametrize(("entry", "name"), [("loop", "epoch"), ("gradients", "model.0.weight")])
+def test_a_value_of_another_type_is_an_error_that_names_the_file(
+    tmp_path: Path, two_iterations: Path, entry: str, name: str
+) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
+    rewrite(tmp_path / "run", lambda state: state["values"][entry].update({name: "x"}))
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged, or not of expbase"):
+        trained(Rich, tmp_path / "run", max_iteration=4)
+
+
 @pytest.mark.parametrize("number", [6, 12])
 def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_names(
     tmp_path: Path, two_iterations: Path, number: int
