@@ -28,9 +28,10 @@ from expbase.ranks import world
 from expbase.state.arrays import Array
 from expbase.state.objects import OF_PADDLE, get_state, has_state, set_state
 from expbase.state.user_state import UserState
-from expbase.state.values import find_owner, fingerprint, plain_values
+from expbase.state.values import fingerprint, plain_values
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
+Tensors = list[tuple[str, dict[str, Any], str]]  # of layers: the path; where one stands
 
 
 class ShareStates:
@@ -46,8 +47,7 @@ class ShareStates:
         self._kept: dict[int, ShareState] = {number: {} for number in self.numbers}
         self._statistics: set[str] = set()  # paths of tensors that a share has changed
         self._first_iteration = -1  # of this start
-        # What may be a statistic: its path, and where it stands.
-        self._tensors: list[tuple[str, dict[str, Any], str]] = []
+        self._tensors: Tensors = []  # what may be a statistic
         # As they are before the first update of this start, in which it is seen which are.
         self._before: dict[str, Any] = {}
         self._values: dict[str, int] = {}  # fingerprints of all other values, before the second
@@ -59,12 +59,11 @@ class ShareStates:
             self._tensors = _possible_statistics(self._state)
             for kept in self._kept.values():
                 for path in self._state.by_share:
-                    kept[path] = _copy(getattr(*self._owner(path)), kept, path)
+                    kept[path] = _copy(getattr(*self._state.owner_of(path)), kept, path)
         is_first = iteration == self._first_iteration
         self._before = {p: of[name].clone() for p, of, name in self._tensors if is_first}
         # In the second update: a layer may set up something in its first forward.
-        is_second = iteration == self._first_iteration + 1
-        self._values = self._fingerprints() if is_second else {}
+        self._values = self._fingerprints() if iteration == self._first_iteration + 1 else {}
 
     @contextlib.contextmanager
     def computing(self, number: int) -> Iterator[None]:
@@ -91,22 +90,25 @@ class ShareStates:
                 for path in self._statistics - kept.keys():
                     kept[path] = self._before[path].clone()
         self._install(self._kept[self.numbers.start])
+        return self._live()
+
+    def _live(self) -> dict[str, Any]:
+        """The statistics in the layers."""
         return {path: of[name] for path, of, name in self._tensors if path in self._statistics}
 
     def _install(self, kept: Mapping[str, Any]) -> None:
-        for path, of, name in self._tensors:
-            if path in self._statistics:
-                of[name].copy_(kept[path] if path in kept else self._before[path], True)
+        known = {**self._before, **kept}
+        for path, tensor in self._live().items():
+            tensor.copy_(known[path], True)
         for path in self._state.by_share:
-            setattr(*self._owner(path), kept[path])
+            setattr(*self._state.owner_of(path), kept[path])
 
     def _keep(self, kept: ShareState) -> None:
         for path, of, name in self._tensors:
             if path in self._before and not _same(of[name], self._before[path]):
                 self._statistics.add(path)
-            if path in self._statistics:
-                kept[path] = of[name].clone()
-        kept |= {path: getattr(*self._owner(path)) for path in self._state.by_share}
+        kept |= {path: tensor.clone() for path, tensor in self._live().items()}
+        kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
 
     def _refuse_changes(self) -> None:
         """Raises a RuntimeError for a value that changes once for each batch of a rank."""
@@ -122,14 +124,9 @@ class ShareStates:
     def _fingerprints(self) -> dict[str, int]:
         """Of plain values, generators, schedules and other objects with state, by path."""
         tensors = {path for path, _, _ in self._tensors}
-        values = plain_values(self._state.owners()).items()
-        objects = self._state.saved().objects.items()
-        states = {name: get_state(value) for name, value in objects}
-        others = {path: value for path, value in values if path not in tensors}
-        return {path: fingerprint(value) for path, value in {**others, **states}.items()}
-
-    def _owner(self, path: str) -> tuple[Any, str]:
-        return find_owner(self._state.owners(), path)
+        values = plain_values(self._state.owners())
+        values |= {name: get_state(o) for name, o in self._state.saved().objects.items()}
+        return {path: fingerprint(v) for path, v in values.items() if path not in tensors}
 
     def state_dict(self) -> dict[str, ShareState]:
         """What the shares of this rank have, by their numbers."""
@@ -148,7 +145,7 @@ class ShareStates:
         return [f"training.shares: {len(state)} there, {self._count} now"]
 
 
-def _possible_statistics(state: UserState) -> list[tuple[str, dict[str, Any], str]]:
+def _possible_statistics(state: UserState) -> Tensors:
     """Buffers, and parameters that are not trained: their paths, and where they stand."""
     return [
         (f"{path}.{name}", of, name)
@@ -162,12 +159,11 @@ def _possible_statistics(state: UserState) -> list[tuple[str, dict[str, Any], st
 
 def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     """A copy of a value, as it was restored if it was."""
-    if path not in restored:
-        return copy.deepcopy(value)
-    if not has_state(value):
+    if path in restored and not has_state(value):
         return restored[path]
     value = copy.deepcopy(value)
-    set_state(value, restored[path])
+    if path in restored:
+        set_state(value, restored[path])
     return value
 
 

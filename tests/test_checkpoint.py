@@ -169,7 +169,7 @@ def test_what_the_system_refuses_to_read_is_no_damage_and_stays(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    for owner, name in ((checkpoint, "_checksum"), (Path, "read_bytes")):
+    for owner, name in ((checkpoint, "checksum_of"), (Path, "read_bytes")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, refuse)
             with pytest.raises(UnreadableError, match=r"step-00000002.*Input/output error.*mand"):

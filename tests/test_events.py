@@ -7,25 +7,18 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Notes, Tiny, make, metrics, same_bits, trained
+from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
 from expbase.events import EVENTS, Events, Filter
 from expbase.extras.prediction import Prediction
 
 
-class Stepped(Tiny):
+class Stepped(Helped):
     """Three batches per epoch, its updates made by the helpers."""
 
     size = 12
     trace: Notes
-
-    def train_batch(self) -> None:
-        for points, labels in self.micro_batches():
-            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
-            self.backward(loss)
-            self.log(loss=loss)
-        self.step_optimizers()
 
 
 def _recorded(name: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader, Dataset, DistributedBatchSampler, IterableDataset
-from tiny import TESTS, Tiny, make, metrics, run_of, run_script, trained
+from tiny import TESTS, Helped, Tiny, make, metrics, run_of, run_script, trained
 
 from expbase import ConfigError, checks
 from expbase.data.loaders import Shard, adapt_loader
@@ -30,17 +30,6 @@ from compare import differences
 
 MANY = TESTS / "proofs" / "many.py"
 INTERVALS = {"valid_interval": 5, "save_interval": 4, "log_interval": 3, "max_iteration": 14}
-
-
-class Shared(Tiny):
-    """Tiny, with updates of several batches."""
-
-    def train_batch(self) -> None:
-        for points, labels in self.micro_batches():
-            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
-            self.backward(loss)
-            self.log(loss=loss)
-        self.step_optimizers()
 
 
 # Each net of many.py once, and a run that goes from two processes to one and the other way round.
@@ -65,7 +54,7 @@ def test_a_run_on_other_numbers_of_processes_has_the_bytes_of_one_on_one(
 def test_each_share_has_statistics_of_its_own_and_the_model_those_of_the_first(
     tmp_path: Path,
 ) -> None:
-    exp = trained(Shared, tmp_path / "run", max_iteration=3, shares=4)
+    exp = trained(Helped, tmp_path / "run", max_iteration=3, shares=4)
     path = tmp_path / "run" / "checkpoints" / "step-00000003" / "state.json"
     saved = json.loads(path.read_bytes())["values"]["shares"]
     assert [*saved] == ["0", "1", "2", "3"]
@@ -77,7 +66,7 @@ def test_each_share_has_statistics_of_its_own_and_the_model_those_of_the_first(
 
 
 def test_what_changes_between_two_loops_is_no_statistic(tmp_path: Path) -> None:
-    class Teaching(Shared):
+    class Teaching(Helped):
         def setup_model(self) -> None:
             super().setup_model()
             self.teacher = paddle.nn.Linear(4, 2)
@@ -99,7 +88,7 @@ def test_what_changes_between_two_loops_is_no_statistic(tmp_path: Path) -> None:
 def test_a_loss_is_the_mean_over_all_shares_and_a_number_of_the_update_counts_once(
     tmp_path: Path,
 ) -> None:
-    class Counting(Shared):
+    class Counting(Helped):
         def train_batch(self) -> None:
             super().train_batch()
             self.log(share=self.share, shares=self.num_shares)
@@ -259,13 +248,13 @@ def test_what_differs_between_ranks_and_is_no_share_is_an_error(
         Ranks(monkeypatch, 2).run(gathered)
 
 
-class Careless(Shared):
+class Careless(Helped):
     def train_batch(self) -> None:
         self.backward(self.model(self.read_batch()[0]).mean())
         self.step_optimizers()
 
 
-class Hasty(Shared):
+class Hasty(Helped):
     def train_batch(self) -> None:
         for points, _ in self.micro_batches():
             self.backward(self.model(points).mean())
@@ -274,7 +263,7 @@ class Hasty(Shared):
         self.step_optimizers()
 
 
-class Sparse(Shared):
+class Sparse(Helped):
     def setup_model(self) -> None:
         super().setup_model()
         self.table = paddle.nn.Embedding(4, 2, sparse=True)
@@ -302,7 +291,7 @@ def test_a_train_batch_that_cannot_be_added_up_is_an_error(
         trained(experiment, tmp_path / "run", shares=4)
 
 
-class ByHand(Shared):
+class ByHand(Helped):
     def setup_model(self) -> None:
         super().setup_model()
         self.extra = paddle.nn.SyncBatchNorm(4)
@@ -333,7 +322,7 @@ def test_without_shares_a_value_that_is_named_by_share_is_state(tmp_path: Path) 
     assert json.loads(path.read_bytes())["values"]["values"]["hidden"] == 1.0
 
 
-class Counted(Shared):
+class Counted(Helped):
     """Changes a value for each batch."""
 
     how = ""

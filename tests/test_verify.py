@@ -222,9 +222,9 @@ def test_a_sound_experiment_is_identical(
 OF_RANKS = """
 import paddle
 from expbase import main
-from test_shares import Shared
+from tiny import Helped
 
-class Experiment(Shared):
+class Experiment(Helped):
     def setup_dataloader(self):
         super().setup_dataloader()
         if self.config.training.seed:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,7 @@ from expbase.data.workers import (
 )
 from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
-from expbase.state.arrays import Array
-from expbase.state.encoding import encode
+from expbase.state.encoding import checksum
 from expbase.state.objects import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none
@@ -143,14 +141,8 @@ class LoaderAdapter:
 
     def compare_ranks(self, batch: Any) -> None:
         """Raises a ValueError if a batch or a sample is another one on another rank."""
-        arrays: dict[str, Array] = {}
-        text = ""
-        with contextlib.suppress(TypeError):  # of an object that no checkpoint could hold, either
-            text = repr(encode(batch, self.name, arrays))
-        for array in arrays.values():
-            text += f" {zlib.crc32(array.data)}"  # type: ignore[arg-type]
         wait_for_all(f"the first batch of {self.name}")
-        if len({*gather_objects(text)}) > 1:
+        if len({*gather_objects(checksum(batch))}) > 1:
             raise self.dealt_by_rank()
 
     def dealt_by_rank(self) -> ValueError:

@@ -132,7 +132,7 @@ def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
         if not file.is_file() or file.stat().st_size != entry["size"]:  # no pipe: it has no end
             raise CheckpointError(f"{file}: is no file of {entry['size']} bytes.")
         with file.open("rb") as stream:  # in pieces of which each gets the memory of the one before
-            if _checksum(iter(lambda: stream.read(1 << 16), b"")) != entry["crc32"]:
+            if checksum_of(iter(lambda: stream.read(1 << 16), b"")) != entry["crc32"]:
                 raise CheckpointError(f"{file}: its content has changed since it was written.")
 
 
@@ -250,14 +250,15 @@ def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
     """Writes and flushes a file; returns its size and checksum."""
     buffers = [memoryview(part).cast("B") for part in parts]
     with ThreadPoolExecutor(1) as executor, path.open("wb") as file:
-        crc32 = executor.submit(_checksum, buffers)  # while this thread waits for the disk
+        crc32 = executor.submit(checksum_of, buffers)  # while this thread waits for the disk
         file.writelines(buffers)
         file.flush()
         os.fsync(file.fileno())
         return {"size": sum(map(len, buffers)), "crc32": crc32.result()}
 
 
-def _checksum(buffers: Iterable[Any]) -> int:
+def checksum_of(buffers: Iterable[Any]) -> int:
+    """The checksum of some memory, piece after piece."""
     return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
 
 

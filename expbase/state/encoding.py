@@ -11,6 +11,8 @@ What JSON does not know is a dict with one key that begins with `$`: `{"$tuple":
 from __future__ import annotations
 
 import base64
+import contextlib
+import json
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 import paddle
 
 from expbase.state.arrays import Array
+from expbase.state.checkpoint import checksum_of
 
 # Collections, which are encoded as the list of their items. A dict whose keys are texts is itself.
 _KINDS: dict[str, Any] = {
@@ -65,6 +68,15 @@ def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
         f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved; expected "
         "numbers, texts, lists, dicts, arrays or tensors. Save its parts, or exclude_from_state."
     )
+
+
+def checksum(value: Any) -> int:
+    """Of what a value holds; the same in any process. What cannot be saved is left out."""
+    arrays: dict[str, Array] = {}
+    text = ""
+    with contextlib.suppress(TypeError):
+        text = json.dumps(encode(value, "", arrays))
+    return checksum_of([text.encode(), *(array.data for array in arrays.values())])
 
 
 def _encode_list(items: list[Any], path: str, arrays: dict[str, Array]) -> Any:

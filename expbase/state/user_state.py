@@ -54,10 +54,14 @@ class UserState:
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
-            if not hasattr(*find_owner({"": (self._owner, {})}, name)):
+            if not hasattr(*self.owner_of(name)):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
+
+    def owner_of(self, path: str) -> tuple[Any, str]:
+        """The object that has the attribute at a path, None if there is none, and its name."""
+        return find_owner({"": (self._owner, {})}, path)
 
     def attributes(self) -> dict[str, Any]:
         """The user's own, by name."""

@@ -13,7 +13,6 @@ later.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import math
@@ -23,7 +22,6 @@ import signal
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +32,8 @@ from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import put_in_front
 from expbase.state import checkpoint
-from expbase.state.arrays import Array
-from expbase.state.encoding import encode
+from expbase.state.checkpoint import checksum_of
+from expbase.state.encoding import checksum
 
 PLAN = "EXPBASE_VERIFY"
 KINDS = ("inside a save", "inside a validation", "at a random moment")  # when to kill
@@ -84,14 +82,10 @@ class Verified(ExperimentBase):
     @on("on_train_batch_begin")
     def note_batch(self, batch: Any, indices: Sequence[int] | None) -> None:
         """Notes a batch as train_batch will see it: the experiment's own listeners came before."""
-        arrays: dict[str, Array] = {}
-        text = ""
-        with contextlib.suppress(TypeError):  # an object that no checkpoint could hold, either
-            text = json.dumps(encode(batch, "", arrays))
         note = self.verifying.note
         share = str(self.share)
         note["indices"].setdefault(share, []).append(indices)
-        note["batches"].setdefault(share, []).append(_checksum(arrays, text))
+        note["batches"].setdefault(share, []).append(checksum(batch))
 
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
@@ -144,11 +138,9 @@ def killed_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.killed")
 
 
-def _checksum(arrays: Mapping[str, Any], text: str = "") -> int:
-    value = zlib.crc32(text.encode())
-    for key, array in sorted(arrays.items()):  # a resumed optimizer may have them in another order
-        value = zlib.crc32(array.data, zlib.crc32(key.encode(), value))
-    return value
+def _checksum(arrays: Mapping[str, Any]) -> int:
+    in_order = sorted(arrays.items())  # a resumed optimizer may have them in another order
+    return checksum_of(part for key, array in in_order for part in (key.encode(), array.data))
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def write_manifest(path: Path, manifest: Any, changed: str) -> None:
     with contextlib.suppress(Exception):
         if changed != checkpoint.MANIFEST:
             data = (path / changed).read_bytes()
-            entry = {"size": len(data), "crc32": checkpoint._checksum([data])}
+            entry = {"size": len(data), "crc32": checkpoint.checksum_of([data])}
             manifest["files"][changed] = entry
         parts = manifest["iteration"], manifest["files"], manifest["info"]
         (path / checkpoint.MANIFEST).write_bytes(checkpoint._manifest_bytes(*parts))
