@@ -29,6 +29,7 @@ from expbase.ranks.stopping import StopReason
 from expbase.record.visualizer import Visualizer
 from expbase.run import Run
 from expbase.state import checkpoint, objects
+from expbase.state.weights import Rename
 
 
 class ExperimentBase(Events):
@@ -276,8 +277,8 @@ class ExperimentBase(Events):
     def micro_batches(self) -> Iterator[Any]:
         """This rank's batches of one update, for a loop in train_batch; num_shares on all ranks.
 
-        Among several ranks gradients are averaged with the last one, so do not leave it early. An
-        epoch may end in between. A by-hand loss.backward() in it divides the loss itself.
+        Ranks average gradients with the last one, so do not leave it early. An epoch may end in
+        between. A by-hand loss.backward() in it divides the loss itself.
         """
         return self.__run.update.micro_batches(self.read_batch, self.iteration)
 
@@ -321,9 +322,8 @@ class ExperimentBase(Events):
             loader: What valid_batches() reads; None: self.valid_loader.
 
         Returns:
-            What valid() returned on rank 0, as numbers; on every rank. After an update in training
-            those of self.valid_loader are the validation of that iteration and logged as
-            `valid/…`; others only go into the text log.
+            What valid() returned on rank 0, as numbers; on every rank. After an update those of
+            self.valid_loader are logged as `valid/…`, others only go into the text log.
         """
         return validation.evaluate(self.__run, loader)
 
@@ -359,8 +359,7 @@ class ExperimentBase(Events):
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode, no gradients and random numbers of its own for what you do in the block.
 
-        It has no effect on training: for samples that a listener draws, say. What is logged in it
-        goes into the text log, as means.
+        For samples that a listener draws, say. What is logged goes into the text log, as means.
         """
         return validation.evaluating(self.__run)
 
@@ -375,25 +374,20 @@ class ExperimentBase(Events):
         self.__run.save()
 
     def resume_or_load(self) -> None:
-        """Restores the state: this run's own, else checkpoint_path's, else init_model_path's.
-
-        Not with --evaluate or --export. A CheckpointError or WeightsError if it does not fit.
+        """Restores the state: this run's own, else checkpoint_path's, else init_model_path's. A
+        CheckpointError or WeightsError if it does not fit.
         """
         checkpoints.resume_or_load(self.__run)
 
     def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
         """Loads models, optimizers and values of a checkpoint, to look at them.
 
-        The place in training stays, and save() is refused afterwards: the run's own checkpoints
-        are not spoiled.
+        Iteration and epoch stay. save() is refused afterwards, which would spoil the run. A
+        RuntimeError while training is under way, a CheckpointError if there is none.
 
         Args:
             which: "best", "last" or the number of an iteration.
             run: Another run's output directory, or a checkpoint itself; this run by default.
-
-        Raises:
-            RuntimeError: Training is under way.
-            CheckpointError: There is no such checkpoint.
         """
         directory = self.output_dir if run is None else Path(run)
         checkpoints.load_checkpoint(self.__run, which, directory)
@@ -412,17 +406,24 @@ class ExperimentBase(Events):
         model_files.save(self.__run, path, layer)
 
     def load_model(
-        self, path: str | Path, *, into: str | None = None, partial: bool = False
+        self,
+        path: str | Path,
+        *,
+        into: str | None = None,
+        partial: bool = False,
+        rename: Rename | None = None,
     ) -> None:
-        """Loads weights, and nothing else; what fitted goes into the log.
+        """Loads weights, and nothing else; what fitted goes into the log. Nothing in them is run.
 
         Args:
-            path: A checkpoint, a run, a `.safetensors` or a `.pdparams`. Nothing in it is run.
+            path: A checkpoint, a run, a `.pdparams`, a `.safetensors` or the directory of one,
+                which may be in parts with a `model.safetensors.index.json`.
             into: The name of the layer among the attributes: for a file with one model, if there
                 are several layers and none is called `model`.
             partial: Whether missing, additional and differently shaped weights are allowed.
+            rename: From a name in the file to the one here; a mapping may lack what stays.
         """
-        model_files.load(self.__run, path, into, partial=partial)
+        model_files.load(self.__run, path, into, rename, partial=partial)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
@@ -430,7 +431,7 @@ class ExperimentBase(Events):
         """Writes a model for inference, by paddle.jit.save, on rank 0.
 
         Args:
-            path: Without a suffix: files of this name with paddle's own suffixes are written.
+            path: Without a suffix; paddle adds its own.
             input_spec: A paddle.static.InputSpec for each input; self.input_spec by default.
             layer: self.model by default.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,39 @@ from typing import Any
 from expbase.config import ConfigError
 from expbase.ranks import world
 from expbase.run import Run
+from expbase.state import local, weights
 from expbase.state.objects import unwrap
-from expbase.state.weights import export_model, read_weights, write_weights
-from expbase.state.weights import load as load_weights
 
 
 def save(run: Run, path: str | Path, layer: Any) -> None:
     """Writes the weights of a model, on rank 0, whole or not at all."""
     run.events.fire("on_save_model")
     layer = unwrap(run.experiment.model if layer is None else layer)
-    world.on_rank_zero(lambda: write_weights(Path(path), layer), "save_model")
+    world.on_rank_zero(lambda: weights.write_weights(Path(path), layer), "save_model")
 
 
-def load(run: Run, path: str | Path, into: str | None, *, partial: bool) -> None:
+def load(
+    run: Run, path: str | Path, into: str | None, rename: weights.Rename | None, *, partial: bool
+) -> None:
     """Loads weights, and nothing else; what fitted goes into the log."""
     run.events.fire("on_load_model")
-    found = world.on_rank_zero(lambda: read_weights(Path(path)), "load_model") or {}
-    texts = load_weights(found, run.state.saved().layers, into, partial=partial)
+    found = _on_all_ranks(Path(path))
+    if rename is not None:
+        found = {model: weights.renamed(of_model, rename) for model, of_model in found.items()}
+    texts = weights.load(found, run.state.saved().layers, into, partial=partial)
     for name, text in texts.items():
         run.logger.info("loaded %s from %s: %s", name, path, text)
+
+
+def _on_all_ranks(path: Path) -> dict[str, weights.Weights]:
+    """The weights that rank 0 finds at a path; whoever finds the same ones there reads them."""
+    found: dict[str, weights.Weights] = {}
+    world.on_rank_zero(lambda: found.update(weights.read_weights(path)), "load_model")
+    if world.rank():
+        with contextlib.suppress(weights.WeightsError):
+            found = weights.read_weights(path)
+    world.wait_for_all("load_model")
+    return local.as_on_rank_zero(found)
 
 
 def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -> None:
@@ -41,5 +56,5 @@ def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -
             "each input of the model, here or as self.input_spec."
         )
     with run.evaluation.begin("predict", run.iteration, layers=[layer]):
-        world.on_rank_zero(lambda: export_model(Path(path), layer, spec), "export")
+        world.on_rank_zero(lambda: weights.export_model(Path(path), layer, spec), "export")
     run.logger.info("exported %s", path)

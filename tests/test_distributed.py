@@ -25,6 +25,7 @@ from expbase.state.arrays import parse
 # Writes what each rank saw into its own file, beside the run.
 PROBE = """
 import json, os, time, zlib
+from unittest.mock import Mock
 import numpy as np
 import paddle
 from tiny import Notes, Tiny
@@ -34,6 +35,8 @@ from expbase.checks import check_alike
 from expbase.state import local
 from expbase.data.loaders import Shard, adapt_loader
 from paddle.io import BatchSampler, DataLoader
+
+broadcast = local._broadcast
 
 
 class Probe(Tiny):
@@ -90,6 +93,17 @@ class Probe(Tiny):
         flat = {f"{file}/{key}": a for file, of in tensors.items() for key, a in of.items()}
         return [saved.is_seen, {name: zlib.crc32(array.data) for name, array in flat.items()}]
 
+    def load_of(self, there):
+        # The weights that load_model sets, and how often something was sent; rank 1 reads `there`.
+        path = self.checkpoint_dir / "step-00000008"
+        local._broadcast = Mock(side_effect=broadcast)
+        for layer in (self.model, self.alone):
+            layer.set_state_dict({n: t * 0 for n, t in layer.state_dict().items()})
+        self.load_model(path if self.rank == 0 else path.with_name(there))
+        tensors = self.unwrap(self.model).state_dict()
+        content = [tensors[name].numpy().tobytes() for name in sorted(tensors)]
+        return [local._broadcast.call_count, zlib.crc32(b"".join(content)), self.alone.weight.item()]
+
     def evaluate_oddly(self, odd):
         self.odd = odd
         self.evaluate()
@@ -109,6 +123,7 @@ class Probe(Tiny):
             "zero_only": rank_zero_only(lambda: "ran")(),
             "greatest": world.max_over_ranks(self.rank, -self.rank),
             "samplers": [self.sharding(step) for step in (1, 2)],
+            "loaded": [self.load_of(f"step-0000000{n}") for n in (8, 4, 1)],
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
         for name, fail in {
@@ -308,6 +323,17 @@ def test_there_is_one_set_of_files_and_a_log_for_each_rank(launched: Path) -> No
 
 def test_a_maximum_is_the_same_on_every_rank(launched: Path) -> None:
     assert [facts["greatest"] for facts in facts_of(launched)] == [[1.0, 0.0]] * 2
+
+
+def test_weights_are_sent_only_to_a_rank_that_does_not_find_the_same_ones(launched: Path) -> None:
+    files = {
+        name: parse((launched / f"checkpoints/step-00000008/{name}.safetensors").read_bytes())
+        for name in ("model", "alone")
+    }
+    content = zlib.crc32(b"".join(array.data.tobytes() for array in files["model"].values()))
+    alone = float(files["alone"]["weight"].data.view("float32")[0])
+    for facts in facts_of(launched):
+        assert facts["loaded"] == [[0, content, alone], [1, content, alone], [1, content, alone]]
 
 
 def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(

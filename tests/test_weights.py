@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from safetensors.paddle import load_file
+from safetensors.paddle import load_file, save_file
 from tiny import Tiny, make, trained
 
-from expbase.state.arrays import Array
+from expbase.state.arrays import Array, serialize
 from expbase.state.weights import WeightsError, read_weights, write_weights
 
 
@@ -73,6 +74,46 @@ def test_an_unknown_ending_is_an_error_both_ways(tmp_path: Path) -> None:
         read_weights(tmp_path / "model.pt")
     with pytest.raises(WeightsError, match=r"ends in '\.pt'; expected \.safetensors or \.pdparams"):
         write_weights(tmp_path / "out.pt", layer())
+
+
+def in_parts(directory: Path, model: Any, *, index: str = "model.safetensors.index.json") -> Path:
+    """The files of a model in two parts, as Hugging Face and PaddleFormers write them."""
+    arrays = {name: Array.of(tensor) for name, tensor in model.state_dict().items()}
+    directory.mkdir()
+    places = {}
+    for number, part in enumerate((sorted(arrays)[::2], sorted(arrays)[1::2]), 1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        (directory / file).write_bytes(b"".join(serialize({name: arrays[name] for name in part})))
+        places |= dict.fromkeys(part, file)
+    content = {"metadata": {"total_size": 1}, "weight_map": places}
+    (directory / index).write_text(json.dumps(content))
+    return directory
+
+
+def test_a_model_in_parts_is_read_by_its_directory_or_its_index(tmp_path: Path) -> None:
+    model = layer()
+    directory = in_parts(tmp_path / "parts", model)
+    for path in (directory, directory / "model.safetensors.index.json"):
+        assert content(read_weights(path)[""]) == expected(model)
+    variant = in_parts(tmp_path / "fp16", model, index="model.fp16.safetensors.index.json")
+    path = variant / "model.fp16.safetensors.index.json"
+    assert content(read_weights(path)[""]) == expected(model)
+    write_weights(tmp_path / "one/model.safetensors", model)
+    assert content(read_weights(tmp_path / "one")[""]) == expected(model)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", '{"weight_map": 1}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../x"}}',
+     '{"weight_map": {"a": "absent.safetensors"}}', "{"],
+)  # fmt: skip
+def test_a_wrong_index_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_bytes(b"")
+    path = tmp_path / "parts/model.safetensors.index.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(WeightsError, match=r"cannot be read: .*model\.safetensors\.index\.json"):
+        read_weights(path.parent)
 
 
 # --- in an experiment --------------------------------------------------------------------------
@@ -210,4 +251,30 @@ def test_the_own_checkpoint_goes_before_the_weights_to_start_from(tmp_path: Path
     exp.setup()
     exp.resume_or_load()
     assert weights_of(exp) == weights_of(run) != weights_of(first)
+    exp.close()
+
+
+def test_weights_by_other_names_are_renamed(tmp_path: Path) -> None:
+    exp = ready(tmp_path / "run")
+    wanted = {name: np.full(t.shape, 2, "float32") for name, t in exp.model.state_dict().items()}
+    theirs = {f"encoder.{name}": paddle.to_tensor(array) for name, array in wanted.items()}
+    path = tmp_path / "theirs.safetensors"
+    save_file(theirs, path)
+    exp.load_model(path, rename=lambda name: name.removeprefix("encoder."))
+    assert weights_of(exp) == {name: array.tobytes() for name, array in wanted.items()}
+
+    odd, *rest = sorted(theirs)
+    save_file(
+        {name.removeprefix("encoder."): theirs[name] for name in rest} | {"odd": theirs[odd]}, path
+    )
+    exp.model.set_state_dict({name: tensor * 0 for name, tensor in exp.model.state_dict().items()})
+    exp.load_model(path, rename={"odd": odd.removeprefix("encoder.")})
+    assert weights_of(exp) == {name: array.tobytes() for name, array in wanted.items()}
+
+    before = weights_of(exp)
+    with pytest.raises(WeightsError, match="rename: gives several weights the same name"):
+        exp.load_model(path, rename=lambda name: "x")
+    with pytest.raises(WeightsError, match="x: in the file, and not here"):
+        exp.load_model(path, rename={"odd": "x"})
+    assert weights_of(exp) == before
     exp.close()

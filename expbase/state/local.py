@@ -232,6 +232,19 @@ def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors
     return _nested({name: arrays[place] for name, place in places.items()}), problems
 
 
+def as_on_rank_zero(tensors: Tensors) -> Tensors:
+    """The arrays that rank 0 has, on every rank. They are sent if a rank has others; collective."""
+    here = _flat(tensors)
+    checksum = checkpoint.checksum_of(array.data for array in here.values())
+    of_ranks = world.gather_objects((_outline(here), checksum))
+    if all(of_rank == of_ranks[0] for of_rank in of_ranks):
+        return tensors
+    outline = of_ranks[0][0]
+    arrays = _room(outline, SnapshotBuffer()) if world.rank() else here
+    _broadcast(0, outline, arrays)
+    return _nested(arrays)
+
+
 def _broadcast(source: int, outline: Outline, arrays: Arrays) -> None:
     """Copies arrays from one rank to the others; what a rank has no array for, it passes over.
 

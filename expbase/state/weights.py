@@ -7,11 +7,13 @@ Optimizers and counters are not here: they come out of checkpoints alone.
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from expbase.ranks import world
@@ -22,6 +24,10 @@ from expbase.state.objects import misfits
 from expbase.state.snapshot import LOCAL, SUFFIX
 
 Weights = dict[str, Array]
+Rename = Callable[[str], str] | Mapping[str, str]  # of a weight in a file: its name here
+
+_INDEX = ".safetensors.index.json"  # names the files of a model in parts
+_OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and PaddleFormers write
 
 
 class WeightsError(ValueError):
@@ -31,23 +37,29 @@ class WeightsError(ValueError):
 
 
 def read_weights(path: Path) -> dict[str, Weights]:
-    """Reads the weights in a checkpoint, a run, a `.safetensors` or a `.pdparams`; runs nothing.
+    """Reads the weights of a checkpoint, a run, a `.safetensors`, in parts, too, or a `.pdparams`.
+
+    Nothing in it is run.
 
     Returns:
-        The weights of each model by its name; a single file holds one, whose name is "".
+        The weights of each model by its name; a file of weights alone holds one, named "".
 
     Raises:
         WeightsError: It cannot be read, or holds more than weights.
     """
     if not path.exists() and (file := path.with_name(f"{path.name}.pdparams")).exists():
         path = file
+    if not (path / checkpoint.MANIFEST).exists():
+        path = next(filter(Path.is_file, (path / name for name in _OF_OTHERS)), path)
     try:
         if path.is_dir():
             files = checkpoint.read(checkpoint.find(path)).items()
             found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
             return _without_local(found)
+        if path.name.endswith(_INDEX):
+            return {"": _in_parts(path)}
         if path.suffix == SUFFIX:
-            return {"": parse(path.read_bytes())}
+            return {"": _mapped(path)}
         if path.suffix == ".pdparams":
             from expbase.state import pdparams  # here: few runs read one, and it takes 2 ms
 
@@ -58,6 +70,29 @@ def read_weights(path: Path) -> dict[str, Weights]:
         f"{path}: does not exist, or is of an unknown kind; expected a checkpoint directory, "
         ".safetensors or .pdparams."
     )
+
+
+def _mapped(path: Path) -> Weights:
+    return parse(np.memmap(path, np.uint8, mode="r"))  # ranks of one machine share the memory
+
+
+def _in_parts(index: Path) -> Weights:
+    with checkpoint.reading(index):
+        parts = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        return {name: a for part in parts for name, a in _mapped(index.with_name(part)).items()}
+
+
+def renamed(weights: Weights, rename: Rename) -> Weights:
+    """The same weights by other names; what a mapping does not name keeps its name.
+
+    Raises:
+        WeightsError: Several get the same name.
+    """
+    name_of = rename if callable(rename) else lambda name: rename.get(name, name)
+    new = {name_of(name): array for name, array in weights.items()}
+    if len(new) < len(weights):
+        raise WeightsError("rename: gives several weights the same name; expected one each.")
+    return new
 
 
 def _without_local(files: Mapping[str, Weights]) -> dict[str, Weights]:

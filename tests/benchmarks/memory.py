@@ -8,7 +8,9 @@ Each row is measured in a process of its own, which has that much memory of its 
   100, and an epoch each 100; the size at a tenth of the iterations, and at the end;
 - a state of 403 MB: the greatest size while it is saved five times, in sizes of the state: what
   training has without saving counts as the state, and each copy as one more. The same with the
-  best kept; and of a resume, counted from what the process has without a model.
+  best kept; and of a resume, counted from what the process has without a model;
+- its weights, 134 MB, read by load_model on one and several ranks: the greatest size of each rank,
+  counted from what it has with the model, in sizes of the weights.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import paddle  # noqa: E402
 from paddle.io import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
+from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 from expbase.state import objects  # noqa: E402
 
 BATCHES = 100  # in an epoch
@@ -200,6 +203,52 @@ def resuming(directory: Path) -> str:
     return f"resuming: {size / 1e6:.0f} MB, {text}"
 
 
+class Loading(Large):
+    def startup(self) -> None:
+        self.loaded_from = Path(self.args.weights)
+        if self.rank and self.args.only_rank_zero:
+            self.loaded_from = Path("elsewhere.safetensors")
+
+    def measure(self) -> str:
+        """Loads the weights; returns what each rank needed for it."""
+        weights = sum(4 * parameter.size for parameter in self.model.parameters())
+        before, peak = resident(), Peak()
+        self.load_model(self.loaded_from)
+        each = self.gather((peak.stop() - before) / weights)
+        ranks = ", ".join(f"{most:.2f}" for most in each)
+        how = "by rank 0 and sent" if self.args.only_rank_zero else "by each rank"
+        suffix = self.loaded_from.suffix if self.rank == 0 else ""
+        return f"load_model, {suffix} read {how}: {ranks} of its size (allowed: 1.3)"
+
+
+def load_on_a_rank(directory: str, weights: str, only_rank_zero: bool) -> None:
+    """One rank."""
+    config = Loading.default_config()
+    given = {"output": f"{directory}/{os.getppid()}", "device": "cpu"}
+    args = argparse.Namespace(**given, weights=weights, only_rank_zero=only_rank_zero)
+    exp = Loading(config, args)
+    exp.setup()
+    text = exp.measure()
+    exp.close()
+    if exp.rank == 0:
+        print(text, flush=True)
+
+
+def loading(directory: Path) -> str:
+    """Loads weights on one rank, and on several."""
+    exp = make(Large, directory / "weights")
+    files = [directory / f"model.{ending}" for ending in ("safetensors", "pdparams")]
+    for file in files:
+        exp.save_model(file)
+    exp.close()
+    for ranks in (1, 2, 4):
+        for file in files:
+            for only_rank_zero in (False, True)[: 1 + (ranks > 1)]:
+                arguments = str(directory / f"of-{ranks}"), str(file), only_rank_zero
+                spawn(load_on_a_rank, [*arguments], ranks, "cpu", StopSignals())
+    return ""
+
+
 def _answer(queue: Any, function: Callable[..., str], *args: Any) -> None:
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 2)
@@ -226,6 +275,7 @@ def main() -> None:
         for keep_best in (0, 1):
             apart(saving, Path(directory), keep_best)
         apart(resuming, Path(directory))
+        apart(loading, Path(directory))
     for loader in args.loaders:
         apart(growth, loader, args.iterations)
 
