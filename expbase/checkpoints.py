@@ -40,6 +40,7 @@ def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
     checkpointer.contents = lambda: contents(run)
+    checkpointer.on_written = run.on_checkpoint_written
     # Of the files now, which are loaded: one may be edited while they run.
     checkpointer.sources = sources.checksums(type(run.experiment))
     run.on_close.callback(checkpointer.close)

@@ -98,18 +98,21 @@ class Evaluation:
     ) -> Iterator[None]:
         """A validation, in the block, that all ranks leave when the run stops.
 
-        The experiment is then as it was before, but for what valid() itself changed in parameters
-        and optimizers; `listeners` puts their counters back.
+        Then, and if it fails, the experiment is as it was before, but for what valid() itself
+        changed in tensors of layers and optimizers; `listeners` puts their counters back.
         """
         before = Snapshot(self._state.owners, _COPIED_BYTES)
+        found = self._state.found()
+        rates = found.values(objects.LEARNING_RATES)
         self.exit = way_out
         try:
             yield
-        except ValidationLeft:
+        except (ValidationLeft, Exception):
             listeners()
+            found.set_values(rates)
             for path in before.restore():
                 self._warn(
-                    f"self.{path}: was changed by the validation that was left, and is too large "
+                    f"self.{path}: was changed by a validation that did not end, and is too large "
                     "to be put back: the run that goes on is not exact."
                 )
             world.renumber_waits()
@@ -126,7 +129,7 @@ class Evaluation:
         modes = [layer.training for layer in sublayers]
         of_layers = [p for layer in roots for p in layer.parameters()]
         gradients = _copied_gradients([*found.parameters.values(), *of_layers])
-        drawn_from = objects.generator_states(found)
+        drawn_from = found.values(objects.GENERATORS)
         before = Snapshot(lambda: layers_with_buffers(found))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():
@@ -137,7 +140,7 @@ class Evaluation:
             for layer, mode in zip(sublayers, modes, strict=True):
                 layer.training = mode
             _set_gradients(gradients)
-            objects.set_generator_states(found, drawn_from)
+            found.set_values(drawn_from)
             before.restore()
             self.let_go(kept=self._state.everything.values())
 

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from expbase.config import did_you_mean
@@ -129,6 +130,13 @@ class Events:
     def on_load_checkpoint(self, states: Mapping[str, Any]) -> None:
         """After everything else was restored, with what on_save_checkpoint returned, or {}."""
 
+    def on_checkpoint_written(self, path: Path) -> None:
+        """On rank 0, when a checkpoint is on the disk; it is not deleted before this returns.
+
+        Training waits for it, so copy links and send them in a thread. What needs all ranks is an
+        error here.
+        """
+
     def on_save_model(self) -> None:
         """Before save_model writes its file."""
 
@@ -222,7 +230,8 @@ class Subscribers:
             for spec in specs:
                 filter_ = dataclasses.replace(spec)  # each experiment counts for itself
                 self._listeners.setdefault(spec.event, []).append((method, filter_))
-                if spec.filter_fn is not None:
+                # When rank 0 has heard of a checkpoint depends on the disk, so that is no state.
+                if spec.filter_fn is not None and spec.event != "on_checkpoint_written":
                     name = f"{method}:{spec.event}"
                     while name in self._counted:  # two filters on one method and event
                         name += "'"

@@ -42,6 +42,8 @@ from expbase.state.checkpointer import Checkpointer
 from expbase.state.user_state import UserState
 from expbase.update import Update
 
+_ALIKE_SECONDS = 5.0  # within which a validation fails on all ranks
+
 
 class Run:
     """Drives one start of an experiment, and owns the parts that it needs."""
@@ -216,7 +218,7 @@ class Run:
             self.logger.info("[%d] left the validation; the next start makes it", self.iteration)
         loop.stopped_by = self.stop.agreed(self.iteration, ask_now=bool(loop.todo))
         self._save_at_end()
-        self.checkpointer.background.raise_failure()
+        self.checkpointer.settle(wait=False)
         self._decide()
 
     def _do(self, what: str) -> None:
@@ -295,9 +297,21 @@ class Run:
         listeners = functools.partial(self.events.load_state_dict, self.events.state_dict())
         may_be_left = self.evaluation.may_be_left(ValidationExit(self.stop), listeners)
         # An evaluate() of the user's may not call super's, so the phase begins here.
-        with may_be_left, self.evaluation.begin("valid", self.iteration):
-            loop.results = dict(self.experiment.evaluate() or {})
+        try:
+            with may_be_left, self.evaluation.begin("valid", self.iteration):
+                loop.results = dict(self.experiment.evaluate() or {})
+        except Exception:
+            self.report.quietly("saving", self._save_what_was_trained)
+            raise
         loop.validated_at = self.iteration
+
+    def _save_what_was_trained(self) -> None:
+        """After a validation that failed, if it did on all ranks: one alone would wait for ever."""
+        if self.loop.saved_at < self.iteration and schedule.is_wanted(self.training, "save"):
+            world.wait_for_all("a validation that failed", within_seconds=_ALIKE_SECONDS)
+            self._save_now()
+            # Else a rank that fails first would end rank 0 while it writes.
+            world.on_rank_zero(self.checkpointer.settle, "saving")
 
     def save(self) -> None:
         """Writes a checkpoint; within an iteration, at its end."""
@@ -408,6 +422,11 @@ class Run:
             report.quietly("the batch", report.failed_batch, iteration, self.epoch)
         if not self.ledger.has_begun:
             report.quietly("ledger", self._note_end)
+
+    @world.rank_zero_only
+    def on_checkpoint_written(self, path: Path) -> None:
+        """Fires the event of that name."""
+        self.events.fire("on_checkpoint_written", path)
 
     def begin_record(self) -> None:
         """Notes in the ledger that this start trains, once, and that its end is to be noted."""

@@ -77,6 +77,12 @@ class Probe(Tiny):
         self.shares = self.gather(share)
         return {**super().valid(), "share": share, **({"bleu": 1.0} if self.rank == 0 else {})}
 
+    def on_checkpoint_written(self, path):
+        try:
+            self.gather(path)
+        except RuntimeError as error:
+            (self.output_dir / f"facts_written_{self.rank}.txt").write_text(str(error))
+
     def is_closed_in_a_child(self):
         child = os.fork()
         if child == 0:
@@ -102,7 +108,8 @@ class Probe(Tiny):
         self.load_model(path if self.rank == 0 else path.with_name(there))
         tensors = self.unwrap(self.model).state_dict()
         content = [tensors[name].numpy().tobytes() for name in sorted(tensors)]
-        return [local._broadcast.call_count, zlib.crc32(b"".join(content)), self.alone.weight.item()]
+        of_model = zlib.crc32(b"".join(content))
+        return [local._broadcast.call_count, of_model, self.alone.weight.item()]
 
     def evaluate_oddly(self, odd):
         self.odd = odd
@@ -334,6 +341,12 @@ def test_weights_are_sent_only_to_a_rank_that_does_not_find_the_same_ones(launch
     alone = float(files["alone"]["weight"].data.view("float32")[0])
     for facts in facts_of(launched):
         assert facts["loaded"] == [[0, content, alone], [1, content, alone], [1, content, alone]]
+
+
+def test_rank_zero_alone_hears_of_a_checkpoint_that_is_written(launched: Path) -> None:
+    (facts,) = launched.glob("facts_written_*")
+    assert facts.name == "facts_written_0.txt"
+    assert "on_checkpoint_written: self.gather() needs all ranks, and" in facts.read_text()
 
 
 def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(

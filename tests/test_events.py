@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 from expbase import ExperimentBase, on
 from expbase.events import EVENTS, Events, Filter
 from expbase.extras.prediction import Prediction
+from expbase.state import checkpoint
 
 
 class Stepped(Helped):
@@ -38,8 +41,10 @@ class Traced(Stepped):
         self.exclude_from_state("trace")
 
 
+# When a checkpoint is on the disk, is the disk's affair.
 for _name in (
-    *EVENTS, "prepare", "setup_dataloader", "setup_model", "startup", "check_setup",
+    *(event for event in EVENTS if event != "on_checkpoint_written"),
+    "prepare", "setup_dataloader", "setup_model", "startup", "check_setup",
     "resume_or_load", "valid", "terminal",
 ):  # fmt: skip
     setattr(Traced, _name, _recorded(_name))
@@ -128,6 +133,60 @@ def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path:
         {END}
     """
     assert trace == expected.split()
+
+
+class Mirrored(Helped):
+    """Copies each checkpoint, and counts them."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.copied = Notes()
+        self.exclude_from_state("copied")
+
+    def on_checkpoint_written(self, path: Path) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        checkpoint.verify(path)
+        self.copied.append((path.name, self.iteration))
+
+    @on("on_checkpoint_written", every=2)
+    def count(self, path: Path) -> None:
+        self.copied.append(path.name)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_each_checkpoint_that_is_on_the_disk_is_an_event_before_it_can_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    training = {"save_interval": 2, "keep_last": 1, "background_save": background}
+    written: list[str] = []
+    write = checkpoint.write
+
+    def slow(*args: Any) -> Path:  # the last one is not there yet when training has ended
+        time.sleep(0.05)
+        written.append(write(*args).name)
+        return args[0] / written[-1]
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    exp: Any = trained(Mirrored, tmp_path / "run", max_iteration=7, **training)
+    names = [name for name, _ in (entry for entry in exp.copied if type(entry) is tuple)]
+    assert names == written == [f"step-0000000{n}" for n in (2, 4, 6, 7)]
+    assert [entry for entry in exp.copied if type(entry) is str] == names[1::2]
+    if not background:
+        assert [entry[1] for entry in exp.copied if type(entry) is tuple] == [2, 4, 6, 7]
+    # When it came is no state: a kill between the writing and the event has no effect.
+    assert b"count" not in (tmp_path / "run/checkpoints/step-00000007/state.json").read_bytes()
+
+
+def test_an_upload_that_fails_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    class Offline(Mirrored):
+        def on_checkpoint_written(self, path: Path) -> None:
+            raise ConnectionError("no bucket")
+
+    with pytest.raises(ConnectionError, match="no bucket"):
+        trained(Offline, tmp_path / "run", save_interval=2)
+    trained(Mirrored, tmp_path / "run", save_interval=2)
+    trained(Mirrored, tmp_path / "straight", save_interval=2)
+    same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("run", "straight")))
 
 
 class Predicting(Prediction, Traced):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -122,7 +123,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # 10 the end of an epoch and its validation alone; 25 is the last one.
 PLACES = [
     *(("begin", 12), ("batch", 4), ("batch", 16), ("end", 8)),
-    *(("epoch", 20), ("epoch", 10), ("batch", 10), ("batch", 25), ("train end", 25)),
+    *(("epoch", 20), ("epoch", 10), ("batch", 10), ("end", 10), ("batch", 25), ("train end", 25)),
 ]
 
 
@@ -134,7 +135,8 @@ def test_what_fails_after_the_checkpoint_is_done_again_to_the_same_bits(
     with pytest.raises(Broken):
         trained(breaking, tmp_path / "run", **OPTIONS)
     newest = checkpoint.listed(tmp_path / "run/checkpoints")[-1]
-    assert checkpoint.iteration_of(newest) == (8 if place[1] == 10 else place[1])
+    # Where no checkpoint was due, a validation that fails makes one.
+    assert checkpoint.iteration_of(newest) == (8 if place == ("epoch", 10) else place[1])
     trained(breaking, tmp_path / "run", **OPTIONS)
     same_run(straight, tmp_path / "run")
 
@@ -248,6 +250,44 @@ def test_ranks_leave_a_validation_together(
     newest = checkpoint.listed(tmp_path / "run/checkpoints")[-1]
     assert checkpoint.iteration_of(newest) == 3
     assert not (tmp_path / "run/validations.jsonl").exists()
+
+
+FAILING = """
+import os
+from expbase import main
+from tiny import Tiny
+
+class Failing(Tiny):
+    def valid(self):
+        if str(self.rank) in os.environ.get("FAILS_ON", ""):
+            raise RuntimeError(f"rank {self.rank} fails")
+        return super().valid()
+
+if __name__ == "__main__":
+    main(Failing)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["01", "0", "1"])
+def test_a_validation_that_fails_loses_nothing_if_it_fails_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
+) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    words = ["--device", "cpu", "--nprocs", "2", "training.max_iteration=6"]
+    words += ["training.valid_interval=3", "training.save_interval=100"]
+    monkeypatch.setenv("FAILS_ON", ranks)
+    failed = run_script(script, "--output", "run", *words)
+    assert failed.returncode == 1
+    assert re.search(f"RuntimeError: rank [{ranks}] fails", failed.stderr)
+    saved = [path.name for path in checkpoint.listed(tmp_path / "run/checkpoints")]
+    assert saved == (["step-00000003"] if ranks == "01" else [])
+    monkeypatch.delenv("FAILS_ON")
+    for name in ("run", "straight"):
+        assert run_script(script, "--output", name, *words).returncode == 0
+    runs = tmp_path / "straight", tmp_path / "run"
+    same_bits(*(run / "checkpoints/step-00000006" for run in runs))
+    assert validations(runs[0]) == validations(runs[1])
 
 
 # --- what no checkpoint holds ----------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import socket
@@ -163,16 +164,23 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def wait_for_all(place: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+def wait_for_all(
+    place: str,
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    within_seconds: float = math.inf,
+) -> None:
     """Returns when every rank has called it, however late one is.
 
     Args:
         place: Where that is, in words that a user knows.
         meanwhile: Called until then. If it raises an exception, it must do so on all ranks that
             wait, and all ranks then call `renumber_waits`.
+        within_seconds: How late another rank may be, where the run ends otherwise.
 
     Raises:
         RuntimeError: Another rank waits at another place; on all ranks.
+        TimeoutError: Not all ranks have come in time.
     """
     need_all_ranks(place)
     if not dist.is_initialized():
@@ -182,8 +190,11 @@ def wait_for_all(place: str, meanwhile: Callable[[], object] = lambda: None) -> 
     number = zlib.crc32(place.encode()) & 0xFFFF
     arrived = add_to_store(key, _ARRIVED + number)
     pause, longest = _POLL_SECONDS
+    deadline = time.monotonic() + within_seconds
     while arrived < _ARRIVED * world_size():
         meanwhile()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all ranks have come to {place}")
         time.sleep(pause)
         pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
         arrived = add_to_store(key, 0)

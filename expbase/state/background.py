@@ -38,10 +38,10 @@ class Background:
             self._job = None
             job.result()
 
-    def raise_failure(self) -> None:
-        """Like `wait`, but does not wait for a job that still runs."""
-        if self._job is not None and self._job.done():
-            self.wait()
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not have to wait."""
+        return self._job is None or self._job.done()
 
 
 class SnapshotBuffer:

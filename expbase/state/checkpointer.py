@@ -43,6 +43,7 @@ class Checkpointer:
 
     def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
+        self.on_written: Callable[[Path], object] = lambda path: None  # on rank 0, for each one
         self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
         self._rank = world.rank()
         file = None if self._rank else directory.parent / validations.FILE
@@ -53,6 +54,7 @@ class Checkpointer:
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
         self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
         self.background = Background()
+        self._written: list[Path] = []  # of which `on_written` does not know yet
         self._expected: set[str] = set()  # names of what had state after setup
         self._directory = directory
         self._logger = logger
@@ -83,7 +85,7 @@ class Checkpointer:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
         With training.background_save the files are written while training goes on; what fails
-        there is raised by the next save, by `background.raise_failure` or by `close`. `sizes` are
+        there is raised by the next save, by `settle` or by `close`. `sizes` are
         those of the logs, in bytes. That the system refuses, for lack of room say, is an error if
         the checkpoint is `needed` or the first one; else a line says so.
 
@@ -97,7 +99,7 @@ class Checkpointer:
                 f"save: the state is that of {self.inspected}, loaded to be looked at; as "
                 f"iteration {iteration} it would spoil the run."
             )
-        world.on_rank_zero(self.background.wait, "saving")  # the one before
+        world.on_rank_zero(self.settle, "saving")  # the one before
         snapshot = self._snapshot()
         info = {**sizes, VALIDATIONS_BYTES: self.validations.size(), _SOURCES: self.sources}
         best = self.validations.kept()  # now: it is not looked at again while training goes on
@@ -126,7 +128,18 @@ class Checkpointer:
     def close(self) -> None:
         """Returns when this rank writes no more; raises what went wrong. May be called twice."""
         self.validations.close()
-        self.background.wait()
+        self.settle()
+
+    def settle(self, *, wait: bool = True) -> None:
+        """When the save under way has ended: raises what went wrong, or calls `on_written`.
+
+        While that runs nothing is saved, so nothing is deleted. Without `wait` it does nothing if
+        the save still runs.
+        """
+        if wait or self.background.is_done:
+            self.background.wait()
+            while self._written:
+                self.on_written(self._written.pop())
 
     def refuse_newcomers(self, found: StatefulObjects) -> None:
         """Raises a RuntimeError if something with state was added since setup, in a layer, too."""
@@ -158,6 +171,7 @@ class Checkpointer:
             if needed or self.newest_saved is None:
                 raise
             return self._go_on_without(iteration, error)
+        self._written.append(self.newest_saved)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
         self._prune(best)
 

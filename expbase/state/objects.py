@@ -36,7 +36,8 @@ _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wra
 # of a layer is its user's.
 OF_PADDLE = {*paddle.nn.Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
 _MANY = 1000  # items, of data and not of layers: a history of losses may have millions
-_GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
+GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
+LEARNING_RATES: Any = (LRScheduler, Optimizer)
 
 
 @dataclass
@@ -123,10 +124,18 @@ class StatefulObjects:
         for file, arrays in tensors.items():
             for key, array in arrays.items():
                 array.copy_to(live[file][key])
-        for name, other in self._others().items():
-            _, value = values[name]
-            set_state(other, value)
+        self.set_values({name: value for name, (_, value) in values.items()})
         return []
+
+    def values(self, kinds: Any) -> dict[str, Any]:
+        """The states, without tensors of layers and optimizers, of all that is of some classes."""
+        return {name: get_state(o) for name, o in self._others().items() if isinstance(o, kinds)}
+
+    def set_values(self, values: Mapping[str, Any]) -> None:
+        """Sets what `values` returned."""
+        others = self._others()
+        for name, value in values.items():
+            set_state(others[name], value)
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
         """The tensors themselves, by file and key."""
@@ -240,9 +249,9 @@ def _visit(
     if isinstance(value, paddle.nn.Layer):
         for path, part in value.named_sublayers(include_self=True):
             for key, own in vars(part).items():
-                if isinstance(own, (*_GENERATORS, list, dict, deque)) and key not in OF_PADDLE:
+                if isinstance(own, (*GENERATORS, list, dict, deque)) and key not in OF_PADDLE:
                     where = f"{name}.{path}.{key}".replace("..", ".")
-                    _visit(found, seen, where, own, (*_GENERATORS, framework.EagerParamBase))
+                    _visit(found, seen, where, own, (*GENERATORS, framework.EagerParamBase))
 
 
 def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
@@ -266,7 +275,7 @@ def get_state(value: Any) -> Any:
         return optimizers.schedule_values(value)
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
-    return value.__getstate__() if isinstance(value, _GENERATORS) else value.state_dict()
+    return value.__getstate__() if isinstance(value, GENERATORS) else value.state_dict()
 
 
 def set_state(value: Any, state: Any) -> None:
@@ -278,7 +287,7 @@ def set_state(value: Any, state: Any) -> None:
         optimizers.set_schedule_values(value, state)
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = state
-    elif isinstance(value, _GENERATORS):
+    elif isinstance(value, GENERATORS):
         value.__setstate__(state)
     # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load one, and
     # will switch itself off again.
@@ -288,7 +297,7 @@ def set_state(value: Any, state: Any) -> None:
 
 def has_state(value: Any) -> bool:
     """Whether it is a schedule, a generator, or an object that gives and takes its state."""
-    return isinstance(value, (LRScheduler, *_GENERATORS)) or state_setter(value) is not None
+    return isinstance(value, (LRScheduler, *GENERATORS)) or state_setter(value) is not None
 
 
 def state_setter(candidate: Any) -> Any:
@@ -356,15 +365,3 @@ def misfits(saved: Mapping[str, str], here: Mapping[str, str], where: str) -> li
             if here.get(name, there) != there
         ),
     ]
-
-
-def generator_states(found: StatefulObjects) -> dict[str, Any]:
-    """The states of the random generators that were found, for `set_generator_states`."""
-    generators = {n: o for n, o in found.objects.items() if isinstance(o, _GENERATORS)}
-    return {name: get_state(generator) for name, generator in generators.items()}
-
-
-def set_generator_states(found: StatefulObjects, states: Mapping[str, Any]) -> None:
-    """Sets what `generator_states` returned."""
-    for name, state in states.items():
-        set_state(found.objects[name], state)
