@@ -75,7 +75,7 @@ class Report:
             means = self.metrics.meter.means()
             metrics = {f"train/{name}": mean for name, mean in means.items()}
             metrics |= rates
-            metrics |= {f"speed/{name}": number for name, number in speed.items()}
+            metrics |= {f"speed/{n}": number for n, number in (speed | world.peak_memory()).items()}
             fire("on_log", metrics)
             self.metrics.last = metrics
             self.metrics.write(iteration, epoch, metrics, is_routine=True)

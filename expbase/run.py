@@ -74,7 +74,7 @@ class Run:
         self.guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         self.stopwatch = Stopwatch()
         self.data = TrainIterator()
-        self.update = Update(self.training, self.state, self.events.fire)
+        self.update = Update(self.training, self.state, self.stopwatch, self.events.fire)
         tools = self.state, self.stopwatch, self.events.fire, self.warn
         self.evaluation = Evaluation(self.training, *tools)
         folder = self.output_dir / checkpoint.FOLDER
@@ -268,8 +268,7 @@ class Run:
         # As an item: an attribute of a config takes ten times as long.
         rng.seed_for(self.training["seed"], rng.TRAIN, self.iteration, *share)
         fire("on_train_batch_begin", batch, data.batches.indices)
-        stopwatch.batches += 1
-        stopwatch.data_seconds += stopwatch.clock() - began
+        stopwatch.note_batch(began)
         return batch
 
     def new_epoch(self) -> None:

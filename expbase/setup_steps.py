@@ -170,6 +170,7 @@ def open_records(run: Run) -> None:
         save_seconds=run.training.save_seconds if run.writes else 0,
         parallel=run.parallel,
         began=getattr(run.args, "supervised_since", None),
+        stopwatch=run.stopwatch,
     )
     run.on_close.callback(run.stop.remove_stop_file)
     _watch_for_hanging(run)

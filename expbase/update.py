@@ -16,6 +16,7 @@ from paddle.amp.grad_scaler import OptimizerState
 from expbase import checks
 from expbase.gradients import GradientTree
 from expbase.ranks import world
+from expbase.record.stopwatch import Stopwatch
 from expbase.shares import ShareStates
 from expbase.state import rng
 from expbase.state.objects import named_parameters
@@ -28,10 +29,13 @@ class Update:
     Args:
         training: That section of the config.
         state: The attributes of the experiment.
+        stopwatch: Counts the time until the first backward.
         fire: Calls an event.
     """
 
-    def __init__(self, training: Any, state: UserState, fire: Callable[..., Any]) -> None:
+    def __init__(
+        self, training: Any, state: UserState, stopwatch: Stopwatch, fire: Callable[..., Any]
+    ) -> None:
         self._accumulates = False  # whether train_batch has asked for micro-batches in this start
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.has_shares: bool = training.shares > 0
@@ -41,6 +45,7 @@ class Update:
         self._tree = GradientTree(lambda: named_parameters(state.found()))
         self._training = training
         self._state = state
+        self._stopwatch = stopwatch
         self._fire = fire
         self._divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
@@ -110,6 +115,7 @@ class Update:
         if self._divisor > 1:
             loss = loss / self._divisor
         scaler = self.grad_scaler
+        self._stopwatch.note_backward()
         (loss if scaler is None else scaler.scale(loss)).backward()
         self._fire("on_after_backward")
 

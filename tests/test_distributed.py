@@ -56,6 +56,9 @@ class Probe(Tiny):
         self.own.step()
         self.own.clear_grad()
 
+    def on_fetch_data_begin(self):
+        time.sleep(0.02 * self.rank)
+
     def on_train_batch_begin(self, batch, indices):
         self.seen = Notes([*getattr(self, "seen", []), indices])
 
@@ -347,6 +350,14 @@ def test_rank_zero_alone_hears_of_a_checkpoint_that_is_written(launched: Path) -
     (facts,) = launched.glob("facts_written_*")
     assert facts.name == "facts_written_0.txt"
     assert "on_checkpoint_written: self.gather() needs all ranks, and" in facts.read_text()
+
+
+def test_a_line_names_the_slowest_rank(launched: Path) -> None:
+    lines = [line for line in metrics(launched) if "speed/slowest_rank" in line]
+    assert 1 in {line["speed/slowest_rank"] for line in lines}
+    for line in lines:
+        seconds = line["speed/slowest_rank_seconds"], line["speed/slowest_rank_data_seconds"]
+        assert seconds[0] >= seconds[1] > 0
 
 
 def test_nprocs_gives_the_bits_of_the_launcher_and_continues_its_run(

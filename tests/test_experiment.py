@@ -817,6 +817,8 @@ def test_a_line_holds_the_mean_of_the_window_the_rate_the_speed_and_the_time_lef
     line = metrics(tmp_path / "window")[0]
     assert {"iteration", "epoch", "time", "train/lr", "speed/steps_per_second"} <= set(line)
     assert {"speed/samples_per_second", "speed/data_wait", "speed/seconds_left"} <= set(line)
+    assert 0.05 < line["speed/memory_gb"] < 100
+    assert "speed/slowest_rank" not in line  # there is one
 
 
 @pytest.mark.parametrize("where", ["attribute", "list"])

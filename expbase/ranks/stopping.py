@@ -28,6 +28,7 @@ import paddle
 
 from expbase.ranks import world
 from expbase.ranks.processes import handling
+from expbase.record.stopwatch import Stopwatch
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
 _ASK_SECONDS = 0.5  # between two questions of the ranks to each other
@@ -74,6 +75,7 @@ class StopRequests:
         save_seconds: From a checkpoint to the next one; 0: not by the clock. Rank 0 has the clock.
         parallel: Whether other ranks must agree.
         began: When the time limit began, by the clock, if that was before.
+        stopwatch: Gets to know which rank is the slowest.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class StopRequests:
         save_seconds: float = 0,
         parallel: bool = False,
         began: float | None = None,
+        stopwatch: Stopwatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reason = StopReason.NONE  # the strongest request of this process so far
@@ -94,6 +97,7 @@ class StopRequests:
         self._limit = time_limit_seconds
         self._parallel = parallel
         self._on_all_ranks = False
+        self._stopwatch = stopwatch or Stopwatch()
         self._clock = clock
         self._save_seconds = save_seconds
         self._began = clock() if began is None else began
@@ -149,7 +153,10 @@ class StopRequests:
         # The slowest rank's time: every rank must plan the same next question.
         seconds_each = (now - began) / max(done, 1)
         is_due = 0 < self._save_seconds <= now - self._saved_at
-        greatest, slowest, due = world.max_over_ranks(self.reason, seconds_each, is_due)
+        busy = self._stopwatch.busy(done)
+        rows = world.gather_numbers(self.reason, seconds_each, is_due, *busy)
+        self._stopwatch.note_ranks([row[3:] for row in rows])
+        greatest, slowest, due, *_ = map(max, zip(*rows, strict=True))
         self.is_save_due = bool(due)
         # At most twice as far as last time: iterations may become slower than they were.
         ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import math
 import os
+import resource
 import signal
 import socket
 import time
@@ -315,19 +316,34 @@ def weighted_average(
     return {name: sum(part[name] * (weight / total) for part, weight in parts) for name in names}
 
 
+def gather_numbers(*numbers: float) -> list[list[float]]:
+    """The numbers of all ranks, in rank order; one collective, which waits for no device."""
+    if not dist.is_initialized():
+        return [[*numbers]]
+    here = paddle.to_tensor([numbers], dtype="float64", place=paddle.CPUPlace())
+    of_ranks = paddle.concat([here] * world_size())
+    dist.stream.all_gather(of_ranks, here, group=_cpu_group())
+    rows: list[list[float]] = of_ranks.tolist()
+    return rows
+
+
 def max_over_ranks(*numbers: float) -> list[float]:
     """The maximum of each number over all ranks; one collective, which waits for no device."""
-    if not dist.is_initialized():
-        return list(numbers)
-    tensor = paddle.to_tensor(numbers, dtype="float64", place=paddle.CPUPlace())
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=_cpu_group())
-    return [float(number) for number in tensor.tolist()]
+    return [max(column) for column in zip(*gather_numbers(*numbers), strict=True)]
 
 
 @functools.cache
 def _cpu_group() -> Any:
     is_gloo = paddle.device.get_device() == "cpu"  # the default group is
     return None if is_gloo else dist.new_group(backend="gloo")
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory that this process has had, in GB: on the host, and on its GPU."""
+    peak = {"memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-9}
+    if paddle.device.get_device().startswith("gpu"):
+        peak["gpu_memory_gb"] = paddle.device.cuda.max_memory_allocated() * 1e-9
+    return peak
 
 
 def number(value: Any) -> float:

@@ -27,7 +27,7 @@ from expbase.record.files import AppendedFile
 
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most
-_ONLY_IN_FILES = ("speed/data_wait", "speed/samples_per_second")  # a line of the log is short
+_IN_LINES = "speed/steps_per_second", "speed/seconds_left"  # of the speeds: a line is short
 _UNITS = 1 << 1074  # of the smallest float, in 1
 _UNREAD = 1000  # numbers of a name, at most
 
@@ -149,7 +149,7 @@ class _Sum:
 
 def line(iteration: int, metrics: Mapping[str, Any]) -> str:
     """Metrics as a line of the log, in their order: `[400] loss=0.25 lr=0.001`."""
-    shown = [key for key in metrics if key not in _ONLY_IN_FILES]
+    shown = [key for key in metrics if key in _IN_LINES or not key.startswith("speed/")]
     words = " ".join(f"{key}={_shown(key, metrics[key])}" for key in shown)
     return f"[{iteration}] {words}"
 

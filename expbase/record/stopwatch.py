@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 
 class Stopwatch:
-    """The time of one start. Whoever reads batches adds to `data_seconds` and `batches`."""
+    """The time of one start."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock  # in seconds; only differences count
@@ -24,7 +24,11 @@ class Stopwatch:
     def start(self, iteration: int) -> None:
         """Begins training at an iteration; everything measured before is forgotten."""
         self.data_seconds = 0.0  # spent waiting for batches
+        self.forward_seconds = 0.0  # from a batch to its first backward
         self.batches = 0  # read so far
+        self.slowest: dict[str, float] = {}  # the rank that the others wait for, and its seconds
+        self._read_at: float | None = None  # the batch whose backward is to come
+        self._asked = 0.0, 0.0
         self._began = (iteration, self.clock())
         self._excluded_seconds = 0.0
         self._is_excluding = False
@@ -33,6 +37,32 @@ class Stopwatch:
     def _begin_window(self, iteration: int) -> None:
         now = self.clock()
         self._window = (iteration, self.batches, now, self.data_seconds, self._excluded_seconds)
+
+    def note_batch(self, began: float) -> None:
+        """A batch has been read since then."""
+        self._read_at = self.clock()
+        self.data_seconds += self._read_at - began
+        self.batches += 1
+
+    def note_backward(self) -> None:
+        """A backward begins, in which the ranks wait for each other."""
+        if self._read_at is not None:
+            self.forward_seconds += self.clock() - self._read_at
+            self._read_at = None
+
+    def busy(self, iterations: int) -> tuple[float, float]:
+        """Seconds of each iteration since the last call: until a backward, and for data alone."""
+        data, forward = self._asked
+        self._asked = self.data_seconds, self.forward_seconds
+        data_each = (self.data_seconds - data) / max(iterations, 1)
+        return data_each + (self.forward_seconds - forward) / max(iterations, 1), data_each
+
+    def note_ranks(self, busy: Sequence[list[float]]) -> None:
+        """What `busy` returned on each of several ranks."""
+        longest = max(busy)
+        if len(busy) > 1 and longest[0]:
+            names = "slowest_rank", "slowest_rank_seconds", "slowest_rank_data_seconds"
+            self.slowest = dict(zip(names, (busy.index(longest), *longest), strict=True))
 
     @contextlib.contextmanager
     def exclude(self) -> Iterator[None]:
@@ -59,7 +89,7 @@ class Stopwatch:
         if samples_per_batch:
             metrics["samples_per_second"] = (self.batches - batches) / seconds * samples_per_batch
         self._begin_window(iteration)
-        return metrics
+        return metrics | self.slowest
 
     def seconds_left(self, iteration: int, iterations_left: int) -> float | None:
         """How long the rest takes at the pace of this start; None before its first iteration."""
