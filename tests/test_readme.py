@@ -37,6 +37,7 @@ OWN_TESTS = {
     "runner": "test_runner.py",
     "moving": "test_moving.py",
     "recipes": "test_recipes.py",  # the commands, too
+    "recipes_around": "test_recipes_around.py",  # the same
     "notebooks": "test_notebooks.py",  # the same
 }
 TRAINED = [
@@ -145,7 +146,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in TEXT if blocks(page, "bash") and page not in ("first", "recipes")]
+    "page", [p for p in TEXT if blocks(p, "bash") and p != "first" and not p.startswith("recipes")]
 )
 def test_the_commands_of_a_page_work(
     page: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

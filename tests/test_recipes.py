@@ -1,4 +1,7 @@
-"""docs/recipes: each script keeps what its page says; the page shows only lines that are run."""
+"""docs/recipes: each script keeps what its page says; the pages show only lines that are run.
+
+What the scripts of docs/recipes_around.md are for is in test_recipes_around.py.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ from expbase import ExperimentBase, main
 from expbase.state.checkpoint import find, read
 from expbase.state.weights import read_weights
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 SCRIPTS = sorted((DOCS / "recipes").glob("*.py"))
-PAGE = (DOCS / "recipes.md").read_text(encoding="utf-8")
+PAGES = ("recipes.md", "recipes_around.md")
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in PAGES)
 
 
 def module_of(name: str) -> Any:
@@ -60,16 +65,16 @@ SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 
 def test_every_script_is_short_and_has_a_section_and_a_command_line() -> None:
     linked = [re.findall(r"\]\(recipes/(\w+)\.py\)", section) for section in SECTIONS]
-    assert sorted(name for (name,) in linked) == [script.stem for script in SCRIPTS]
+    assert sorted(name for name, *_ in linked) == [script.stem for script in SCRIPTS]
     for script in SCRIPTS:
         text = script.read_text()
         assert len(text.splitlines()) <= 60, script.name
-        assert re.search(r'\nif __name__ == "__main__":\n    main\(\w+\)\n$', text), script.name
+        assert re.search(r'\nif __name__ == "__main__":\n    .*\)\n$', text), script.name
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
 def test_the_lines_that_the_page_shows_stand_in_the_script(section: str) -> None:
-    (name,) = re.findall(r"\]\(recipes/(\w+)\.py\)", section)
+    name, *_ = re.findall(r"\]\(recipes/(\w+)\.py\)", section)
     script = [line.strip() for line in (DOCS / f"recipes/{name}.py").read_text().splitlines()]
     shown = code_of(section, "python")
     assert shown
@@ -96,6 +101,9 @@ def test_the_commands_of_the_page_are_understood(capsys: pytest.CaptureFixture[s
         assert python == "python"
         if script == "-m":
             assert words == ["expbase", "ls", "runs"]
+        elif Path(script).stem in ("study", "test_warmup"):  # no experiments themselves
+            assert (ROOT / script).exists()
+            assert not words
         else:
             main(experiment_of(Path(script).stem), argv=[*words, "--print_config"])
     printed = capsys.readouterr().out
@@ -146,6 +154,48 @@ def test_the_rate_goes_up_and_comes_down_to_zero(tmp_path: Path) -> None:
     assert rates[9] == max(rates) == 1e-2
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # in paddle's own LBFGS
+def test_lbfgs_continues_to_the_same_bits_by_what_it_remembers(tmp_path: Path) -> None:
+    class Forgetful(experiment_of("lbfgs")):  # type: ignore[misc]
+        def setup_model(self) -> None:
+            super().setup_model()
+            del self.memory
+
+    words = ["training.save_interval=1", "training.valid_interval=4"]
+    ends = {}
+    for recipe in (experiment_of("lbfgs"), Forgetful):
+        for name, stops in (("straight", [9]), ("again", [1, 4, 9])):
+            output = tmp_path / recipe.__name__ / name
+            for stop in stops:
+                exp = run(recipe, output, *words, f"training.max_iteration={stop}")
+            ends[recipe, name] = exp.model[0].weight.numpy()
+    assert curve(tmp_path / "Decay/again", "valid/error")[9] < 0.1
+    same_bits(*(find(tmp_path / "Decay" / name) for name in ("straight", "again")))
+    assert (ends[Forgetful, "straight"] != ends[Forgetful, "again"]).any()
+
+
+def test_the_second_loader_continues_exactly(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    class Noting(experiment_of("two_loaders")):  # type: ignore[misc]
+        def read_labelled(self) -> Any:
+            images, labels = super().read_labelled()
+            seen.append([tuple(image) for image in images.tolist()])
+            return images, labels
+
+    words = ["training.save_interval=1", "training.valid_interval=0"]
+    run(Noting, tmp_path / "straight", *words, "training.max_iteration=15")
+    straight = seen.copy()
+    for one_pass in (straight[:6], straight[6:12]):  # 6 batches of 16: whole ones of 100 samples
+        assert len({image for batch in one_pass for image in batch}) == 96
+    assert straight[0] != straight[6]
+    del seen[:]
+    for stop in (4, 9, 15):  # within a pass, and over the end of one
+        run(Noting, tmp_path / "again", *words, f"training.max_iteration={stop}")
+    assert seen == straight
+    same_bits(*(find(tmp_path / name) for name in ("straight", "again")))
 
 
 def test_the_parts_learn_at_different_rates(tmp_path: Path) -> None:
