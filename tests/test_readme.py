@@ -37,7 +37,7 @@ OWN_TESTS = {
     "runner": "test_runner.py",
     "moving": "test_moving.py",
     "recipes": "test_recipes.py",  # the commands, too
-    "recipes_around": "test_recipes_around.py",  # the same
+    "recipes_around": "test_recipes.py",  # the same
     "notebooks": "test_notebooks.py",  # the same
 }
 TRAINED = [
