@@ -105,6 +105,34 @@ def test_wandb_gets_one_curve_from_rank_zero_however_often_it_is_killed(
     assert points(sent, "valid/accuracy") == curve(Path("run"), "valid/accuracy")
 
 
+def test_a_run_goes_on_from_the_bucket_where_the_disk_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(STANDINS / "bucket.py", tmp_path / "boto3.py")
+    script = tmp_path / "train.py"
+    sent = "not self.thread.submit(int).result()"  # what was to be sent before
+    then = "from expbase import main; main(Killed)"
+    fill = {"recipe": "mirror", "cls": "Mirrored", "iteration": 27, "then": then}
+    script.write_text(KILLED.format(condition=sent, **fill))
+    command = [sys.executable, str(script), "--output", "run", "--device=cpu", *WORDS]
+    options: dict[str, Any] = {"cwd": tmp_path}
+    env = environment(tmp_path) | {"BUCKETS": str(tmp_path / "buckets")}
+    killed = forks.run([*command, "training.keep_last=1"], env=env, **options)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    shutil.rmtree(tmp_path / "run")
+    half = tmp_path / "buckets/my-runs/run/step-00000030/config.yaml"
+    half.parent.mkdir()
+    half.touch()
+    again = forks.run([*command, "training.keep_last=1"], env=env, **options)
+    assert again.returncode == 0, again.stderr
+    assert "from step-00000020" in again.stderr
+    command[command.index("run")] = "straight"
+    assert forks.run(command, env=env, **options).returncode == 0
+    same_bits(*(tmp_path / run / "checkpoints/step-00000040" for run in ("run", "straight")))
+    for name in ("train/loss", "valid/weight"):
+        assert curve(tmp_path / "run", name) == curve(tmp_path / "straight", name)
+
+
 class Interrupted(Exception):
     """What a test ends a run by, in its middle."""
 
