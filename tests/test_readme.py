@@ -202,6 +202,16 @@ def test_a_run_is_continued_as_the_readme_says(
     assert float(re.findall(r"valid/error=(\S+)", "\n".join(said))[-1]) < 0.1
 
 
+def test_two_ranks_begin_with_the_card_that_the_pages_show(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["--output", str(tmp_path / "run"), "--nprocs", "2", *SHORT]
+    result = run_script(tmp_path / "train.py", *words)
+    assert result.returncode == 0, result.stderr
+    for page in ("data", "processes"):
+        (card,) = (block for block in blocks(page, "text") if block.startswith("data "))
+        assert [line for line in card.splitlines() if line not in result.stderr] == [], page
+
+
 # --- the first experiment --------------------------------------------------------------------
 
 
