@@ -299,6 +299,23 @@ def test_digits_reaches_what_the_readme_promises(digits: tuple[Path, list[str]])
     assert len((run / "test.jsonl").read_text().splitlines()) == 360
 
 
+def test_digits_goes_on_as_the_first_page_says(
+    digits: tuple[Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = shutil.copytree(digits[0], tmp_path / "run")
+    shutil.rmtree(run / "checkpoints/step-00000600")  # as if it had been killed before
+    (command,) = (line for line in "".join(blocks("index", "bash")).splitlines() if "--con" in line)
+    (text,) = blocks("index", "text")
+    script, *words = shlex.split(command)[1:-1]
+    monkeypatch.chdir(ROOT)
+    run_here(script, [*words, str(run)], monkeypatch)
+    said = capsys.readouterr().err.replace(str(run), "runs/digits")
+    assert [line for line in text.splitlines() if line not in said] == []
+
+
 def test_a_metric_is_replaced_in_five_lines_and_right_over_ranks(
     digits: tuple[Path, list[str]],
     monkeypatch: pytest.MonkeyPatch,
