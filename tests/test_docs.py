@@ -15,7 +15,21 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import BOTH, DOCS, ENGLISH, ONE_FOR_BOTH, ROOT, TEXT, blocks, headings, links, rows, slug
+from pages import (
+    BOTH,
+    DOCS,
+    ENGLISH,
+    ONE_FOR_BOTH,
+    PAIRS,
+    ROOT,
+    TEXT,
+    blocks,
+    headings,
+    links,
+    rows,
+    slug,
+    without_code,
+)
 from test_readme import parser_of_tools
 
 from expbase import ExperimentBase, default_argument_parser, get_default_training_config
@@ -156,6 +170,29 @@ def test_every_page_that_the_code_names_exists() -> None:
     ]
     assert named
     assert [(path, name) for path, name in named if name not in TEXT] == []
+
+
+# --- sizes and outputs -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ENGLISH)
+def test_a_page_has_at_most_a_thousand_words(page: str) -> None:
+    words = [word for word in without_code(TEXT[page]).split() if re.search(r"\w", word)]
+    assert len(words) <= 1000
+
+
+@pytest.mark.parametrize("page", PAIRS)
+def test_a_chinese_page_has_at_most_fifteen_hundred_characters(page: str) -> None:
+    text = without_code(PAIRS[page][1].read_text(encoding="utf-8"))
+    assert len(re.findall("[\u4e00-\u9fff]", text)) <= 1500
+
+
+@pytest.mark.parametrize("page", ["resume", "running"])
+def test_the_pages_show_what_the_tools_print(page: str) -> None:
+    texts = [text for text in literals() if re.search(r"\w{5}", text)]
+    printed = [re.compile(".+".join(map(re.escape, text.split("…")))) for text in texts]
+    lines = [line for line in blocks(page, "text")[0].splitlines() if line.strip() != "…"]
+    assert [line for line in lines if not any(text.fullmatch(line) for text in printed)] == []
 
 
 # --- links and the site ----------------------------------------------------------------------
