@@ -25,6 +25,7 @@ import paddle
 import pytest
 import yaml
 from pages import ROOT, SCRIPT, TEXT, blocks
+from safetensors.paddle import save_file
 from tiny import run_script
 
 from expbase import ExperimentBase, __main__, default_argument_parser
@@ -85,6 +86,8 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
         (tmp_path / "train.py").write_text(SCRIPT)
         run_here("train.py", ["--output=runs/line", *SHORT], monkeypatch)
         run_here("train.py", ["--output=runs/line", "--export=last"], monkeypatch)
+    theirs = {"encoder.weight": paddle.ones([1, 1]), "encoder.bias": paddle.zeros([1])}
+    save_file(theirs, "other.safetensors")  # from somewhere else, for load_model
     for code in (SCRIPT, *blocks(page, "python")):
         exec(code, names)  # the documentation's own
     for name, experiment in names.items():
