@@ -23,18 +23,21 @@ class Terminal:
     Args:
         words: Its command.
         columns: Of the screen.
+        rows: Of the screen; what is above them is lost.
         environment: Changes to this process's variables.
     """
 
-    def __init__(self, words: Sequence[str], columns: int, **environment: str) -> None:
-        self.screen = pyte.Screen(columns, 60)
+    def __init__(
+        self, words: Sequence[str], columns: int, rows: int = 60, **environment: str
+    ) -> None:
+        self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.pid, self._fd = pty.fork()
         if self.pid == 0:  # the program
             kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
             # Not by execv: readline, which pytest loads, has put COLUMNS where python sees it not.
             os.execve(words[0], [*words], {**kept, "TERM": "xterm-256color", **environment})
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.exit_code: int | None = None
 
     @property
@@ -66,9 +69,11 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(words: Sequence[str], columns: int = 80, **environment: str) -> Iterator[Terminal]:
+def terminal(
+    words: Sequence[str], columns: int = 80, rows: int = 60, **environment: str
+) -> Iterator[Terminal]:
     """A terminal whose program is ended with the block."""
-    shown = Terminal(words, columns, **environment)
+    shown = Terminal(words, columns, rows, **environment)
     try:
         yield shown
     finally:

@@ -1,0 +1,278 @@
+"""The pictures of the docs, made anew from real runs of experiments/digits.
+
+    python tests/pictures.py promise live ls curves board
+
+Each word makes one file in docs/; `board` needs chromium. Commit first: `ls` shows the commit. Look
+at each picture afterwards: nothing here can see. On an idle machine the recording is shorter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import screens
+from PIL import Image
+from screens import Frame, Row
+from terminal import Terminal, terminal
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+COLUMNS = 96
+TABLE_COLUMNS = 122
+TRAIN = "python train.py --config config.yaml --output"
+# What is typed; the first command is killed, and given again.
+COMMANDS = (
+    f"{TRAIN} a",
+    f"{TRAIN} a",
+    f"{TRAIN} b",
+    "sha1sum */checkpoints/step-00000600/*.safetensors",
+)
+NOTES = {1: "the same command", 2: "the same run, never killed", 3: "the same bits"}
+# What is shown of what the commands write.
+KEPT = re.compile(
+    r"train \d|.*Killed$|.* CONTINUING |.*\[300\] saved|.*\[600\] epoch|.* FINISHED|[0-9a-f]{40} "
+)
+GAP_SECONDS = 0.1  # longer waits are shortened to it
+READ_SECONDS = 1.8  # at the end of a command
+SHELL = {"PS1": "$ ", "PYTHONWARNINGS": "ignore"}
+PLOTTED = ("runs/lr0.002", "runs/lr0.0002", "runs/lr0.02")
+
+
+# --- the recording of the README -------------------------------------------------------------
+
+
+class Recorder:
+    """A shell, and what its screen showed when."""
+
+    def __init__(self, shell: Terminal) -> None:
+        self.shell = shell
+        self.killed = ""  # what was typed elsewhere
+        self.shown: list[tuple[float, list[Row]]] = []
+
+    def wait(self, until: Callable[[str], object]) -> None:
+        """Reads until the screen is as wanted, and keeps all that it showed."""
+
+        def look(text: str) -> object:
+            rows = story(text.splitlines(), self.killed)
+            if rows and (not self.shown or rows != self.shown[-1][1]):
+                self.shown.append((time.monotonic(), rows))
+            return until(text)
+
+        self.shell.wait(look)
+
+    def give(self, command: str) -> None:
+        """Types a command, word by word."""
+        for word in re.findall(r"\S+\s?", command):
+            self.shell.type(word)
+            self.wait(lambda text, word=word: text.endswith(word.strip()))
+            time.sleep(0.15)
+        self.shell.type("\n")
+
+    def frames(self) -> list[Frame]:
+        """All that was seen, without long waits, but with time to read at the end of a command."""
+        seconds = 0.0
+        frames = []
+        before = self.shown[0][0]
+        for at, rows in self.shown:
+            last = frames[-1].rows[-1].text if frames else ""
+            reads = last == "$" and len(frames[-1].rows) > 1
+            seconds += READ_SECONDS if reads else min(at - before, GAP_SECONDS)
+            frames.append(Frame(round(seconds, 3), rows))
+            before = at
+        return frames
+
+
+def story(lines: Sequence[str], killed: str = "") -> list[Row]:
+    """The rows of a screen that are shown, with notes; one ⋮ for each command's other lines."""
+    rows: list[Row] = []
+    commands = 0
+    shortened = True
+    for line in lines:
+        if line.startswith("$"):
+            done = commands < len(COMMANDS) and line[2:] == COMMANDS[commands]
+            note = NOTES.get(commands, "") if done else ""
+            commands += 1
+            shortened = False
+        elif KEPT.match(line):
+            note = killed if line.endswith("Killed") else ""
+        elif shortened:
+            continue
+        else:
+            line, note = "⋮", ""
+            shortened = True
+        rows.append(Row(line, f"← {note}" if note else ""))
+    return rows
+
+
+def promise(folder: Path) -> None:
+    """docs/promise.svg: killed, continued, and the same as a run that was not."""
+    expbase("new", "promise", "--from", "digits", cwd=folder)
+    with shell_in(folder / "promise", rows=120) as shell:
+        recorder = Recorder(shell)
+        recorder.wait(at_prompt)
+        first, again, other, digests = COMMANDS
+        recorder.give(first)
+        recorder.wait(lambda text: re.search(r"^train 3[2-9]\d/", text, re.M))
+        process = child_of(shell.pid)
+        recorder.killed = f"kill -9 {process}"
+        os.kill(process, signal.SIGKILL)
+        recorder.wait(at_prompt)
+        for number, command in enumerate((again, other), 1):
+            recorder.give(command)
+            recorder.wait(lambda text, n=number: text.count("FINISHED") == n and at_prompt(text))
+        recorder.give(digests)
+        recorder.wait(lambda text: text.count(".safetensors") == 5 and at_prompt(text))
+    write(DOCS / "promise.svg", screens.moving(recorder.frames(), COLUMNS))
+
+
+def at_prompt(text: str) -> bool:
+    return text.endswith("\n$") or text == "$"
+
+
+def child_of(pid: int) -> int:
+    """The process that a shell has started."""
+    return int(subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=True).stdout)
+
+
+# --- stills ----------------------------------------------------------------------------------
+
+
+def live(folder: Path) -> None:
+    """docs/live.svg: a terminal during training."""
+    expbase("new", "live", "--from", "digits", cwd=folder)
+    with shell_in(folder / "live") as shell:
+        shell.wait(at_prompt)
+        shell.type(f"{TRAIN} runs/digits\n")
+        text = shell.wait(lambda text: re.search(r"^train 5[2-9]\d/", text, re.M))
+        os.kill(child_of(shell.pid), signal.SIGKILL)
+    write(DOCS / "live.svg", screens.still(text.splitlines(), COLUMNS))
+
+
+def ls(folder: Path) -> None:
+    """docs/ls.svg: the table of six runs."""
+    runs(folder)
+    running = started(folder, "data.batch_size=16")
+    lines_of(folder / "runs/batch16", 12)
+    os.kill(running.pid, signal.SIGSTOP)  # it stays where it is
+    ended(folder, 8, signal.SIGKILL)
+    ended(folder, 64, signal.SIGTERM)
+    try:
+        with shell_in(folder, columns=TABLE_COLUMNS) as shell:
+            shell.wait(at_prompt)
+            shell.type("python -m expbase ls runs\n")
+            text = shell.wait(lambda text: "lr0.02 " in text and at_prompt(text))
+    finally:
+        running.kill()
+        running.wait()
+    write(DOCS / "ls.svg", screens.still(text.splitlines()[:-1], TABLE_COLUMNS))
+
+
+def ended(folder: Path, batch_size: int, number: signal.Signals) -> None:
+    """A run that ends by a signal."""
+    process = started(folder, f"data.batch_size={batch_size}")
+    lines_of(folder / f"runs/batch{batch_size}", 15 + batch_size // 4)
+    process.send_signal(number)
+    process.wait()
+
+
+def started(folder: Path, word: str) -> subprocess.Popen[bytes]:
+    """A run of digits with another value, in a directory of that name."""
+    key = word.partition("=")[0]
+    script = ROOT / "experiments/digits/train.py"
+    output = f"runs/{'lr' if 'lr' in key else 'batch'}{{{key}}}"
+    words = [script, "--config", script.parent / "config.yaml", "--output", output]
+    words += ["training.log_interval=10", word]
+    return subprocess.Popen([sys.executable, *map(str, words)], cwd=folder, env=quiet())
+
+
+def lines_of(run: Path, count: int) -> None:
+    """Waits until a run has logged so many lines."""
+    metrics = run / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < count:
+        time.sleep(0.05)
+
+
+def runs(folder: Path) -> None:
+    """Three finished runs."""
+    for lr in ("0.002", "0.0002", "0.02"):
+        if not (folder / f"runs/lr{lr}").exists():
+            assert started(folder, f"optim.lr={lr}").wait() == 0
+
+
+def curves(folder: Path) -> None:
+    """docs/curves.png, by `plot`."""
+    runs(folder)
+    expbase("plot", *PLOTTED, "--output", str(DOCS / "curves.png"), cwd=folder)
+    reduce(DOCS / "curves.png")
+
+
+def board(folder: Path) -> None:
+    """docs/board.png, by `board` and a browser."""
+    runs(folder)
+    for run in [path for path in (folder / "runs").iterdir() if f"runs/{path.name}" not in PLOTTED]:
+        shutil.rmtree(run)
+    words = [sys.executable, "-m", "expbase", "board", str(folder / "runs"), "--port", "0"]
+    with terminal(words, 200) as shown:
+        text = shown.wait(lambda text: "Ctrl-C" in text)
+        (address,) = re.findall(r"(http://\S+) \(Ctrl-C", text)
+        while True:  # until it answers
+            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=3):
+                break
+            time.sleep(0.1)
+        options = "--headless --no-sandbox --disable-gpu --hide-scrollbars --lang=en"
+        size = "--window-size=1400,840 --virtual-time-budget=20000"
+        picture = f"--screenshot={DOCS / 'board.png'}"
+        words = ["chromium", *options.split(), *size.split(), picture, address]
+        subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+    reduce(DOCS / "board.png")
+
+
+# --- what they need --------------------------------------------------------------------------
+
+
+def shell_in(folder: Path, columns: int = COLUMNS, rows: int = 60) -> Iterator[Terminal]:
+    """A shell in a folder."""
+    os.chdir(folder)
+    words = ["/bin/bash", "--norc", "--noprofile", "-i"]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return terminal(words, columns, rows, **SHELL, PATH=path)
+
+
+def expbase(*words: str, cwd: Path) -> None:
+    subprocess.run([sys.executable, "-m", "expbase", *words], cwd=cwd, env=quiet(), check=True)
+
+
+def quiet() -> dict[str, str]:
+    return {**os.environ, **SHELL}
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(f"{path.name}: {len(text.encode()):,} bytes")
+
+
+def reduce(path: Path) -> None:
+    """Gives a picture 64 colours, which makes its file a third."""
+    Image.open(path).quantize(64).save(path, optimize=True)
+
+
+def main(names: Sequence[str]) -> None:
+    makers = {maker.__name__: maker for maker in (promise, live, ls, curves, board)}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name in names:
+            makers[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
