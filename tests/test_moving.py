@@ -6,6 +6,8 @@ import argparse
 import ast
 import contextlib
 import functools
+import importlib
+import importlib.util
 import json
 import re
 import runpy
@@ -22,7 +24,15 @@ import paddle
 import pytest
 from tiny import Tiny, make, metrics, run_script, trained, training_config
 
-from expbase import Config, ConfigError, __main__, default_argument_parser, main
+from expbase import (
+    Config,
+    ConfigError,
+    __main__,
+    default_argument_parser,
+    get_default_training_config,
+    main,
+)
+from expbase.extras.mixins import EarlyStopping
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError
 from expbase.tools.parakeet import read_pdopt
@@ -58,6 +68,7 @@ def by_hand(*words: str, **training: Any) -> Any:
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/moving"
 PAGES = sorted(page.stem for page in FOLDER.glob("*.md") if "." not in page.stem)
+PAGES.remove("upgrade")  # from an expbase of before
 HEADINGS = ["Before", "After", "There and here", "Change at once", "What is not here"]
 STANDINS = Path(__file__).parent / "standins"
 # The library that a page's old script imports, if tests have a stand-in of it.
@@ -415,6 +426,65 @@ def test_a_page_says_in_its_order_what_was_and_what_is(page: str) -> None:
     assert [heading for heading in found if heading in HEADINGS] == HEADINGS
     assert found[-1] == "Old weights"
     assert f"[{page}.md]({page}.md)" in (FOLDER / "index.md").read_text()
+
+
+# --- from 0.1 ----------------------------------------------------------------------------------
+
+
+def now_and_then(heading: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The names of each row of the page of 0.1: those of before, and those of now."""
+    for row in section("upgrade", heading).splitlines():
+        if row.startswith("| ") and row != "| before | now |":
+            before, now = row.strip("| ").split(" | ")
+            yield re.findall(r"`([^`]+)`", before), re.findall(r"`([^`]+)`", now)
+
+
+def test_keys_of_0_1_are_unknown_and_those_that_the_page_names_instead_are_there() -> None:
+    known = get_default_training_config()
+    stopping = EarlyStopping.default_config()
+    for before, now in now_and_then("Config"):
+        for key in (name for name in before if "." in name):
+            section_name, _, key = key.partition(".")
+            config = stopping[section_name]
+            with pytest.raises(ConfigError, match=f"{key}.*gone|unknown key"):
+                Config({section_name: config}).merge_from_list([f"{section_name}.{key}", "1"])
+        named = [name.removeprefix("training.") for name in now if name.startswith("training.")]
+        assert {*named} <= {*known}
+
+
+def test_modules_of_0_1_are_where_the_page_says() -> None:
+    count = 0
+    for before, now in now_and_then("Imports and files"):
+        names = [name.removeprefix("expbase.") for name in before if " " not in name]
+        if now and now[0] in ("expbase.ranks", "expbase.record", "expbase.extras"):
+            for name in names:
+                importlib.import_module(f"{now[0]}.{name}")
+                assert importlib.util.find_spec(f"expbase.{name}") is None
+                count += 1
+        for statement in (name for name in now if name.startswith("from ")):
+            exec(statement, {})
+    assert count > 15
+
+
+def test_a_checkpoint_of_0_1_is_refused_as_the_page_says_and_its_weights_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old"
+    with monkeypatch.context() as patch:
+        patch.setattr("expbase.state.snapshot.FORMAT", 6)  # what is written
+        exp = trained(Tiny, old, max_iteration=4)
+    path = sorted((old / "checkpoints").iterdir())[-1]
+    with pytest.raises(CheckpointError) as error:
+        trained(Tiny, old, max_iteration=8)
+    (said,) = (name for _, now in now_and_then("A run that was begun") for name in now
+               if name.startswith("has format"))  # fmt: skip
+    assert said in str(error.value)
+    new = make(Tiny, tmp_path / "new", {"init_model_path": str(path)})
+    new.setup()
+    new.resume_or_load()
+    for name, value in exp.model.state_dict().items():
+        assert (new.model.state_dict()[name].numpy() == value.numpy()).all()
+    new.close()
 
 
 # --- a script without main ---------------------------------------------------------------------
