@@ -127,7 +127,8 @@ def test_every_option_that_a_page_names_exists() -> None:
     )
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
     proofs = "only faults every keep"
-    theirs = {f"--{name}" for name in f"{launchers} {slurms} {proofs}".split()}
+    pips = "no"  # --no-deps
+    theirs = {f"--{name}" for name in f"{launchers} {slurms} {proofs} {pips}".split()}
     for page in OURS:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", page.read_text())) - theirs
         assert {option for option in named if option not in helps} == set(), page

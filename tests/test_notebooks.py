@@ -78,6 +78,31 @@ def test_the_notebook_of_the_docs_has_no_outputs_and_says_what_it_should(kernel:
     assert "loaded step-00000400 (last)" in outputs["evaluate"]
 
 
+@pytest.mark.parametrize(("has_paddle", "extra"), [(True, ""), (False, "[cpu]")])
+def test_the_first_cell_installs_the_wheel_and_no_other_paddle(
+    kernel: Kernel, has_paddle: bool, extra: str
+) -> None:
+    """Where expbase is not there; the kernel of these tests has it, so that nothing was done."""
+    wheel = "expbase-0.2.0-py3-none-any.whl"
+    missing = ("expbase",) if has_paddle else ("expbase", "paddle")
+    kernel.run(f"""
+import importlib.util, pathlib
+from IPython.core.magic import register_line_magic
+
+@register_line_magic
+def pip(line):
+    print("pip", line)
+
+pathlib.Path("{wheel}").touch()
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name in {missing} else find_spec(name)""")
+    (cell,) = (cell for cell in kernel.client.nb.cells if cell.get("id") == "install")
+    assert cell.outputs == []
+    said = kernel.run(cell.source)
+    kernel.run(f"importlib.util.find_spec = find_spec; pathlib.Path('{wheel}').unlink()")
+    assert said == f"pip install -q ./{wheel}{extra}\n"
+
+
 def test_the_code_of_the_page_runs_after_the_notebook(kernel: Kernel) -> None:
     page = (DOCS / "notebooks.md").read_text(encoding="utf-8")
     kernel.run("import shutil; shutil.rmtree('runs/line')")
