@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forks
@@ -87,8 +88,8 @@ class Board:
         """Of the training loss; None while VisualDL is being started again."""
         try:
             points = self.get("scalar/list", run=run, tag="train/loss")
-        except requests.ConnectionError:
-            return None
+        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
+            return None  # the latter: it was ended in the middle of its answer
         return [step for _, step, _ in points]
 
 
@@ -228,6 +229,26 @@ def test_a_run_is_named_by_its_path_below_the_folder(tmp_path: Path) -> None:
         assert {str(copy.parent.relative_to(tmp_path)) for copy in found} == names
 
 
+def test_visualdl_is_stopped_while_copies_grow(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = subprocess.Popen(["sleep", "100"])
+    process = psutil.Process(server.pid)
+    was_stopped: list[bool] = []
+
+    def updated(files: Any) -> bool:
+        was_stopped.append(process.status() == "stopped")
+        return len(was_stopped) < 3
+
+    goes_on = SimpleNamespace(sleep=lambda _: wait_until(lambda: process.status() != "stopped"))
+    monkeypatch.setattr(board, "update", updated)
+    monkeypatch.setattr(board, "time", goes_on)
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **options: server)
+    board.show(path.parents[1], tmp_path / "copies", "127.0.0.1", 0)
+    assert was_stopped == [False, True, True]  # the first one is before it is started
+    assert server.returncode == -signal.SIGKILL
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 
@@ -251,6 +272,8 @@ def test_what_cannot_be_shown_or_bound_is_one_line(
         assert "Address already in use" in error
         assert f"('127.0.0.1', {port})" in error
     assert "('203.0.113.1', 8040)" in refused(capsys, run, "--host", "203.0.113.1")
+    error = refused(capsys, run, "--port", "65536")
+    assert error.endswith("--port: 65536 given; expected 0 to 65535.\n")
 
 
 def test_a_visualdl_that_ends_by_itself_is_one_line(
