@@ -1,7 +1,8 @@
 """Proves that your experiment survives being killed.
 
 It runs your script straight through, then again with kill -9 at random moments, inside a save and
-inside a validation too, and compares every file of tensors, counter and logged number. The
+inside a validation too, and compares every file of tensors, counter and logged number. If they
+differ, it runs once more without a kill: a script that does not repeat itself is named as such. The
 words after -- are for the script, which must have an option --output: -- --nprocs 2, say. With
 --ranks it also runs straight through on each of these numbers of processes, and each start
 between the kills is on one of them; the script must have an option --nprocs, and training.shares.
@@ -38,23 +39,34 @@ from expbase.tools.runs import metric_lines
 _DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
 # Fields of a note, with the cause that a first difference there points at.
 _CAUSES = {
-    "before": "state that is not restored: {names} differ before the update",
-    "indices": "data order: other samples. A sampler with a generator of its own? Give it "
-    "state_dict and set_state_dict, or draw from np.random",
-    "batches": "augmentation: the data set made something else of the same samples. A generator "
-    "of its own? Draw from random, np.random or paddle inside __getitem__",
-    "rates": "schedule: another learning rate. Make the schedule an attribute of the experiment, "
-    "or step it from self.iteration",
-    "after": "dropout, or another draw from a generator that is not an attribute of the "
-    "experiment; or a value in an object, which register_stateful does not name: {names} differ "
-    "after the update",
+    "before": "Likely cause: state that is not restored: {names} differ before the update",
+    "indices": "Likely cause: data order: other samples. A sampler with a generator of its own? "
+    "Give it state_dict and set_state_dict, or draw from np.random",
+    "batches": "Likely cause: augmentation: the data set made something else of the same samples. "
+    "A generator of its own? Draw from random, np.random or paddle inside __getitem__",
+    "rates": "Likely cause: schedule: another learning rate. Make the schedule an attribute of the "
+    "experiment, or step it from self.iteration",
+    "after": "Likely cause: dropout, or another draw from a generator that is not an attribute of "
+    "the experiment; or a value in an object, which register_stateful does not name: {names} "
+    "differ after the update",
 }
-
-
-_CAUSE_OF_RANKS = (
-    "what depends on the number of processes, or is no state: a draw from self.rank, batch "
-    "statistics over the ranks, gradients that are averaged by hand, a generator that every share "
-    "draws from, or another number of threads: {names} differ"
+_CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
+    ("before", "after"),
+    "Likely cause: what depends on the number of processes, or is no state: a draw from self.rank, "
+    "batch statistics over the ranks, gradients that are averaged by hand, a generator that every "
+    "share draws from, or another number of threads: {names} differ",
+)
+# Of a run that is not what it was the time before, where no field points at a cause.
+_NO_CAUSES = {
+    "before": "The state before the update differs: {names}",
+    "indices": "The samples of a batch differ",
+    "batches": "What the data set made of the same samples differs",
+    "rates": "A learning rate differs",
+    "after": "The update itself differs: {names}",
+}
+_CAUSES_OF_CHANCE = (
+    "Known causes: the time; numbers of the system, by os.urandom or a generator without a seed; "
+    "the order of a set (PYTHONHASHSEED=0 fixes it); threads; a kernel that is not repeatable."
 )
 
 
@@ -94,13 +106,12 @@ def main(args: argparse.Namespace) -> int:
             print(f"straight through on {other.numbers[0]} processes", flush=True)
             other.finish()
             if difference := first_difference(straight, other):
-                print(f"NOT IDENTICAL on {other.numbers[0]} processes: {difference}")
-                return 1
+                where = f" on {other.numbers[0]} processes"
+                return _not_identical(args, where, difference, straight, other)
         print(f"again, with {args.kills} times kill -9", flush=True)
         killed.finish_with_kills(random.Random(0), args.kills)
-    if difference := first_difference(straight, killed):
-        print(f"NOT IDENTICAL: {difference}")
-        return 1
+        if difference := first_difference(straight, killed):
+            return _not_identical(args, "", difference, straight, *others)
     if straight.values()["loop"]["epoch"] == 1:
         print("note: within one epoch; more --iterations would prove more")
     compared = f"{len(straight.files())} files, {len(straight.logged())} logged numbers"
@@ -108,6 +119,21 @@ def main(args: argparse.Namespace) -> int:
         compared += f", on {', '.join(map(str, args.ranks))} processes"
     print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")
     return 0
+
+
+def _not_identical(
+    args: argparse.Namespace, where: str, difference: str, *undisturbed: Side
+) -> int:
+    """Says what differs, or that a run that was not killed does not repeat itself either."""
+    once = max(undisturbed, key=lambda side: [*side.numbers])  # more processes have more causes
+    again = Side(args, "again", once.numbers)
+    print("not identical; once more without a kill", flush=True)
+    again.finish()
+    if chance := first_difference(once, again):
+        where = ""
+        difference = f"the script does not repeat itself: {chance} {_CAUSES_OF_CHANCE}"
+    print(f"NOT IDENTICAL{where}: {difference}")
+    return 1
 
 
 class Side:
@@ -121,6 +147,10 @@ class Side:
     def __init__(self, args: argparse.Namespace, name: str, numbers: Sequence[int] = ()) -> None:
         self.numbers = numbers
         self.how = "after the kills" if name == "killed" else f"on {[*numbers, 1][0]} processes"
+        self.causes = _CAUSES_OF_RANKS if numbers else _CAUSES
+        if name == "again":
+            self.how = "the second time"
+            self.causes = _NO_CAUSES
         self._source = random.Random(1)
         self.directory = Path(args.output).absolute() / name
         self._args = args
@@ -254,11 +284,8 @@ def _difference_in_notes(straight: Side, killed: Side) -> str:
     """The first fingerprint of an update that differs, over all ranks; empty if none does."""
     expected = straight.notes()
     for iteration, note in sorted(killed.notes().items()):
-        for field, cause in _CAUSES.items():
+        for field, cause in killed.causes.items():
             names = differences(expected.get(iteration, {}).get(field, {}), note[field])
-            if names and killed.numbers and field in ("before", "after"):
-                cause = _CAUSE_OF_RANKS
             if names:
-                text = cause.format(names=", ".join(names))
-                return f"first at iteration {iteration}. Likely cause: {text}."
+                return f"first at iteration {iteration}. {cause.format(names=', '.join(names))}."
     return ""
