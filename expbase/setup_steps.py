@@ -214,6 +214,7 @@ def _say_what_there_is(run: Run) -> None:
         experiment.valid_loader,
         run.world_size,
         run.update.batches,
+        deterministic=run.training.deterministic,
     ):
         run.logger.info("%s", text)
     if run.read_only:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import paddle
 import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
 
 from expbase.ranks import world
-from expbase.record import console
+from expbase.record import console, provenance
 from expbase.record.card import clock
 
 
@@ -41,6 +44,49 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "update": "2 batches of 4 samples, 8 together",
         "device": "cpu, ranks: 1",
     }
+
+
+@pytest.fixture
+def searching() -> Iterator[list[str]]:
+    """Flags that paddle has on the CPU, too, switched on."""
+    flags = ["FLAGS_use_autotune", "FLAGS_enable_blaslt_global_search"]
+    before = paddle.get_flags(flags)
+    paddle.set_flags(dict.fromkeys(flags, True))
+    yield flags
+    paddle.set_flags(before)
+
+
+def test_deterministic_sets_the_flags_that_this_paddle_has_and_the_card_names_them(
+    tmp_path: Path, searching: list[str]
+) -> None:
+    for name, deterministic in (("fast", False), ("run", True)):
+        exp = make(Tiny, tmp_path / name, deterministic=deterministic)
+        exp.setup()
+        exp.close()
+        assert [*paddle.get_flags(searching).values()] == [not deterministic] * 2
+    rows = [line.split() for line in said(tmp_path / "run")]
+    assert [{*row[1:]} >= {f"{name}=False" for name in searching} for row in rows].count(True) == 1
+    assert not [line for line in said(tmp_path / "fast") if line.startswith("repeatable")]
+
+
+def test_on_a_gpu_the_card_names_what_the_environment_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    has_all = SimpleNamespace(is_public=lambda name: True)
+    monkeypatch.setattr(world, "core", SimpleNamespace(globals=lambda: has_all))
+    assert provenance.repeatable().endswith(" FLAGS_use_autotune=False")
+    monkeypatch.setattr(provenance, "device", lambda: "gpu:0 (H20)")
+    assert provenance.repeatable().startswith(
+        "FLAGS_cudnn_deterministic=True FLAGS_embedding_deterministic=1 "
+    )
+    assert provenance.repeatable().endswith(f"; not in the environment: {', '.join(names)}")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert provenance.repeatable().endswith("; not in the environment: NCCL_ALGO")
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert provenance.repeatable().endswith(" FLAGS_use_autotune=False")
 
 
 def test_a_stream_has_no_sizes_and_the_card_says_so(tmp_path: Path) -> None:

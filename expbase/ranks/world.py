@@ -39,6 +39,17 @@ _wait = [0, 0]  # the number of this process's next wait, so that each has its o
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
 _ARRIVED = 1 << 40  # what each rank adds to the counter of a wait, beside the number of its place
 
+# Flags of paddle; not each version and build has all of them. They are in its file
+# paddle/common/flags.cc. A search takes the fastest kernel, which may be another one each time.
+_REPEATABLE = {
+    "FLAGS_cudnn_deterministic": True,
+    "FLAGS_embedding_deterministic": 1,
+    "FLAGS_cudnn_exhaustive_search": False,
+    "FLAGS_cublaslt_exhaustive_search_times": 0,
+    "FLAGS_enable_blaslt_global_search": False,
+    "FLAGS_use_autotune": False,
+}
+
 _stores: list[Any] = []  # connections to the common store; the last one is used
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
 
@@ -115,8 +126,14 @@ def set_device(device: str | None, *, deterministic: bool) -> None:
             f"--device: {device!r} given; expected cpu, gpu, gpu:0 or another device that "
             f"this machine has and this paddle was built for. ({error})"
         ) from error
-    if deterministic and device.startswith("gpu"):
-        paddle.set_flags({"FLAGS_cudnn_deterministic": 1, "FLAGS_embedding_deterministic": 1})
+    if deterministic:
+        paddle.set_flags(repeatable_flags())
+
+
+def repeatable_flags() -> dict[str, int]:
+    """The flags that make kernels repeatable, of those that this paddle has."""
+    known = core.globals()
+    return {name: value for name, value in _REPEATABLE.items() if known.is_public(name)}
 
 
 def default_device() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expbase.data.loaders import LoaderAdapter, num_samples
-from expbase.record.provenance import device, versions
+from expbase.record.provenance import device, repeatable, versions
 
 
 def card(
@@ -19,6 +19,8 @@ def card(
     valid_loader: Any,
     world_size: int,
     batches: int,
+    *,
+    deterministic: bool,
 ) -> Iterator[str]:
     """What there is, at the end of setup.
 
@@ -33,6 +35,8 @@ def card(
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
     ]
+    if deterministic:
+        rows.append(("repeatable", repeatable()))
     if adapter.loader is None:
         rows = [row for row in rows if row[0] not in ("data", "update")]
     for row, text in rows:

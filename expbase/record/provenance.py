@@ -19,9 +19,13 @@ import numpy as np
 import paddle
 
 from expbase._version import __version__
+from expbase.ranks import world
 from expbase.record import git
 
-_VARIABLES = ("FLAGS_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # or how they begin
+# Or how they begin.
+_VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+# Read when CUDA and NCCL begin, and not to be set by paddle.
+_REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 
 def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
@@ -78,3 +82,11 @@ def device() -> str:
     if not name.startswith("gpu"):
         return name
     return f"{name} ({paddle.device.cuda.get_device_name(name)})"
+
+
+def repeatable() -> str:
+    """What training.deterministic has set, and what the environment would have to set."""
+    text = " ".join(f"{name}={value}" for name, value in world.repeatable_flags().items())
+    missing = [name for name in _REPEATABLE_ON_GPU if name not in os.environ]
+    is_gpu = device().startswith("gpu")
+    return f"{text}; not in the environment: {', '.join(missing)}" if missing and is_gpu else text
