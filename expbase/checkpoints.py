@@ -10,7 +10,7 @@ from expbase import checks
 from expbase.life import Life
 from expbase.ranks import world
 from expbase.record import provenance, sources
-from expbase.record.ledger import LEDGER
+from expbase.record.ledger import LEDGER, flat
 from expbase.record.meter import json_value
 from expbase.run import Run
 from expbase.state import checkpoint
@@ -43,6 +43,7 @@ def find(run: Run) -> None:
     checkpointer.on_written = run.on_checkpoint_written
     # Of the files now, which are loaded: one may be edited while they run.
     checkpointer.sources = sources.checksums(type(run.experiment))
+    checkpointer.facts = {"config": flat(run.config), "versions": provenance.versions()}
     run.on_close.callback(checkpointer.close)
     output = run.output_dir
     if run.read_only:  # an error comes before the data is read

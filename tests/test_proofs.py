@@ -81,4 +81,4 @@ def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
     result = run_script(TESTS / "proofs/damages.py", "--count", "4", "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     formats = re.findall(r"(\w+): 4 of 4: ", result.stdout)
-    assert formats == ["pdparams", "safetensors", "checkpoint"]
+    assert formats == ["pdparams", "safetensors", "checkpoint", "shown"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from repository import GIT, commit, new_repository
 from tiny import TESTS, Tiny, make, trained
 
 from expbase.__main__ import main
+from expbase.record import provenance
+from expbase.record.ledger import flat
+from expbase.state import checkpoint
 from expbase.tools.runs import Run, Session
 from expbase.tools.show import describe
 
@@ -127,6 +131,51 @@ def test_a_run_and_what_changed_between_its_sessions_is_shown(run: Path, capsys:
     assert "environment.FLAGS_benchmark: 0\n" in sections[1]
     assert "environment" not in sections[0]
     assert re.findall("packages.*", plain) == [f"packages.paddlepaddle: {paddle.__version__}"]
+
+
+# --- a checkpoint ------------------------------------------------------------------------------
+
+
+def copied(folder: Path) -> Path:
+    """A checkpoint far from its run."""
+    trained(Tiny, folder / "run", max_iteration=2, seed=7)
+    return Path(shutil.copytree(folder / "run/checkpoints/step-00000002", folder / "elsewhere"))
+
+
+def test_a_copied_checkpoint_has_its_config_and_versions(tmp_path: Path, capsys: Capture) -> None:
+    path = copied(tmp_path)
+    shutil.rmtree(tmp_path / "run")
+    lines = shown(path, capsys).splitlines()
+    assert lines[:3] == [str(path), "iteration: 2", f"versions: {provenance.versions()}"]
+    expected = flat(make(Tiny, tmp_path / "run", max_iteration=2, seed=7).config)
+    assert lines[3:] == [f"config.{key}: {expected[key]}" for key in sorted(expected)]
+    assert "config.training.seed: 7" in lines
+    assert str(tmp_path) not in (path / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("config", [None, 3, "x", [1], [["a", 1]]])
+def test_a_checkpoint_with_another_kind_of_config_is_damaged_and_resumed(
+    tmp_path: Path, capsys: Capture, config: Any
+) -> None:
+    path = copied(tmp_path)
+    saved = tmp_path / "run/checkpoints/step-00000002"
+    manifest = checkpoint.read_manifest(path)
+    manifest["info"]["config"] = config
+    parts = [manifest[part] for part in ("iteration", "files", "info")]
+    for folder in (path, saved):
+        (folder / "manifest.json").write_bytes(checkpoint._manifest_bytes(*parts))
+    assert "manifest.json: damaged, or not of expbase" in refused(path, capsys)
+    assert trained(Tiny, tmp_path / "run", max_iteration=3, seed=7).iteration == 3
+
+
+def test_a_checkpoint_without_a_config_and_a_damaged_one_are_shown(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    files = {"model.safetensors": [b"abc"]}
+    path = checkpoint.write(tmp_path, 5, files)
+    assert shown(path, capsys).splitlines() == [str(path), "iteration: 5", "versions: None"]
+    (path / "model.safetensors").write_bytes(b"abd")
+    assert "model.safetensors: its content has changed" in refused(path, capsys)
 
 
 # --- for a person ------------------------------------------------------------------------------

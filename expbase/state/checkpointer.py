@@ -45,6 +45,7 @@ class Checkpointer:
         self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
         self.on_written: Callable[[Path], object] = lambda path: None  # on rank 0, for each one
         self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
+        self.facts: Mapping[str, Any] = {}  # for who finds a checkpoint without its run
         self._rank = world.rank()
         file = None if self._rank else directory.parent / validations.FILE
         self.validations = validations.Validations(file, training)
@@ -101,7 +102,8 @@ class Checkpointer:
             )
         world.on_rank_zero(self.settle, "saving")  # the one before
         snapshot = self._snapshot()
-        info = {**sizes, VALIDATIONS_BYTES: self.validations.size(), _SOURCES: self.sources}
+        sizes = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
+        info = {**sizes, _SOURCES: self.sources, **self.facts}
         best = self.validations.kept()  # now: it is not looked at again while training goes on
         write = functools.partial(self._write, snapshot, iteration, info, best, needed=needed)
         if not self._training.background_save:
@@ -245,7 +247,7 @@ class Checkpointer:
         with checkpoint.reading(path / checkpoint.MANIFEST):
             info = dict(opened.manifest["info"])
             self._sources_then = dict(info.pop(_SOURCES, {}))
-            self.sizes = {name: len(range(size)) for name, size in info.items()}
+            self.sizes = {n: len(range(size)) for n, size in info.items() if n not in self.facts}
         contents = self.contents()
         with checkpoint.reading(path / STATE_FILE):
             saved = json.loads(opened.state)

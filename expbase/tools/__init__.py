@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from expbase.cli import Paragraphs
+from expbase.state.checkpoint import CheckpointError
 
 
 def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
@@ -23,5 +24,5 @@ def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
         epilog=f"exit codes: {exit_codes}",
         formatter_class=Paragraphs,
     )
-    parser.set_defaults(run=main, user_errors=(OSError, ValueError))
+    parser.set_defaults(run=main, user_errors=(OSError, ValueError, CheckpointError))
     return parser

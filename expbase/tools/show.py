@@ -1,4 +1,4 @@
-"""How a run was made: its starts and ends, and what changed in between.
+"""How a run was made: its starts and ends, and what changed in between. Or a checkpoint's config.
 
 Reads what the run wrote and changes nothing; the run may be running.
 """
@@ -24,17 +24,32 @@ _FACTS = ("host", "device", "ranks", "python", "git", "config", "packages", "env
 
 
 def add_parser(tools: Any) -> None:
-    parser = add_tool(tools, main, "0, or 1 if there is no such run")
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the output directory of a run")
+    parser = add_tool(tools, main, "0, or 1 if there is no such run or checkpoint")
+    add = parser.add_argument
+    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run, or a checkpoint")
 
 
 def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
+    if (path / checkpoint.MANIFEST).exists():
+        for line in of_checkpoint(path):
+            print(printable(line))
+        return 0
     if not (path / CONFIG).is_file() and not (path / LEDGER).is_file():
         raise ValueError(f"{path}: holds no run; expected the output directory of one.")
     for line in describe(path, read_run(path, str(path))):
         print(printable(line))
     return 0
+
+
+def of_checkpoint(path: Path) -> list[str]:
+    """What a checkpoint says of itself, wherever it is; a CheckpointError if it is damaged."""
+    manifest = checkpoint.verify(path)
+    with checkpoint.reading(path / checkpoint.MANIFEST):
+        info = manifest["info"]
+        facts = {"iteration": manifest["iteration"], "versions": info.get("versions")}
+        facts |= {f"config.{key}": value for key, value in info.get("config", {}).items()}
+        return [str(path), *(f"{name}: {value}" for name, value in facts.items())]
 
 
 def describe(path: Path, run: Run) -> Iterator[str]:

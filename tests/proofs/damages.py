@@ -45,6 +45,7 @@ from expbase.config import ConfigError  # noqa: E402
 from expbase.state import checkpoint  # noqa: E402
 from expbase.state.checkpoint import CheckpointError  # noqa: E402
 from expbase.state.weights import WeightsError, read_weights  # noqa: E402
+from expbase.tools import show  # noqa: E402
 
 SECONDS = 10
 TIMES, MORE_BYTES = 1.5, 200 << 20
@@ -239,6 +240,11 @@ def resume(run: Path) -> None:
     exp.close()
 
 
+def look(run: Path) -> None:
+    """As `python -m expbase show` does at a checkpoint."""
+    show.of_checkpoint(checkpoint.listed(run / checkpoint.FOLDER)[0])
+
+
 @dataclass(frozen=True)
 class Format:
     """How a good file is made, damaged and read."""
@@ -252,6 +258,7 @@ FORMATS = {
     "pdparams": Format("model.pdparams", of_pickle, read_weights),
     "safetensors": Format("model.safetensors", of_tensors, read_weights),
     "checkpoint": Format("run", of_checkpoint, resume),
+    "shown": Format("run", of_checkpoint, look),
 }
 
 
