@@ -126,9 +126,10 @@ def test_every_option_that_a_page_names_exists() -> None:
         "nproc_per_node nnodes master host rank job_id max_restart elastic_level elastic_timeout"
     )
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
+    dockers = "shm"  # --shm-size
     proofs = "only faults every keep"
     pips = "no"  # --no-deps
-    theirs = {f"--{name}" for name in f"{launchers} {slurms} {proofs} {pips}".split()}
+    theirs = {f"--{name}" for name in f"{launchers} {slurms} {dockers} {proofs} {pips}".split()}
     for page in OURS:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", page.read_text())) - theirs
         assert {option for option in named if option not in helps} == set(), page
