@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from expbase.checks import check_platform
 from expbase.extras import runner
 from expbase.tools import board, ls, new, plot, show, verify
 
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words[:end])
     args.words = words[end + 1 :]  # for the user's script
     try:
+        check_platform()
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, head say, reads no more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,8 +78,10 @@ def _check_sharding(found: objects.StatefulObjects) -> None:
         )
 
 
-def check_paddle() -> None:
-    """Raises a ConfigError if this version of paddle is too old."""
+def check_platform() -> None:
+    """Raises a ConfigError on Windows, or if this version of paddle is too old."""
+    if sys.platform == "win32":  # no signals, no locks, no /proc
+        raise ConfigError("Windows: expected Linux. Install Python, paddle and expbase in WSL2.")
     major = int(paddle.__version__.partition(".")[0])  # 0 for a build between two versions
     if 0 < major < 3:
         raise ConfigError(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expbase.checks import inspected
+from expbase.checks import check_platform, inspected
 from expbase.config import (
     Config,
     ConfigError,
@@ -239,6 +239,7 @@ def report_user_errors(prog: str) -> Iterator[None]:
     SIGTERM ends it, too, until a run has begun, which saves first.
     """
     try:
+        check_platform()
         with ended_by_sigterm():
             yield
     except (ConfigError, CheckpointError, WeightsError) as error:

@@ -81,7 +81,7 @@ class ExperimentBase(Events):
         return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        checks.check_paddle()
+        checks.check_platform()
         # What mixins add is there, however the config was made.
         config = fill({**fill(type(self).default_config()), **config})
         check_training(config.training)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import configparser
 import importlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import paddle
 import pytest
 from tiny import TESTS, Tiny, make
@@ -93,7 +95,7 @@ def test_the_readme_and_the_error_name_the_range(
     assert f"Python {span(pythons())} and PaddlePaddle {span(paddles(proof))}" in readme
     monkeypatch.setattr(paddle, "__version__", "2.0.0")
     with pytest.raises(ConfigError, match=f"expected {span(paddles(proof))}, with"):
-        checks.check_paddle()
+        checks.check_platform()
 
 
 def test_a_paddle_that_is_too_old_is_refused_by_name_before_anything_else(
@@ -107,10 +109,63 @@ def test_a_paddle_that_is_too_old_is_refused_by_name_before_anything_else(
     assert refused in (ROOT / "docs/versions.md").read_text()
 
 
+WINDOWS = """
+import os, signal, sys
+import paddle, psutil, visualdl  # which know Windows
+sys.argv = [*{argv!r}]
+for name in ("SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "pthread_sigmask"):
+    delattr(signal, name)
+for name in ("fork", "getuid", "setpgrp", "waitid"):
+    delattr(os, name)
+for name in ("fcntl", "resource", "termios", "tty"):
+    sys.modules[name] = None
+sys.platform = "win32"
+{body}
+"""
+SCRIPT = """
+from expbase import ExperimentBase, main
+class Experiment(ExperimentBase): ...
+main(Experiment)
+"""
+BY_HAND = """
+import argparse
+from expbase import ConfigError, ExperimentBase
+try:
+    ExperimentBase({}, argparse.Namespace(output="out"))
+except ConfigError as error:
+    sys.exit(f"by hand: {error}")
+"""
+TOOLS = "import runpy; runpy.run_module('expbase', run_name='__main__')"
+
+
+@pytest.mark.parametrize(
+    ("body", "argv", "code", "words"),
+    [
+        (SCRIPT, ["train.py", "--output", "out"], 78, "train.py: error: Windows"),
+        (BY_HAND, ["train.py"], 1, "by hand: Windows"),
+        (TOOLS, ["expbase", "new", "mine"], 1, "python -m expbase new: error: Windows"),
+    ],
+)
+def test_windows_is_refused_in_one_line(
+    tmp_path: Path, body: str, argv: list[str], code: int, words: str
+) -> None:
+    text = WINDOWS.format(argv=argv, body=body)
+    command = [sys.executable, "-W", "ignore", "-c", text]
+    # A new process, and no fork, which would have imported everything.
+    result = subprocess.run(
+        command, cwd=tmp_path, timeout=forks.LONG_SECONDS, capture_output=True, text=True
+    )
+    assert result.stderr.splitlines() == [
+        f"{words}: expected Linux. Install Python, paddle and expbase in WSL2."
+    ]
+    assert result.returncode == code
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_paddle_that_was_not_tried_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ["0.0.0", "3.4.0", "3.10.0rc1", "4.0.0"]:
         monkeypatch.setattr(paddle, "__version__", version)
-        checks.check_paddle()
+        checks.check_platform()
 
 
 def test_a_part_of_paddle_that_is_missing_is_not_taken_for_paddle(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import os
 import signal
@@ -122,6 +121,8 @@ def leave_note() -> None:
     The note stays when the process has ended: its parent may still hold files of it then, and be
     killed with them. `remove_left_files` removes both.
     """
+    import fcntl  # here: Windows has none, and is refused in words
+
     with contextlib.suppress(OSError):  # there is no such directory
         file, path = tempfile.mkstemp(dir=SHARED_MEMORY)
         fcntl.flock(file, fcntl.LOCK_EX)  # until this process is dead
@@ -134,6 +135,8 @@ def remove_left_files() -> None:
 
     A process that uses one goes on: it loses the name alone.
     """
+    import fcntl
+
     dead: dict[Path, str] = {}
     alive: set[str] = set()
     with contextlib.ExitStack() as stack:

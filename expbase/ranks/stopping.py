@@ -63,9 +63,6 @@ class StopReason(enum.IntEnum):
         return self.text
 
 
-_SIGNALS = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-
-
 class StopRequests:
     """The requests of this process, and what the ranks agree on.
 
@@ -188,7 +185,8 @@ class StopRequests:
             self.add(StopReason[signal.Signals(signum).name])
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
-        with handling(dict.fromkeys(_SIGNALS, note)):
+        signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+        with handling(dict.fromkeys(signals, note)):
             yield
 
 

@@ -10,7 +10,6 @@ One run owns one directory at a time, until its process is dead.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +59,8 @@ class RunDirectory:
 
     def lock(self, rank: int) -> None:
         """Takes the directory for one rank of this process; a ConfigError if another run has it."""
+        import fcntl  # here: Windows has none, and is refused in words
+
         name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same for links to it
         with contextlib.ExitStack() as undo:
             try:

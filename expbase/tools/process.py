@@ -11,19 +11,18 @@ import psutil
 
 from expbase.ranks.processes import handling, remove_left_files
 
-_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Makes the first signal in the block raise SystemExit; later ones are ignored."""
+    signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, frame: object) -> None:
-        for other in _SIGNALS:  # nothing may interrupt the cleaning up
+        for other in signals:  # nothing may interrupt the cleaning up
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    with handling(dict.fromkeys(_SIGNALS, end)):
+    with handling(dict.fromkeys(signals, end)):
         yield
 
 
