@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +15,14 @@ from expbase import schedule
 from expbase.config import Config, ConfigError, fill_in
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
+from expbase.ranks.processes import SHARED_MEMORY
 from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 from expbase.state.arrays import is_piece
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_LITTLE_ROOM = 256  # MB in shared memory; docker gives 64
 
 
 def check_data(adapter: LoaderAdapter, loader: Any, training: Mapping[str, Any]) -> None:
@@ -253,15 +256,23 @@ def check_accumulation(training: Any, *, accumulates: bool) -> None:
         )
 
 
-def likely_mistakes(training: Mapping[str, Any]) -> Iterator[str]:
+def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
     """What a person would want to know before training; each may be meant so."""
+    workers = getattr(loader, "num_workers", 0)
+    room = shutil.disk_usage(SHARED_MEMORY).free >> 20 if workers else _LITTLE_ROOM
+    if room < _LITTLE_ROOM and loader.use_shared_memory:
+        batches = workers * loader.prefetch_factor + 1
+        yield (
+            f"{SHARED_MEMORY} has room for {room} MB: if {batches} batches need more, the workers "
+            "die of a bus error. Enlarge it (docker run --shm-size=4g), or give the DataLoader "
+            "use_shared_memory=False."
+        )
     for name in _SIZES:
         size = os.environ.get(name, "1")
         if size != "1" and world.world_size() == 1:
             yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
     monitor = training["monitor"]
-    is_max = training["monitor_mode"] == "max"
-    if monitor and is_max and monitor.endswith(("loss", "error")):
+    if monitor.endswith(("loss", "error")) and training["monitor_mode"] == "max":
         yield (
             f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."

@@ -214,12 +214,12 @@ def _say_what_there_is(run: Run) -> None:
         experiment.valid_loader,
         run.world_size,
         run.update.batches,
-        deterministic=run.training.deterministic,
     ):
         run.logger.info("%s", text)
     if run.read_only:
         return
     is_divided = run.parallel and not run.update.has_shares
     left_out = checks.likely_left_out(run.state.found(), saved, parallel=is_divided)
-    for text in (*checks.likely_mistakes(run.training), *left_out):
+    mistakes = checks.likely_mistakes(run.training, run.data.adapter.loader)
+    for text in (*mistakes, *left_out):
         run.warn(text)

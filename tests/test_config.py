@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paddle.io import DataLoader
 
 from expbase import Config, ConfigError, get_default_training_config
 from expbase.checks import likely_mistakes
@@ -303,17 +306,33 @@ def test_a_config_in_the_place_of_yacs_reads_what_yacs_reads(tmp_path: Path) -> 
             config.merge_from_list(words)
 
 
+def test_little_shared_memory_for_workers_is_a_likely_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = get_default_training_config()
+    room = SimpleNamespace(free=64 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    loader = DataLoader([1, 2, 3], num_workers=2, prefetch_factor=3)
+    (text,) = likely_mistakes(training, loader)
+    assert text.startswith("/dev/shm has room for 64 MB: if 7 batches need more, the workers die")
+    in_process = DataLoader([1, 2, 3], num_workers=0)
+    by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
+    assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
+    room.free = 1 << 30
+    assert not [*likely_mistakes(training, loader)]
+
+
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
 def test_one_process_of_several_that_a_scheduler_started_is_told(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     training = get_default_training_config()
     monkeypatch.setenv(name, "1")
-    assert not list(likely_mistakes(training))
+    assert not list(likely_mistakes(training, None))
     monkeypatch.setenv(name, "4")
-    assert [text.partition(",")[0] for text in likely_mistakes(training)] == [f"{name} is 4"]
+    assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
     monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
-    assert not list(likely_mistakes(training))
+    assert not list(likely_mistakes(training, None))
 
 
 @pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])

@@ -11,8 +11,6 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -757,66 +755,6 @@ class Told(Noisy):
 def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
     batch = next(adapted(DataLoader(Told(), batch_size=2, num_workers=2)).open(1))
     assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
-
-
-class Large(Noisy):
-    """Samples of a megabyte."""
-
-    def __getitem__(self, index: int) -> Any:
-        return np.zeros(1 << 20, "uint8"), index
-
-
-class LargeStream(IterableDataset):
-    def __iter__(self) -> Any:
-        yield from (Large()[index] for index in range(20))
-
-
-@pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What is free in shared memory, in blocks of a megabyte; workers have what is set here."""
-    found = SimpleNamespace(f_bavail=64, f_frsize=1 << 20)
-    monkeypatch.setattr(os, "statvfs", lambda path: found)
-    return found
-
-
-@pytest.mark.parametrize("dataset", [Large(40), LargeStream()], ids=["indices", "stream"])
-def test_shared_memory_that_is_too_small_for_workers_is_said_before_the_first_batch(
-    dataset: Any, room: SimpleNamespace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def said(**options: Any) -> str:
-        loader = DataLoader(dataset, num_workers=2, batch_size=10, **options)
-        reading = adapted(loader)
-        next(reading.open(1))
-        reading.close()
-        return capfd.readouterr().err
-
-    assert said() == ""
-    room.f_bavail = 49
-    assert said() == (
-        "WARNING: /dev/shm has room for 49 MB; expected more than 50 MB, for 5 batches of the "
-        "workers, which die of a bus error when it is full. Enlarge it (docker run --shm-size=4g), "
-        "or give the DataLoader use_shared_memory=False.\n"
-    )
-    assert said(use_shared_memory=False) == ""
-    assert "70 MB, for 7 batches" in said(prefetch_factor=3)
-
-
-def test_it_is_said_once(room: SimpleNamespace, capfd: pytest.CaptureFixture[str]) -> None:
-    room.f_bavail = 1
-    training = adapted(DataLoader(Large(20), num_workers=2, batch_size=5))
-    for epoch in (1, 2):
-        assert len(list(training.open(epoch))) == 4
-    training.close()
-    assert capfd.readouterr().err.count("has room for 1 MB; expected more than 25 MB") == 1
-
-
-def test_a_system_without_shared_memory_has_nothing_said_of_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("expbase.data.workers.SHARED_MEMORY", Path("/dev/none"))
-    training = adapted(DataLoader(Large(20), num_workers=2, batch_size=5))
-    assert len(list(training.open(1))) == 4
-    assert capfd.readouterr().err == ""
 
 
 class Stuck(Noisy):

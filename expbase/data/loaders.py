@@ -349,8 +349,7 @@ class IterableLoader(LoaderAdapter):
         workers = getattr(loader, "num_workers", 0)
         self.kind = f"a stream of {workers} workers" if workers else "a stream"
         # With workers it cannot be cut within a batch.
-        is_one = shard.has_shares or shard.world_size == 1
-        self.has_one_order = is_one and (shard.has_shares or self._batches_here)
+        self.has_one_order = shard.has_shares or (shard.world_size == 1 and self._batches_here)
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         shard = self.shard

@@ -19,7 +19,6 @@ import operator
 import os
 import pickle
 import signal
-import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,14 +26,12 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.base import core
-from paddle.io import DataLoader, TensorDataset, get_worker_info
+from paddle.io import DataLoader, TensorDataset
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
-from paddle.io.dataloader.flat import _flatten_batch
 
 from expbase.data.order import Numbered
 from expbase.ranks.processes import (
-    SHARED_MEMORY,
     die_with_parent,
     forking,
     leave_note,
@@ -57,7 +54,6 @@ class Fetcher:
         # A loader whose persistent workers wait for an epoch. While they serve one there is none,
         # and another run over the same data starts workers of its own.
         self._idle: DataLoader | None = None
-        self._has_started = False  # workers
 
     def fetch(self, numbered: Iterator[Numbered], base: int) -> Items:
         """Batch after batch, as paddle's own loader would return them; `base` is their seed."""
@@ -126,9 +122,6 @@ class Fetcher:
         loader.batch_sampler = _Keys()
         loader.auto_collate_batch = True
         loader.collate_fn = operator.itemgetter(0)
-        if not self._has_started:
-            self._has_started = True
-            loader.collate_fn = _Measured(loader.collate_fn, loader)
         return loader
 
 
@@ -201,45 +194,11 @@ class _Keys:
 
 def streamed_by_workers(loader: DataLoader) -> Iterator[Any]:
     """The batches of a DataLoader over an IterableDataset with workers, which end with it."""
-    hardened = _with_hardened_workers(loader)
-    hardened.collate_fn = _Measured(_collate_fn(loader), loader)
-    iterator = _started(hardened)
+    iterator = _started(_with_hardened_workers(loader))
     try:
         yield from iterator
     finally:
         _end_workers(iterator)
-
-
-class _Measured:
-    """A collate_fn with which the first of the workers says, once, if their batches have no room.
-
-    It says so itself, on stderr: when its batch is in the main process others may have died of it.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any], loader: DataLoader) -> None:
-        self._collate = collate
-        self._batches = loader.num_workers * loader.prefetch_factor + 1  # that is trained on
-        self._room: int | None = None  # bytes; None: unknown, or not asked
-        if loader.use_shared_memory:
-            with contextlib.suppress(OSError):
-                found = os.statvfs(SHARED_MEMORY)
-                self._room = found.f_bavail * found.f_frsize
-
-    def __call__(self, samples: Any) -> Any:
-        batch = self._collate(samples)
-        if self._room is not None and get_worker_info().id == 0:
-            parts = _flatten_batch(batch)[0]
-            needed = self._batches * sum(np.asarray(part).nbytes for part in parts)
-            if needed > self._room:
-                print(
-                    f"WARNING: {SHARED_MEMORY} has room for {self._room >> 20} MB; expected more "
-                    f"than {needed >> 20} MB, for {self._batches} batches of the workers, which "
-                    "die of a bus error when it is full. Enlarge it (docker run --shm-size=4g), "
-                    "or give the DataLoader use_shared_memory=False.",
-                    file=sys.stderr,
-                )
-            self._room = None
-        return batch
 
 
 def _started(loader: DataLoader) -> Any:

@@ -19,8 +19,6 @@ def card(
     valid_loader: Any,
     world_size: int,
     batches: int,
-    *,
-    deterministic: bool,
 ) -> Iterator[str]:
     """What there is, at the end of setup.
 
@@ -35,7 +33,7 @@ def card(
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
     ]
-    if deterministic:
+    if changes.get("training.deterministic"):
         rows.append(("repeatable", repeatable()))
     if adapter.loader is None:
         rows = [row for row in rows if row[0] not in ("data", "update")]

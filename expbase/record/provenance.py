@@ -85,8 +85,7 @@ def device() -> str:
 
 
 def repeatable() -> str:
-    """What training.deterministic has set, and what the environment would have to set."""
-    text = " ".join(f"{name}={value}" for name, value in world.repeatable_flags().items())
-    missing = [name for name in _REPEATABLE_ON_GPU if name not in os.environ]
-    is_gpu = device().startswith("gpu")
-    return f"{text}; not in the environment: {', '.join(missing)}" if missing and is_gpu else text
+    """What training.deterministic has set, and what only the environment can set, for GPUs."""
+    of_environment = {name: os.environ.get(name, "unset") for name in _REPEATABLE_ON_GPU}
+    values = world.repeatable_flags() | of_environment
+    return " ".join(f"{name}={value}" for name, value in values.items())

@@ -61,8 +61,11 @@ class Stopwatch:
         """What `busy` returned on each of several ranks."""
         longest = max(busy)
         if len(busy) > 1 and longest[0]:
-            names = "slowest_rank", "slowest_rank_seconds", "slowest_rank_data_seconds"
-            self.slowest = dict(zip(names, (busy.index(longest), *longest), strict=True))
+            self.slowest = {
+                "slowest_rank": busy.index(longest),
+                "slowest_rank_seconds": longest[0],
+                "slowest_rank_data_seconds": longest[1],
+            }
 
     @contextlib.contextmanager
     def exclude(self) -> Iterator[None]:
