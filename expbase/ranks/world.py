@@ -194,11 +194,10 @@ def wait_for_all(
         place: Where that is, in words that a user knows.
         meanwhile: Called until then. If it raises an exception, it must do so on all ranks that
             wait, and all ranks then call `renumber_waits`.
-        within_seconds: How late another rank may be, where the run ends otherwise.
+        within_seconds: A TimeoutError if another rank is later than that.
 
     Raises:
         RuntimeError: Another rank waits at another place; on all ranks.
-        TimeoutError: Not all ranks have come in time.
     """
     need_all_ranks(place)
     if not dist.is_initialized():
