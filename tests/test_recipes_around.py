@@ -151,21 +151,19 @@ def interrupted(experiment: Any) -> Any:
     return Ending
 
 
-def test_swanlab_is_another_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swanlab_is_another_import_and_a_fresh_run_another_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     library = standin("tracker", "swanlab", monkeypatch)
     text = (RECIPES / "tracking.py").read_text()
     assert "import wandb  # or: import swanlab as wandb" in text
     recipe = ModuleType("of_swanlab")
     exec(text.replace("import wandb  # or: ", ""), vars(recipe))
-    experiment = interrupted(recipe.Tracked)
-    with pytest.raises(Interrupted):
-        run(experiment, tmp_path / "run", *WORDS)
-    run(experiment, tmp_path / "run", *WORDS)
-    assert len({line["id"] for line in library.lines()}) == 1
-    for name in ("train/loss", "valid/accuracy"):
-        assert points(library.lines(), name) == curve(tmp_path / "run", name)
-    run(experiment, tmp_path / "run", "--fresh", *WORDS)
+    words = ["training.max_iteration=10", "training.log_interval=5"]
+    run(recipe.Tracked, tmp_path / "run", *words)
+    assert points(library.lines(), "train/loss") == curve(tmp_path / "run", "train/loss")
+    run(recipe.Tracked, tmp_path / "run", "--fresh", *words)
     assert len({line["id"] for line in library.lines()}) == 2
 
 
@@ -358,16 +356,16 @@ def test_the_tests_of_an_experiment_are_collected_and_pass(tmp_path: Path) -> No
     assert "3 passed, 1 deselected" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("line", ["", 'self.exclude_from_state("schedule")'])
 @pytest.mark.usefixtures("forked")
 def test_they_find_a_state_that_is_not_saved(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(RECIPES)
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     recipe = module_of("test_warmup")
     before, after = (RECIPES / "warmup.py").read_text().split("\n    def train_batch")
     script = tmp_path / "warmup.py"
+    line = 'self.exclude_from_state("schedule")'
     script.write_text(f"{before}        {line}\n    def train_batch{after}")
     monkeypatch.setattr(recipe, "SCRIPT", script)
 
@@ -377,8 +375,5 @@ def test_they_find_a_state_that_is_not_saved(
         return SimpleNamespace(returncode=code, stdout=capsys.readouterr().out.encode())
 
     monkeypatch.setattr(recipe.subprocess, "run", run_here)
-    if not line:
-        recipe.test_it_survives_being_killed(tmp_path)
-        return
     with pytest.raises(AssertionError, match="NOT IDENTICAL"):
         recipe.test_it_survives_being_killed(tmp_path)

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import math
 import os
-import resource
 import signal
 import socket
 import time
@@ -356,6 +355,8 @@ def _cpu_group() -> Any:
 
 def peak_memory() -> dict[str, float]:
     """The most memory that this process has had, in GB: on the host, and on its GPU."""
+    import resource  # here: Windows has none, and is refused in words
+
     peak = {"memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024e-9}
     if paddle.device.get_device().startswith("gpu"):
         peak["gpu_memory_gb"] = paddle.device.cuda.max_memory_allocated() * 1e-9
