@@ -336,7 +336,8 @@ def gather_numbers(*numbers: float) -> list[list[float]]:
     if not dist.is_initialized():
         return [[*numbers]]
     here = paddle.to_tensor([numbers], dtype="float64", place=paddle.CPUPlace())
-    of_ranks = paddle.concat([here] * world_size())
+    shape = [world_size(), len(numbers)]
+    of_ranks = paddle._C_ops.empty(shape, paddle.float64, paddle.CPUPlace())
     dist.stream.all_gather(of_ranks, here, group=_cpu_group())
     rows: list[list[float]] = of_ranks.tolist()
     return rows
