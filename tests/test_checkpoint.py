@@ -196,6 +196,14 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, file: str) 
         checkpoint.verify(path)
 
 
+def test_a_manifest_without_a_table_of_files_is_damaged(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    files: Any = "model"
+    (path / "manifest.json").write_bytes(checkpoint._manifest_bytes(1, files, {}))
+    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
+        checkpoint.verify(path)
+
+
 def test_a_manifest_that_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     (path / "manifest.json").write_text("[" * 100_000)

@@ -279,7 +279,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         # The manifest has no checksum outside itself. Instead it is written again from what was
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
-        elsewhere = [name for name in manifest["files"] if Path(name).name != name]
+        elsewhere = [name for name, _ in manifest["files"].items() if Path(name).name != name]
     if not same or elsewhere:
         raise CheckpointError(f"{file}: its content has changed since it was written.")
     return manifest
