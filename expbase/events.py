@@ -208,7 +208,7 @@ def on(
 
 def _check_on(event: str, conditions: Mapping[str, Any]) -> None:
     if event not in EVENTS:
-        raise ValueError(f"@on: {event!r} is no event.{did_you_mean(event, EVENTS)}")
+        raise ValueError(f"@on: {event!r} is no event.{_did_you_mean(event)}")
     given = {name: value for name, value in conditions.items() if value is not None}
     if len(given) > 1:
         raise ValueError(f"@on({event!r}): {' and '.join(given)} given; expected one of them.")
@@ -279,6 +279,12 @@ class Subscribers:
         return []
 
 
+def _did_you_mean(name: str) -> str:
+    # In the words of Lightning it would be more like the opposite event.
+    name = name.replace("_start", "_begin").replace("validation_epoch", "evaluate")
+    return did_you_mean(name.replace("validation", "evaluate"), EVENTS)
+
+
 def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     """The marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[Filter, ...]] = {}
@@ -297,6 +303,6 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
 def _check_method(full_name: str, name: str) -> None:
     if name.startswith("on_") and name not in EVENTS:
         raise TypeError(
-            f"{full_name}: is no event, so nothing would call it.{did_you_mean(name, EVENTS)} "
+            f"{full_name}: is no event, so nothing would call it.{_did_you_mean(name)} "
             "Mark a listener with @on; give another method a name that does not begin with on_."
         )

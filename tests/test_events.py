@@ -135,6 +135,20 @@ def test_a_run_that_is_continued_within_a_pass_does_not_begin_it_again(tmp_path:
     assert trace == expected.split()
 
 
+def test_an_event_by_its_name_in_lightning_is_told_from_the_opposite_one() -> None:
+    names = {
+        "on_train_start": "on_train_begin",
+        "on_train_batch_start": "on_train_batch_begin",
+        "on_validation_start": "on_evaluate_begin",
+        "on_validation_epoch_end": "on_evaluate_end",
+    }
+    for theirs, ours in names.items():
+        with pytest.raises(ValueError, match=f"is no event. Did you mean '{ours}'"):
+            on(theirs)
+        with pytest.raises(TypeError, match=f"is no event.* Did you mean '{ours}'"):
+            type("Moved", (ExperimentBase,), {theirs: lambda self: None})
+
+
 class Mirrored(Helped):
     """Copies each checkpoint, and counts them."""
 

@@ -96,7 +96,7 @@ def test_what_is_there_already_is_left_as_it_is(tmp_path: Path, capsys: Capture)
     Path("file").write_text("mine")
     Path("link").symlink_to("nowhere")
     for name in ("folder", "file", ".", "link"):
-        assert f"File exists: '{name}'" in refused(capsys, name)
+        assert f"{name}: exists already; expected the name of a new one." in refused(capsys, name)
     assert "Not a directory: 'file/x'" in refused(capsys, "file/x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link"]
     assert Path("file").read_text() == "mine"

@@ -99,7 +99,7 @@ class Scheduled(Hidden):
 BROKEN = {
     "data order": Shuffled,
     "augmentation": Augmented,
-    "dropout": Dropping,
+    "generator": Dropping,
     "before the update": Forgetful,
     "schedule": Scheduled,
 }
@@ -214,7 +214,7 @@ def test_a_sound_experiment_is_identical(
     output = capsys.readouterr().out
     killed = re.findall("killed (.*)", output)
     assert killed == ["inside a save", "inside a validation", "at a random moment"]
-    assert "with training.* max_iteration=24 max_epoch=0 save_interval=3 valid_interval=4" in output
+    assert "with training.* max_iteration=24 save_interval=3 valid_interval=4" in output
     assert "identical: 24 iterations, 3 kills" in output
     assert "note: " not in output
 
@@ -379,8 +379,11 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
     ("words", "text"),
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
-        ([__file__, "--output", str(TESTS)], f"File exists: '{TESTS}'"),
-        ([__file__, "--output", "file"], "File exists: 'file'"),
+        (
+            [__file__, "--output", str(TESTS)],
+            f"{TESTS}: exists already; expected the name of a new one.",
+        ),
+        ([__file__, "--output", "file"], "file: exists already; expected"),
     ],
 )
 def test_wrong_words_are_told(
@@ -416,3 +419,19 @@ def test_verify_that_is_broken_off_leaves_no_process(
     with pytest.raises(SystemExit):
         side.finish_with_kills(random.Random(0), 1)
     assert side.process.returncode == -signal.SIGKILL
+
+
+def test_a_schedule_may_count_on_the_epochs_of_the_config(tmp_path: Path) -> None:
+    class Counting(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            limit = self.config.training.max_epoch * self.batches_per_epoch
+            self.rate = paddle.optimizer.lr.CosineAnnealingDecay(0.1, limit)
+
+    with put_in_front(Verified), pytest.MonkeyPatch.context() as patched:
+        plan = {"training": {"max_iteration": 6}, "kill": "", "at": 0, "delay": 0}
+        patched.setenv(PLAN, json.dumps(plan))
+        exp = trained(Counting, tmp_path / "run", max_iteration=0, max_epoch=3)
+        assert (exp.iteration, exp.config.training.max_epoch) == (6, 6)
+        endless = trained(Tiny, tmp_path / "endless", max_iteration=9)
+        assert (endless.iteration, endless.config.training.max_epoch) == (6, 0)

@@ -78,8 +78,9 @@ def _mapped(path: Path) -> Weights:
 
 def _in_parts(index: Path) -> Weights:
     with checkpoint.reading(index):
-        parts = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
-        return {name: a for part in parts for name, a in _mapped(index.with_name(part)).items()}
+        names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        parts = [index.with_name(name) for name in names]
+    return {name: array for part in parts for name, array in _mapped(part).items()}
 
 
 def renamed(weights: Weights, rename: Rename) -> Weights:
@@ -182,11 +183,13 @@ def load(
         has_misfits = has_misfits or bool(wrong)
         texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
     if not texts or (not fitting if partial else has_misfits):
+        named = "" if "" in found else f"; there are {', '.join(found) or 'none'}"
         table = "\n".join(f"{name}: {text}" for name, text in texts.items())
         raise WeightsError(
-            f"the weights do not fit; there are {', '.join(found) or 'none'}:\n{table}\n"
-            "Nothing was changed. "
-            + ("" if partial else "To take what fits: partial=True, or --init_partial.")
+            f"the weights do not fit{named}:\n{table}\n"
+            "Nothing was changed. If names differ: load_model(path, rename=…). PyTorch has the "
+            "weight of a Linear as [out, in]: transpose it in the file, square ones, too. To take "
+            "what fits alone: partial=True, or --init_partial."
         )
     for array, tensor in fitting:
         array.copy_to(tensor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from expbase.cli import Paragraphs
@@ -26,3 +27,11 @@ def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
     )
     parser.set_defaults(run=main, user_errors=(OSError, ValueError, CheckpointError))
     return parser
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a directory that must be new; a ValueError if there is something of that name."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(f"{folder}: exists already; expected the name of a new one.") from None

@@ -58,9 +58,13 @@ class Verified(ExperimentBase):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         plan = json.loads(os.environ[PLAN])
         config = fill(config)
-        config.training.update(plan.pop("training"))
+        training = config.training
+        training.update(plan.pop("training"))
+        if training.max_epoch:  # so many are enough, and a schedule may count on some
+            batches = training.accumulation_steps * max(training.shares, 1)
+            training.max_epoch = training.max_iteration * batches
         if super().valid.__func__ is ExperimentBase.valid:  # type: ignore[attr-defined]
-            config.training.valid_interval = 0
+            training.valid_interval = 0
             if plan["kill"] == "inside a validation":
                 plan["kill"] = "at a random moment"
         super().__init__(config, argparse.Namespace(**{**vars(args), "device": "cpu"}))

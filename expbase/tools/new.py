@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from expbase.config import load_yaml
-from expbase.tools import add_tool
+from expbase.tools import add_tool, make_folder
 
 _EXPERIMENTS = Path(__file__).parents[1] / "experiments"  # in a checkout a link to the folder
 _KNOWN = sorted(script.parent.name for script in _EXPERIMENTS.glob("*/train.py"))
@@ -28,7 +28,7 @@ def add_parser(tools: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     folder: Path = args.dir
-    folder.mkdir(parents=True)
+    make_folder(folder)
     for file in (_EXPERIMENTS / args.name).iterdir():
         if file.suffix in _COPIED:
             shutil.copyfile(file, folder / file.name)

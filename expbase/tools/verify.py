@@ -31,7 +31,7 @@ from expbase.record.meter import json_lines
 from expbase.record.run_dir import CONFIG
 from expbase.state import checkpoint
 from expbase.state.snapshot import STATE_FILE
-from expbase.tools import add_tool
+from expbase.tools import add_tool, make_folder
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import metric_lines
@@ -46,9 +46,9 @@ _CAUSES = {
     "A generator of its own? Draw from random, np.random or paddle inside __getitem__",
     "rates": "Likely cause: schedule: another learning rate. Make the schedule an attribute of the "
     "experiment, or step it from self.iteration",
-    "after": "Likely cause: dropout, or another draw from a generator that is not an attribute of "
-    "the experiment; or a value in an object, which register_stateful does not name: {names} "
-    "differ after the update",
+    "after": "Likely cause: a generator that is no attribute of the experiment, of a module or in "
+    "an object: make it one, or draw from np.random; or a value in an object, which "
+    "register_stateful does not name: {names} differ after the update",
 }
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
@@ -92,7 +92,7 @@ def _numbers(text: str) -> list[int]:
 def main(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
-    args.output.mkdir(parents=True)  # what was there before could not be compared
+    make_folder(args.output)  # what was there before could not be compared
     straight = Side(args, "straight", args.ranks[:1])
     others = [Side(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
     killed = Side(args, "killed", args.ranks)
@@ -158,7 +158,6 @@ class Side:
         # What it trains by, whatever its config says.
         self.training = {
             "max_iteration": args.iterations,
-            "max_epoch": 0,
             # Small enough for many saves and some validations, which do not always go with a save.
             "save_interval": args.iterations // 8,
             "valid_interval": args.iterations // 5,
@@ -194,7 +193,10 @@ class Side:
             kill(self.process)
         if code:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
-            raise ValueError(f"the run {self.directory.name!r} ended with code {code}:\n{tail}")
+            raise ValueError(
+                f"the run {self.directory.name!r} ended with code {code}. With --iterations N "
+                f"training.max_iteration is N, whatever stands behind `--`:\n{tail}"
+            )
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
             raise ValueError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
