@@ -22,6 +22,7 @@ def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "library"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_small_library")
 @pytest.mark.parametrize(
     ("name", "words", "metric"),

@@ -104,6 +104,7 @@ def begin(way: str) -> int:
     return outcome.code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way: str) -> None:
     code = "import sys, test_launch; sys.exit(test_launch.begin(sys.argv[1]))"

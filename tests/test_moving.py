@@ -568,6 +568,7 @@ def test_a_mistyped_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unrecognized arguments: --outptu" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_of_a_script_without_the_guard_whose_ranks_cannot_be_forked_python_says_it(
     tmp_path: Path,
 ) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tiny import TESTS, run_script
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _proofs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,7 @@ def noted(folder: Path, *command: str) -> dict[str, Any]:
     return json.loads((folder / "facts_0.json").read_text())
 
 
+@pytest.mark.long
 def test_under_paddles_launcher_they_are_those_of_a_rank(repository: Path) -> None:
     words = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2"]
     words += ["--log_dir", str(repository / "deep/logs"), "train.py", "--output", "a"]

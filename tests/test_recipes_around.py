@@ -74,6 +74,7 @@ WORDS = ["training.max_iteration=40", "training.log_interval=5", "training.valid
 WORDS += ["training.save_interval=10", "training.background_save=false"]
 
 
+@pytest.mark.long
 def test_wandb_gets_one_curve_from_rank_zero_however_often_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ def starts(output: Path) -> list[int]:
 SHORT = ["--device=cpu", "training.max_iteration=40", "training.save_interval=10"]
 
 
+@pytest.mark.long
 def test_the_trial_that_was_killed_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +330,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_each_domain_is_averaged_over_its_samples_also_where_a_rank_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +351,7 @@ def test_each_domain_is_averaged_over_its_samples_also_where_a_rank_has_none(
     assert with_two["valid/worst"] == min(with_two.values())
 
 
+@pytest.mark.long
 def test_the_tests_of_an_experiment_are_collected_and_pass(tmp_path: Path) -> None:
     for name in ("warmup", "test_warmup"):
         shutil.copy(RECIPES / f"{name}.py", tmp_path)
@@ -356,6 +360,7 @@ def test_the_tests_of_an_experiment_are_collected_and_pass(tmp_path: Path) -> No
     assert "3 passed, 1 deselected" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_they_find_a_state_that_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

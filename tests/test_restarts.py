@@ -183,6 +183,7 @@ def starts(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "start"]
 
 
+@pytest.mark.long
 def test_a_run_whose_ranks_are_killed_ends_like_one_that_was_not(script: Path) -> None:
     words = ["--nprocs", "2", "training.max_iteration=8"]
     with started(script, "--output", "whole", *words) as process:

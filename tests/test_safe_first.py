@@ -268,7 +268,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("ranks", ["01", "1"])
+@pytest.mark.parametrize("ranks", ["01", pytest.param("1", marks=pytest.mark.long)])
 def test_a_validation_that_fails_loses_nothing_if_it_fails_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_stop_without_a_checkpoint_does_not_promise_to_continue(
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Path) -> None:
     """As schedulers send it that know each process, and not only the first one."""
     script = tmp_path / "train.py"

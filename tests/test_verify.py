@@ -236,6 +236,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_run_with_shares_is_proven_on_other_numbers_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +256,7 @@ def test_ranks_need_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "has training.shares=0; expected it in its config" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_script_with_yacs_and_last_lines_of_its_own_is_proven_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_state_that_is_not_saved_is_no_script_that_does_not_repeat_itself(
     assert ("generator" in output, "repeat itself" in output) == (True, False)
 
 
+@pytest.mark.long
 def test_on_several_processes_it_is_told_from_a_script_that_does_not_repeat_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +355,7 @@ def test_an_experiment_that_does_not_validate_is_killed_at_other_moments(
     assert killed == ["inside a save", "at a random moment"]
 
 
+@pytest.mark.long
 def test_a_script_in_two_processes_is_killed_in_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ except ConfigError as error:
 TOOLS = "import runpy; runpy.run_module('expbase', run_name='__main__')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "argv", "code", "words"),
     [

@@ -61,6 +61,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [0, 1])
 @pytest.mark.parametrize("launch", [0, 2])
 def test_a_rank_that_is_killed_is_named_with_the_signal_by_the_other_one(
@@ -109,6 +110,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_ends_the_run_if_a_hang_does_and_the_launcher_names_it(
     tmp_path: Path,
 ) -> None:
@@ -265,6 +267,7 @@ def test_a_connection_asks_whether_the_machine_at_its_other_end_is_there() -> No
     connection.close()
 
 
+@pytest.mark.long
 def test_a_rank_zero_that_never_answers_is_not_waited_for_without_limit(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as the system of a stopped one does
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -299,6 +302,7 @@ make(Tiny, folder / "run").setup()
 """
 
 
+@pytest.mark.long
 def test_ranks_that_wait_for_one_that_never_comes_say_so_and_end(tmp_path: Path) -> None:
     words = ["-c", EAGER, str(tmp_path), "2"]
     ends = run_ranks([words, [], words], **{LIMIT: "3"})
