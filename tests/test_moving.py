@@ -32,6 +32,7 @@ from expbase import (
     get_default_training_config,
     main,
 )
+from expbase.events import EVENTS
 from expbase.extras.mixins import EarlyStopping
 from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError
@@ -78,7 +79,7 @@ LIBRARIES = {
     "paddlespeech": "paddlespeech",
     "parakeet": "parakeet",
 }
-IMPORTED = {*LIBRARIES.values(), "paddlepalm"}
+IMPORTED = {*LIBRARIES.values(), "paddlepalm", "lightning"}
 DISTRIBUTED = ("model_fit", "paddlehub", "paddlespeech")
 COMPARED = (*DISTRIBUTED, "fastnlp", "paddlerec", "plain_loop")
 CONTINUED = tuple(page for page in COMPARED if page != "fastnlp")
@@ -384,6 +385,52 @@ def test_the_runs_of_paddlerec_s_page_train_and_evaluate(
     assert found[-1]["error"] < found[0]["error"]
 
 
+@pytest.mark.parametrize("words", [{}, {"max_epoch": 0, "max_iteration": 12}])
+def test_the_experiment_of_lightning_s_page_trains_also_for_as_long_as_verify_says(
+    words: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = after("lightning")["Experiment"]
+    config = experiment.default_config()
+    config.training.update(words)
+    exp = experiment(config, argparse.Namespace(output="run", device="cpu"))
+    exp.setup()
+    exp.run()
+    assert exp.iteration == words.get("max_iteration", 50)
+    assert "WARNING" not in Path("run/worker_0.log").read_text()
+    if not words:
+        assert exp.schedule.get_lr() == pytest.approx(0)  # the curve is as long as the run
+
+
+def test_an_accumulating_run_of_epochs_has_as_many_updates_as_lightning_s_page_says(
+    tmp_path: Path,
+) -> None:
+    class Odd(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            batches = 3 * self.batches_per_epoch
+            self.updates = -(-batches // self.config.training.accumulation_steps)
+
+        def train_batch(self) -> None:
+            for _ in self.micro_batches():
+                pass
+
+    length = {"max_iteration": 0, "max_epoch": 3, "accumulation_steps": 4}
+    exp = trained(Odd, tmp_path / "run", **length)
+    assert (3 * exp.batches_per_epoch) % 4
+    assert exp.iteration == exp.updates
+
+
+def test_the_events_and_keys_in_the_table_of_lightning_are_there() -> None:
+    rows = re.findall(r"^\| `.*", section("lightning", "There and here"), re.MULTILINE)
+    here = " ".join(row.split(" | ")[1] for row in rows)
+    events = {*re.findall(r"\bon_\w+", here)}
+    keys = {*re.findall(r"training\.(\w+)", here)}
+    assert min(len(events), len(keys)) > 6
+    assert events <= {*EVENTS}
+    assert keys <= {*get_default_training_config()}
+
+
 def names_used(code: str, page: str) -> set[str]:
     """What a script imports from a library, its methods, and what it calls of the library's."""
     nodes = [*ast.walk(ast.parse(code))]
@@ -423,7 +470,9 @@ def test_the_table_of_a_page_names_what_its_old_script_uses(page: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "index"])
 def test_a_page_says_in_its_order_what_was_and_what_is(page: str) -> None:
     found = re.findall(r"^## (.*)", (FOLDER / f"{page}.md").read_text(), re.MULTILINE)
-    assert [heading for heading in found if heading in HEADINGS] == HEADINGS
+    short = ["There and here", "Before", "After"]  # the table is what its readers look for
+    expected = short if page == "lightning" else HEADINGS
+    assert [heading for heading in found if heading in HEADINGS] == expected
     assert found[-1] == "Old weights"
     assert f"[{page}.md]({page}.md)" in (FOLDER / "index.md").read_text()
 

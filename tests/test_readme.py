@@ -25,7 +25,7 @@ import paddle
 import pytest
 import yaml
 from pages import ROOT, SCRIPT, TEXT, blocks
-from safetensors.paddle import save_file
+from safetensors.paddle import load_file, save_file
 from tiny import run_script
 
 from expbase import ExperimentBase, __main__, default_argument_parser
@@ -100,6 +100,23 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
             exp.run()
             assert exp.finished, name
             assert exp.iteration == 40 or exp.epochs_ended == 3, name
+
+
+def test_the_page_of_validation_transposes_a_linear_of_pytorch_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = paddle.arange(6, dtype="float32").reshape([3, 2])  # [out, in]
+    bias = paddle.ones([3])
+    save_file({"encoder.weight": theirs, "encoder.bias": bias}, "other.safetensors")
+    (code,) = (code for code in blocks("validation", "python") if ".T.copy()" in code)
+    exec(code, {})
+    layer = paddle.nn.Linear(2, 3)
+    layer.set_state_dict(
+        {n.removeprefix("encoder."): v for n, v in load_file("transposed.safetensors").items()}
+    )
+    x = paddle.to_tensor([[1.0, 2.0]])
+    assert (layer(x) == paddle.matmul(x, theirs, transpose_y=True) + bias).all()
 
 
 def test_the_files_of_the_page_of_config_fit_its_experiment(
