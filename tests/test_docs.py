@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -83,6 +84,16 @@ def test_the_page_of_methods_names_what_there_is_and_nothing_else() -> None:
     setup_steps = {name for name in public if name.startswith("setup_")}
     assert public - setup_steps - attributes <= named
     assert named - public - attributes == {"setup_*"}
+
+
+def test_the_signatures_on_the_page_of_methods_are_those_of_the_code() -> None:
+    for page in PAIRS["methods"]:
+        shown = re.findall(r"^\| `(\w+)\((.*?)\)` \|", page.read_text(encoding="utf-8"), re.M)
+        assert len(shown) > 15
+        for name, given in shown:
+            words = {word.strip("*").split("=")[0] for word in given.split(", ")} - {""}
+            parameters = {*inspect.signature(getattr(ExperimentBase, name)).parameters}
+            assert words == parameters - {"self", "misplaced"}, name
 
 
 def test_every_message_in_the_tables_of_messages_is_one_of_expbase() -> None:

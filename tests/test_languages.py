@@ -21,6 +21,7 @@ from pages import (
     headings,
     links,
     prose,
+    without_code,
 )
 
 SAME = ("python", "bash", "yaml")
@@ -89,6 +90,12 @@ def test_the_chinese_leads_to_the_chinese_of_what_the_english_leads_to(
         found.add(((other.parent / path).resolve() if path else other, bool(heading)))
     # The line with the link to the other language is the one that differs.
     assert found - {(page, False)} == expected - {(chinese(other), False), (other, False)}
+
+
+@pages
+def test_a_link_of_a_chinese_page_has_a_chinese_label(page: Path, other: Path) -> None:
+    labels = re.findall(r"\[([^]]*)\]\([^)]*\.zh\.md", without_code(read(other)))
+    assert [label for label in labels if label.endswith(".md")] == []
 
 
 @pages

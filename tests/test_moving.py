@@ -385,7 +385,7 @@ def test_the_runs_of_paddlerec_s_page_train_and_evaluate(
     assert found[-1]["error"] < found[0]["error"]
 
 
-@pytest.mark.parametrize("words", [{}, {"max_epoch": 0, "max_iteration": 12}])
+@pytest.mark.parametrize("words", [{}, {"max_epoch": 12, "max_iteration": 12}])
 def test_the_experiment_of_lightning_s_page_trains_also_for_as_long_as_verify_says(
     words: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
