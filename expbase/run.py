@@ -42,7 +42,7 @@ from expbase.state.checkpointer import Checkpointer
 from expbase.state.user_state import UserState
 from expbase.update import Update
 
-_ALIKE_SECONDS = 5.0  # within which a validation fails on all ranks
+_ALIKE_SECONDS = 10.0  # within which a validation fails on all ranks
 
 
 class Run:
