@@ -258,15 +258,16 @@ def check_accumulation(training: Any, *, accumulates: bool) -> None:
 
 def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
     """What a person would want to know before training; each may be meant so."""
-    workers = getattr(loader, "num_workers", 0)
-    room = shutil.disk_usage(SHARED_MEMORY).free >> 20 if workers else _LITTLE_ROOM
-    if room < _LITTLE_ROOM and loader.use_shared_memory:
-        batches = workers * loader.prefetch_factor + 1
-        yield (
-            f"{SHARED_MEMORY} has room for {room} MB: if {batches} batches need more, the workers "
-            "die of a bus error. Enlarge it (docker run --shm-size=4g), or give the DataLoader "
-            "use_shared_memory=False."
-        )
+    is_used = getattr(loader, "num_workers", 0) and loader.use_shared_memory
+    if is_used and SHARED_MEMORY.exists():
+        room = shutil.disk_usage(SHARED_MEMORY).free >> 20
+        batches = loader.num_workers * loader.prefetch_factor + 1
+        if room < _LITTLE_ROOM:
+            yield (
+                f"{SHARED_MEMORY} has room for {room} MB: if {batches} batches need more, the "
+                "workers die of a bus error. Enlarge it (docker run --shm-size=4g), or give the "
+                "DataLoader use_shared_memory=False."
+            )
     for name in _SIZES:
         size = os.environ.get(name, "1")
         if size != "1" and world.world_size() == 1:

@@ -42,7 +42,7 @@ def _on_all_ranks(path: Path) -> dict[str, weights.Weights]:
         with contextlib.suppress(weights.WeightsError):
             found = weights.read_weights(path)
     world.wait_for_all("load_model")
-    return local.as_on_rank_zero(found) if world.world_size() > 1 else found
+    return local.as_on_rank_zero(found)
 
 
 def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -> None:

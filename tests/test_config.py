@@ -318,6 +318,9 @@ def test_little_shared_memory_for_workers_is_a_likely_mistake(
     in_process = DataLoader([1, 2, 3], num_workers=0)
     by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
     assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("expbase.checks.SHARED_MEMORY", Path("/dev/none"))
+        assert not [*likely_mistakes(training, loader)]
     room.free = 1 << 30
     assert not [*likely_mistakes(training, loader)]
 

@@ -14,7 +14,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import Facts, Notes, Points, Tiny, curve, run_of, same_bits, training_config
+from tiny import Facts, Helped, Notes, Points, Tiny, curve, run_of, same_bits, training_config
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase, model_files
@@ -428,15 +428,11 @@ class ByHand(Pair):
             optimizer.clear_grad()
 
 
-class Helped(Tiny):
-    """Tiny, by the helpers."""
+class Scheduled(Helped):
+    """Its schedule steps with it."""
 
     def train_batch(self) -> None:
-        for points, labels in self.micro_batches():
-            loss = F.cross_entropy(self.model(points), labels)
-            self.backward(loss)
-            self.log(loss=loss)
-        self.step_optimizers()
+        super().train_batch()
         self.optimizer._learning_rate.step()
 
 
@@ -469,7 +465,7 @@ def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
 def test_gradients_below_the_greatest_norm_keep_their_bits_and_zero_only_logs(
     tmp_path: Path, max_norm: float
 ) -> None:
-    clipped = type("Clipped", (GradientClipping, Helped), {})
+    clipped = type("Clipped", (GradientClipping, Scheduled), {})
     trained_without_mixins(Tiny, tmp_path / "without")
     trained(clipped, tmp_path / "with", clipping={"max_norm": max_norm})
     assert same_training(tmp_path / "without", tmp_path / "with")
@@ -495,7 +491,7 @@ def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_negative_greatest_norm_is_an_error(tmp_path: Path) -> None:
-    class Clipped(GradientClipping, Helped):
+    class Clipped(GradientClipping, Scheduled):
         pass
 
     with pytest.raises(ConfigError, match=r"clipping\.max_norm: -1\.0 given"):
@@ -513,7 +509,7 @@ def test_the_three_give_the_same_bits_in_any_order(tmp_path: Path) -> None:
     ends = []
     for number, order in enumerate(ORDERS):
 
-        class All(*order, Helped):  # type: ignore[misc]
+        class All(*order, Scheduled):  # type: ignore[misc]
             def valid(self) -> dict[str, float]:
                 [loss] = [F.cross_entropy(self.model(x), y) for x, y in self.valid_batches()]
                 return {"loss": float(loss) + self.iteration}

@@ -147,12 +147,12 @@ class StopRequests:
         began, asked_at = self._asked
         self._asked = (now, iteration)
         done = iteration - asked_at
-        # The slowest rank's time: every rank must plan the same next question.
-        seconds_each = (now - began) / max(done, 1)
+        steps = max(done, 1)
         is_due = 0 < self._save_seconds <= now - self._saved_at
-        busy = self._stopwatch.busy(done)
-        rows = world.gather_numbers(self.reason, seconds_each, is_due, *busy)
+        busy = self._stopwatch.busy(steps)
+        rows = world.gather_numbers(self.reason, (now - began) / steps, is_due, *busy)
         self._stopwatch.note_ranks([row[3:] for row in rows])
+        # The slowest rank's time: every rank must plan the same next question.
         greatest, slowest, due, *_ = map(max, zip(*rows, strict=True))
         self.is_save_due = bool(due)
         # At most twice as far as last time: iterations may become slower than they were.

@@ -54,8 +54,8 @@ class Stopwatch:
         """Seconds of each iteration since the last call: until a backward, and for data alone."""
         data, forward = self._asked
         self._asked = self.data_seconds, self.forward_seconds
-        data_each = (self.data_seconds - data) / max(iterations, 1)
-        return data_each + (self.forward_seconds - forward) / max(iterations, 1), data_each
+        data_each = (self.data_seconds - data) / iterations
+        return data_each + (self.forward_seconds - forward) / iterations, data_each
 
     def note_ranks(self, busy: Sequence[list[float]]) -> None:
         """What `busy` returned on each of several ranks."""
