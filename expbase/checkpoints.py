@@ -26,14 +26,20 @@ def contents(run: Run) -> dict[str, Any]:
         "objects": found,
         "shares": run.update.shares,
         "loop": run.loop,
-        "data": run.data,
-        "values": run.state.values,
+        **_data_and_values(run),
         "gradients": Gradients(named_parameters(found)),
         "log": run.report.metrics.meter,
         "listeners": run.events,
         "environment": Environment(),
         "own": OwnStates(run.events.fire),
     }
+
+
+def _data_and_values(run: Run) -> dict[str, Any]:
+    """A sampler must be what it was before it is asked; a stream is replayed, which changes it."""
+    entries = {"values": run.state.values, "data": run.data}
+    is_stream = run.data.adapter.num_samples is None
+    return dict(reversed(entries.items())) if is_stream else entries
 
 
 def find(run: Run) -> None:
@@ -111,6 +117,7 @@ def _continue_files(run: Run, resumable: Path | None) -> None:
 def _resume(run: Run, path: Path) -> None:
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
+    run.state.values.expect("" if run.rank else run.checkpointer.inventory)
     run.loop.saved_at = run.iteration if is_own else -1
     position = f"iteration {run.iteration}, "
     if run.epoch > 0:

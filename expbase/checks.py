@@ -42,6 +42,16 @@ def check_data(adapter: LoaderAdapter, loader: Any, training: Mapping[str, Any])
             )
 
 
+def check_same_loader(attached: Any, loader: Any) -> None:
+    """Raises a RuntimeError if self.train_loader was set anew after setup."""
+    if attached is not loader:
+        raise RuntimeError(
+            "self.train_loader: set anew after setup, and a resumed run has the one that "
+            "setup_dataloader makes. Make one loader there, and change what is in it, in "
+            "on_train_epoch_begin say: self.train_loader.dataset.level = 2, or a sampler's weights."
+        )
+
+
 def check_state(found: objects.StatefulObjects) -> None:
     """Raises a ValueError where training would fail, or would lose something."""
     if not found.layers:

@@ -22,7 +22,8 @@ from expbase.record.stopwatch import Stopwatch
 from expbase.state import objects, rng
 from expbase.state.arrays import gradient
 from expbase.state.user_state import UserState
-from expbase.state.values import Snapshot, layers_with_buffers
+from expbase.state.inventory import LOADERS
+from expbase.state.values import Places, Snapshot
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ class Evaluation:
         Then, and if it fails, the experiment is as it was before, but for what valid() itself
         changed in tensors of layers and optimizers; `listeners` puts their counters back.
         """
-        before = Snapshot(self._state.owners, _COPIED_BYTES)
+        before = Snapshot(self._places, _COPIED_BYTES)
         found = self._state.found()
         rates = found.values(objects.LEARNING_RATES)
         self.exit = way_out
@@ -120,6 +121,11 @@ class Evaluation:
         finally:
             self.exit = None
 
+    def _places(self) -> Places:
+        """What valid() may change: all but what belongs to a loader."""
+        places = self._state.values.places()
+        return {path: place for path, place in places.items() if not path.startswith(LOADERS)}
+
     @contextlib.contextmanager
     def _isolated(self, purpose: int, iteration: int, layers: Iterable[Any]) -> Iterator[None]:
         rng.seed_for(self._training.seed, purpose, iteration, self._shard.rank)
@@ -130,7 +136,7 @@ class Evaluation:
         of_layers = [p for layer in roots for p in layer.parameters()]
         gradients = _copied_gradients([*found.parameters.values(), *of_layers])
         drawn_from = found.values(objects.GENERATORS)
-        before = Snapshot(lambda: layers_with_buffers(found))
+        before = Snapshot(lambda: _places_in_layers(found))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():
                 for layer in sublayers:
@@ -214,6 +220,15 @@ class Evaluation:
         if self.phase != "train":
             meanwhile = [self.exit.while_waiting] if self.exit else []
             world.wait_for_all(name, *meanwhile)
+
+
+def _places_in_layers(found: objects.StatefulObjects) -> Places:
+    """The attributes of all layers, and all of their buffers."""
+    return {
+        f"{path}.{name}": (layer, name, value)
+        for path, layer in found.sublayers()
+        for name, value in {**objects.own_attributes(layer), **layer._buffers}.items()
+    }
 
 
 def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:

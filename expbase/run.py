@@ -171,6 +171,11 @@ class Run:
         if self.life is Life.READY:  # a loop by hand, without run()
             self.experiment.resume_or_load()
         self.begin_record()
+        lost, otherwise = self.state.values.look()
+        for text in lost:
+            self.warn(f"not exact: {text}")
+        for text in otherwise:
+            self.logger.info("%s", text)
         self.report.leave_log_to_zero()
         self.stop.start(self.iteration)
         self.stopwatch.start(self.iteration)
@@ -236,7 +241,7 @@ class Run:
 
     def _look_at_first_updates(self, updates: int) -> None:
         if updates == 1:
-            self.checkpointer.refuse_newcomers(self.state.saved())
+            self.checkpointer.refuse_changes(self.state.saved())
             self.update.check_first()
         # A start that continues a run may be too short for what comes every now and then.
         is_whole_run = updates == self.iteration and self.is_last
@@ -276,6 +281,7 @@ class Run:
         data = self.data
         if data.resumed_within_epoch or self.loop.is_over:
             return
+        checks.check_same_loader(data.adapter.loader, self.experiment.train_loader)
         if data.epoch and not data.ended:  # it is left in its middle
             self._end_epoch()
         self.loop.epoch += 1

@@ -22,7 +22,6 @@ from expbase.record.meter import METRICS, MetricsFile
 from expbase.record.metrics import MetricLog
 from expbase.run import Run
 from expbase.state import rng
-from expbase.state.objects import hidden_layers
 
 
 def set_up(run: Run) -> None:
@@ -182,7 +181,7 @@ def check_setup(run: Run) -> None:
     """Checks that training has what it needs, and says what there is."""
     experiment = run.experiment
     state = run.state
-    everything = state.everything
+    state.look_into_objects()
     found = state.saved()
     checks.check_visualizer(experiment.visualizer)
     checks.check_data(run.data.adapter, experiment.train_loader, run.training)
@@ -193,11 +192,6 @@ def check_setup(run: Run) -> None:
     facts["self.train_loader"] = f"{run.data.adapter.batches_per_epoch} batches"
     facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
     checks.check_alike({**facts, **found.shapes()})
-    for name in hidden_layers(everything, found):
-        run.warn(
-            f"self.{name}: a layer within a plain object is not saved; expected an attribute "
-            "of the experiment, or a list, a dict or a layer with it."
-        )
     run.checkpointer.expect(found)
     _say_what_there_is(run)
 

@@ -2,9 +2,10 @@
 
 With training.shares: V an update is made of V shares, of one batch each. Rank r of w computes the
 V/w shares from r·V/w on, one after the other, each as if it were a process: its random numbers are
-derived from its number, and what an update changes in a layer besides what is trained (the running
-statistics of batch norm, a buffer) is the share's own. Outside of shares the layers have what
-share 0 has, on all ranks.
+derived from its number, and the statistics of the layers are the share's own: every buffer, and
+the running mean and variance of each normalization. Outside of shares the layers have what share 0
+has, on all ranks. What else changes within the loop would depend on the number of ranks, and is an
+error: it is looked for in updates that a line or a checkpoint follows.
 
     states = ShareStates(training, state)
     states.begin(iteration)
@@ -19,19 +20,34 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+import paddle
 
+from expbase import schedule
 from expbase.ranks import world
 from expbase.state.arrays import Array
-from expbase.state.objects import OF_PADDLE, get_state, has_state, set_state
+from expbase.state.encoding import checksum
+from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
 from expbase.state.user_state import UserState
-from expbase.state.values import fingerprint, plain_values
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
-Tensors = list[tuple[str, dict[str, Any], str]]  # of layers: the path; where one stands
+# Layers whose parameters of these names are written in the forward.
+_RUNNING = {
+    paddle.nn.layer.norm._BatchNormBase: ("_mean", "_variance"),
+    paddle.nn.BatchNorm: ("_mean", "_variance"),
+    paddle.nn.SpectralNorm: ("weight_u", "weight_v"),
+}
+
+
+class Looked(NamedTuple):
+    """What there is beside the statistics, at a moment."""
+
+    values: dict[str, Any]  # checksums by path
+    tables: dict[str, dict[Any, Any]]  # copies of the dicts among them
+    frozen: dict[str, int]  # checksums of the tensors that are not trained
 
 
 class ShareStates:
@@ -43,90 +59,108 @@ class ShareStates:
         first = world.rank() * on_a_rank
         self.numbers = range(first, first + on_a_rank)
         self.is_computing = False
+        self._training = training
         self._state = state
         self._kept: dict[int, ShareState] = {number: {} for number in self.numbers}
-        self._statistics: set[str] = set()  # paths of tensors that a share has changed
+        self._statistics: dict[str, Any] = {}  # the tensors in the layers, by path
         self._first_iteration = -1  # of this start
-        self._tensors: Tensors = []  # what may be a statistic
-        # As they are before the first update of this start, in which it is seen which are.
-        self._before: dict[str, Any] = {}
-        self._values: dict[str, int] = {}  # fingerprints of all other values, before the second
+        self._before: Looked | None = None  # if the update is looked at
 
     def begin(self, iteration: int) -> None:
         """Before the first share of an update."""
+        found = self._state.saved()
+        statistics = dict(_statistics(found))
+        for path, tensor in statistics.items():
+            # Of a layer that has taken the place of another one each share begins alike.
+            is_other = self._statistics.get(path, tensor) is not tensor
+            for kept in self._kept.values():
+                if is_other or path not in kept:
+                    kept[path] = tensor.clone()
+        self._statistics = statistics
         if self._first_iteration < 0:
             self._first_iteration = iteration
-            self._tensors = _possible_statistics(self._state)
             for kept in self._kept.values():
                 for path in self._state.by_share:
                     kept[path] = _copy(getattr(*self._state.owner_of(path)), kept, path)
-        is_first = iteration == self._first_iteration
-        self._before = {p: of[name].clone() for p, of, name in self._tensors if is_first}
-        # In the second update: a layer may set up something in its first forward.
-        self._values = self._fingerprints() if iteration == self._first_iteration + 1 else {}
+        due = schedule.due_at(self._training, iteration, 0, 0, is_epoch_end=False)
+        # The second one, too: a layer may set up something in its first forward.
+        is_second = iteration == self._first_iteration + 1
+        looks = due.log or due.checkpoint or is_second
+        self._before = self._look(found, with_tensors=due.checkpoint) if looks else None
 
     @contextlib.contextmanager
     def computing(self, number: int) -> Iterator[None]:
         """What is computed in the block is this share's."""
-        self._install(self._kept[number])
+        kept = self._kept[number]
+        self._install(kept)
         self.is_computing = True
         try:
             yield
         finally:
             self.is_computing = False
-            self._keep(self._kept[number])
-        if self._values:
-            self._refuse_changes()
+            kept |= {path: tensor.clone() for path, tensor in self._statistics.items()}
+            kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
 
     def end(self) -> dict[str, Any]:
-        """After the last share of an update; collective in the first one.
+        """After the last share of an update.
 
         Returns:
-            The tensors of the layers that all ranks are to get from rank 0, which has share 0.
-        """
-        if self._before:
-            self._statistics = set().union(*world.gather_objects(self._statistics))
-            for kept in self._kept.values():
-                for path in self._statistics - kept.keys():
-                    kept[path] = self._before[path].clone()
-        self._install(self._kept[self.numbers.start])
-        return self._live()
+            The statistics, which all ranks are to get from rank 0, which has share 0.
 
-    def _live(self) -> dict[str, Any]:
-        """The statistics in the layers."""
-        return {path: of[name] for path, of, name in self._tensors if path in self._statistics}
+        Raises:
+            RuntimeError: Something else has changed within the loop.
+        """
+        if self._before is not None:
+            self._refuse_changes(self._before)
+        self._install(self._kept[self.numbers.start])
+        return self._statistics
 
     def _install(self, kept: Mapping[str, Any]) -> None:
-        known = {**self._before, **kept}
-        for path, tensor in self._live().items():
-            tensor.copy_(known[path], True)
+        for path, tensor in self._statistics.items():
+            tensor.copy_(kept[path], True)
         for path in self._state.by_share:
             setattr(*self._state.owner_of(path), kept[path])
 
-    def _keep(self, kept: ShareState) -> None:
-        for path, of, name in self._tensors:
-            if path in self._before and not _same(of[name], self._before[path]):
-                self._statistics.add(path)
-        kept |= {path: tensor.clone() for path, tensor in self._live().items()}
-        kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
+    def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
+        state = self._state
+        places = state.values.places()
+        values: dict[str, Any] = dict(state.values.prints())
+        values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
+        values |= {path: checksum(getattr(*state.owner_of(path))) for path in state.registered}
+        tables = {p: dict(value) for p, (_, _, value) in places.items() if isinstance(value, dict)}
+        frozen = {
+            f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]
+            for path, part in (found.sublayers() if with_tensors else ())
+            for name, tensor in part._parameters.items()
+            if tensor is not None and tensor.stop_gradient and tensor._is_initialized()
+        }
+        known = self._statistics.keys()
+        return Looked(
+            {path: value for path, value in values.items() if path not in known},
+            tables,
+            {path: value for path, value in frozen.items() if path not in known},
+        )
 
-    def _refuse_changes(self) -> None:
-        """Raises a RuntimeError for a value that changes once for each batch of a rank."""
-        for path, value in self._fingerprints().items():
-            if self._values.get(path) != value:
+    def _refuse_changes(self, before: Looked) -> None:
+        """Raises a RuntimeError for what changes once for each batch of a rank."""
+        now = self._look(self._state.saved(), with_tensors=bool(before.frozen))
+        for path, value in now.frozen.items():
+            if before.frozen.get(path, value) != value:
                 raise RuntimeError(
-                    f"self.{path}: has changed within the loop over micro_batches(), which is "
-                    "shorter with more ranks. Change it outside of the loop, or call in "
-                    f"setup_model register_stateful({path!r}, by_share=True), so that each share "
-                    "has its own, or exclude_from_state, if training does not depend on it."
+                    f"self.{path}: a weight that is not trained has changed within the loop over "
+                    "micro_batches(), which is shorter with more ranks. Change it outside of the "
+                    "loop, or make it a statistic, by register_buffer: of these each share has its "
+                    "own."
                 )
-
-    def _fingerprints(self) -> dict[str, int]:
-        """Of plain values, generators, schedules and other objects with state, by path."""
-        tensors = {path for path, _, _ in self._tensors}
-        values = plain_values(self._state.owners())
-        values |= {name: get_state(o) for name, o in self._state.saved().objects.items()}
-        return {path: fingerprint(v) for path, v in values.items() if path not in tensors}
+        for path, value in now.values.items():
+            if before.values.get(path) == value or _is_filled(path, before, now):
+                continue
+            raise RuntimeError(
+                f"self.{path}: a value that has changed within the loop over micro_batches(), "
+                "which is shorter with more ranks. Change it outside of the "
+                f"loop, or call in setup_model register_stateful({path!r}, by_share=True), so that "
+                "each share has its own, or exclude_from_state, if training does not depend on it."
+            )
 
     def state_dict(self) -> dict[str, ShareState]:
         """What the shares of this rank have, by their numbers."""
@@ -139,22 +173,28 @@ class ShareStates:
         """Takes what the shares of this rank had; returns why continuing is not exact."""
         for number in self.numbers:
             self._kept[number] = {**state.get(str(number), {})}
-            self._statistics |= self._kept[number].keys() - {*self._state.by_share}
         if len(state) == self._count:
             return []
         return [f"training.shares: {len(state)} there, {self._count} now"]
 
 
-def _possible_statistics(state: UserState) -> Tensors:
-    """Buffers, and parameters that are not trained: their paths, and where they stand."""
-    return [
-        (f"{path}.{name}", of, name)
-        for path, part in state.saved().sublayers()
-        for of in (part._parameters, part._buffers)
-        for name, tensor in of.items()
-        if tensor is not None and tensor._is_initialized() and name not in OF_PADDLE
-        if of is part._buffers or tensor.stop_gradient
-    ]
+def _statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
+    """Every buffer, and what a normalization keeps of the batches that it has seen."""
+    for path, part in found.sublayers():
+        names = {n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names}
+        running = {name: part._parameters.get(name) for name in names}
+        for name, tensor in {**running, **part._buffers}.items():
+            if tensor is not None and tensor._is_initialized():
+                yield f"{path}.{name}", tensor
+
+
+def _is_filled(path: str, before: Looked, now: Looked) -> bool:
+    """Whether a cache was filled: what was there has not changed."""
+    old = before.values.get(path)
+    if old is None or getattr(old, "kind", "") == "NoneType":
+        return True
+    table = before.tables.get(path)
+    return table is not None and all(now.tables[path].get(k) is item for k, item in table.items())
 
 
 def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
@@ -165,8 +205,3 @@ def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     if path in restored:
         set_state(value, restored[path])
     return value
-
-
-def _same(tensor: Any, other: Any) -> bool:
-    # As bytes: nan is not equal to itself.
-    return np.array_equal(Array.of(tensor).data, Array.of(other).data)

@@ -32,6 +32,7 @@ class TrainIterator:
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
         self._iteration = 0  # for which the last batch was read
         self._reads = 0  # of batches for it
+        self._batch_size: int | None = None  # with which the epoch was opened
 
     def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
         """Sets the training data, and whether an epoch of another order is left in its middle."""
@@ -53,6 +54,7 @@ class TrainIterator:
     def open(self, epoch: int, position: int = 0) -> None:
         """Goes to a position in an epoch; see `LoaderAdapter.open`."""
         self.batches.close()
+        self._batch_size = self.adapter.batch_size
         self.batches = self.adapter.open(epoch, position)
         self.epoch = epoch
         self.batch_in_epoch = 0
@@ -102,16 +104,20 @@ class TrainIterator:
         """
         adapter = self.adapter
         ranks = 0 if adapter.has_one_order else adapter.shard.world_size
-        return [adapter.kind, adapter.num_samples, adapter.batch_size, ranks]
+        size = self._batch_size if self.epoch else adapter.batch_size
+        return [adapter.kind, adapter.num_samples, size, ranks]
 
     def state_dict(self) -> dict[str, Any]:
         """The place. It counts what all ranks have read, so that another number may go on."""
+        loader = self.adapter.state_dict()
+        if self.ended:
+            loader.pop("listing", None)
         return {
             "epoch": self.epoch,
             "batches": self.batch_in_epoch * self.adapter.shard.world_size,
             "position": self.batches.taken[2],
             "ended": self.batches.ended or not self.epoch,
-            "loader": self.adapter.state_dict(),
+            "loader": loader,
             "layout": self._layout,
             "order": None if self.batches.ended else self.adapter.checksum(),
         }

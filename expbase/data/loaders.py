@@ -89,7 +89,6 @@ class LoaderAdapter:
     """A loader's batches, as one rank gets them."""
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
-    batch_size: int | None = None  # samples in a full batch of this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
     sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
@@ -100,6 +99,12 @@ class LoaderAdapter:
         self.loader = loader
         self.name = name
         self.shard = shard
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a full batch of this rank; None: unknown."""
+        size: int | None = getattr(self.loader, "batch_size", None)
+        return size
 
     def open(self, epoch: int, position: int = 0) -> Batches:
         """The batches of an epoch, from 1, behind so many samples; ended at once if none is left.
@@ -217,11 +222,14 @@ class MapStyleLoader(LoaderAdapter):
         self._order = BatchOrder(loader, sampler, shard.seed)
         self._fetcher = Fetcher(loader, name)
         self.num_samples = num_samples(loader)
-        self.batch_size = getattr(self._order.sampler, "batch_size", None)
         self.batches_per_epoch = self._order.length
         self.kind = self._order.kind
         if shard.round > 1:
             self._find_sharding()
+
+    @property
+    def batch_size(self) -> int | None:  # which a user may change for the next epoch
+        return getattr(self._order.sampler, "batch_size", None)
 
     def _find_sharding(self) -> None:
         shard = self.shard
@@ -317,7 +325,9 @@ class MapStyleLoader(LoaderAdapter):
         return self._order.checksum() if self.has_one_order else None
 
     def state_dict(self) -> dict[str, Any]:
-        return self._order.state_dict()
+        state = self._order.state_dict()
+        # Each rank has another listing, and another number of ranks would have none.
+        return state if self.has_one_order or "listing" not in state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         self._order.load_state_dict(state)
@@ -342,7 +352,6 @@ class IterableLoader(LoaderAdapter):
         self._stateful: Any = loader if state_setter(loader) else None
         self._is_list = isinstance(loader, (list, tuple))
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
-        self.batch_size = getattr(loader, "batch_size", None)
         if self._is_list and (shard.has_shares or shard.world_size == 1):
             self.batches_per_epoch = len(loader) // shard.round * shard.batches
         self._batches_here = _is_paddles(loader) and not loader.num_workers

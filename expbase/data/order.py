@@ -16,7 +16,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paddle.io import BatchSampler, DataLoader, RandomSampler, SequenceSampler
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    DistributedBatchSampler,
+    RandomSampler,
+    SequenceSampler,
+)
 
 from expbase.ranks.processes import forking
 from expbase.state import rng
@@ -26,6 +32,7 @@ from expbase.state.objects import state_setter
 # position behind it; with several ranks, behind the batches that all of them read together.
 Numbered = tuple[int, Any, int]
 
+_MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
 _HEAD = 1 << 10  # batches of an order by which the ranks are compared
 
 
@@ -126,14 +133,20 @@ class BatchOrder:
         return zlib.crc32(repr(listed[:: max(len(listed) // 1000, 1)]).encode())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the sampler; empty if it has none."""
-        if self.stateful is None:
+        """The state of the sampler; the order itself, if only the sampler knows how it came."""
+        if self.stateful is not None:
+            return {"begun": self._begun, "now": self.stateful.state_dict()}
+        is_known = self.kind != "own" or type(self.sampler) is DistributedBatchSampler
+        if is_known or self._listing is None or len(self._listing[1]) > _MOST_LISTED:
             return {}
-        return {"begun": self._begun, "now": self.stateful.state_dict()}
+        return {"listing": [*self._listing]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        if state and self.stateful is not None:
+        if "listing" in state:
+            epoch, listed = state["listing"]
+            self._listing = (epoch, listed)
+        if "begun" in state and self.stateful is not None:
             self._begun = state["begun"]
             self._listing = None  # it came from another state
             state_setter(self.stateful)(state["now"])

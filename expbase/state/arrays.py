@@ -49,7 +49,7 @@ class TensorFileError(ValueError):
     """Bytes that are not a file of tensors."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Array:
     """The content of one tensor."""
 
@@ -86,6 +86,18 @@ class Array:
             # It shares the array's memory (the fourth argument); paddle.to_tensor would copy it.
             flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
             tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
+
+    def copy(self) -> Array:
+        """The same in memory of its own."""
+        return Array(self.dtype, self.shape, self.data.copy())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether type, shape and every byte are the same."""
+        return (
+            isinstance(other, Array)
+            and (self.dtype, self.shape) == (other.dtype, other.shape)
+            and np.array_equal(self.data, other.data)
+        )
 
     def is_finite(self) -> bool:
         """Whether no element is nan or infinite; what is no real number always is."""

@@ -35,6 +35,8 @@ from expbase.state.snapshot import ARRAYS, FORMAT, STATE_FILE, Snapshot
 OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
+_INVENTORY = "inventory"  # and what each place of rank 0 was like: no state, as times differ
+VALUES = "values"  # the entry that knows it
 _ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
 
 
@@ -54,9 +56,10 @@ class Checkpointer:
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
         self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
+        self.inventory = ""  # of that checkpoint
         self.background = Background()
         self._written: list[Path] = []  # of which `on_written` does not know yet
-        self._expected: set[str] = set()  # names of what had state after setup
+        self._expected: Mapping[str, str] = {}  # what had state after setup
         self._directory = directory
         self._logger = logger
         self._training = training
@@ -80,7 +83,7 @@ class Checkpointer:
             raise TypeError(
                 "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
             )
-        self._expected = _names(found)
+        self._expected = found.outline()
 
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
@@ -103,7 +106,8 @@ class Checkpointer:
         world.on_rank_zero(self.settle, "saving")  # the one before
         snapshot = self._snapshot()
         sizes = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
-        info = {**sizes, _SOURCES: self.sources, **self.facts}
+        inventory = self.contents()[VALUES].inventory
+        info = {**sizes, _SOURCES: self.sources, _INVENTORY: inventory, **self.facts}
         best = self.validations.kept()  # now: it is not looked at again while training goes on
         write = functools.partial(self._write, snapshot, iteration, info, best, needed=needed)
         if not self._training.background_save:
@@ -115,7 +119,7 @@ class Checkpointer:
         """What is to be written, on rank 0; live views, unless that is done in the background."""
         contents = self.contents()
         found = contents[OBJECTS]
-        self.refuse_newcomers(found)
+        self.refuse_changes(found)
         tensors, values = _capture(contents)
         if self._rank == 0 and self._training.background_save:
             tensors = self._buffer.snapshot(tensors)
@@ -143,12 +147,22 @@ class Checkpointer:
             while self._written:
                 self.on_written(self._written.pop())
 
-    def refuse_newcomers(self, found: StatefulObjects) -> None:
-        """Raises a RuntimeError if something with state was added since setup, in a layer, too."""
-        for name in sorted(_names(found) - self._expected):
+    def refuse_changes(self, found: StatefulObjects) -> None:
+        """Raises a RuntimeError if what has state is not what setup made: no start could load it."""
+        before = self._expected
+        now = found.outline()
+        for name in sorted(before.keys() | now.keys()):
+            old, new = before.get(name), now.get(name)
+            if old == new:
+                continue
+            how = f"is {new}, and was {old} after setup; a resumed run has what setup makes"
+            if old is None:
+                how = "appeared after setup, and a resumed run would not have it"
+            if new is None:
+                how = "is gone since setup, and a resumed run has it"
             raise RuntimeError(
-                f"self.{name}: appeared after setup, and a resumed run would not have it when its "
-                "state is restored. Make it in setup_model, or exclude_from_state it there."
+                f"self.{name}: {how} when its state is restored. Make in setup_model all that "
+                "training needs, and use a part of it; or exclude_from_state it there."
             )
 
     def _write(
@@ -247,6 +261,7 @@ class Checkpointer:
         with checkpoint.reading(path / checkpoint.MANIFEST):
             info = dict(opened.manifest["info"])
             self._sources_then = dict(info.pop(_SOURCES, {}))
+            self.inventory = str(info.pop(_INVENTORY, ""))
             self.sizes = {n: len(range(size)) for n, size in info.items() if n not in self.facts}
         contents = self.contents()
         with checkpoint.reading(path / STATE_FILE):
@@ -276,15 +291,6 @@ class Checkpointer:
                     f"points:\n  {lines}\n"
                     "Nothing was changed. Use the model it was saved from, or start over: --fresh."
                 )
-
-
-def _names(found: StatefulObjects) -> set[str]:
-    """The names of all objects with state, and of the parameters and buffers of layers."""
-    layers = found.layers.items()
-    return {
-        *found.names(),
-        *(f"{name}.{key}" for name, layer in layers for key in layer.state_dict()),
-    }
 
 
 def _check_format(path: Path, number: int) -> None:

@@ -11,19 +11,21 @@ ones, so another process, or another order of construction, can read them.
 
 from __future__ import annotations
 
-import random
+import functools
+import sys
+import types
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.state import optimizers
+from expbase.state.generators import GENERATORS, generator_state, set_generator_state
 from expbase.state.arrays import Array, describe, is_piece, local
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
@@ -35,8 +37,8 @@ _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wra
 # Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
 # of a layer is its user's.
 OF_PADDLE = {*paddle.nn.Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
+OF_PADDLE |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their first forward
 _MANY = 1000  # items, of data and not of layers: a history of losses may have millions
-GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
 LEARNING_RATES: Any = (LRScheduler, Optimizer)
 
 
@@ -80,6 +82,23 @@ class StatefulObjects:
                 part = self.owner(file, key) in pieces
                 shapes[f"self.{file}: {key!r}"] = "distributed" if part else describe(tensor)
         return shapes
+
+    def outline(self) -> dict[str, str]:
+        """What there is, by path: classes, and what tensors are like; a start must have the same."""
+        names = parameter_names(self)
+        layers = self.layers.items()
+        updated = {
+            f"{name}.updates {names.get(p.name, 'a parameter of no layer')}": "updated"
+            for name, optimizer in self._innermost().items()
+            for p in parameters_of(optimizer)
+        }
+        return {
+            **{path: type(part).__name__ for path, part in self.sublayers()},
+            **self._kinds(),
+            **{name: describe(tensor) for name, tensor in self.parameters.items()},
+            **{f"{n}.{key}": describe(t) for n, o in layers for key, t in o.state_dict().items()},
+            **updated,
+        }
 
     def pieces(self) -> set[str]:
         """The structured names of the tensors of which each rank holds another part."""
@@ -166,10 +185,15 @@ class StatefulObjects:
         return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
 
 
-def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> StatefulObjects:
+def find(
+    attributes: Mapping[str, Any],
+    excluded: Collection[str] = (),
+    in_objects: Mapping[str, Any] = types.MappingProxyType({}),
+) -> StatefulObjects:
     """Finds what has state among the attributes, in lists and dicts, too; each object once.
 
-    `excluded` are names that the user left out.
+    `excluded` are names that the user left out; `in_objects` are attributes of the user's objects,
+    whose generators are plain values.
 
     Raises:
         ValueError: Two objects would get the same name, or one cannot be the name of a file.
@@ -178,11 +202,14 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
     seen: set[int] = set()
     # The excluded ones are searched first, so that one with a second name is "seen" there.
     for name in excluded:
-        if name in attributes:
-            _visit(left_out, seen, name, attributes[name])
+        if name in attributes or name in in_objects:
+            _visit(left_out, seen, name, {**in_objects, **attributes}[name])
     found.excluded_optimizers = list(left_out.optimizers)
     for name, value in attributes.items():
         if name not in excluded:
+            _visit(found, seen, name, value)
+    for name, value in in_objects.items():
+        if name not in excluded and not isinstance(value, GENERATORS):
             _visit(found, seen, name, value)
     for name, optimizer in found.optimizers.items():
         # A schedule that only its optimizer knows. One that has a name was seen before.
@@ -195,16 +222,28 @@ def find(attributes: Mapping[str, Any], excluded: Collection[str] = ()) -> State
     return found
 
 
-def hidden_layers(attributes: Mapping[str, Any], found: StatefulObjects) -> list[str]:
-    """Layers within plain objects, which nobody looks into: `holder.net`."""
-    known = {id(part) for layer in found.layers.values() for part in layer.sublayers(True)}
-    return [
-        f"{name}.{key}"
-        for name, value in attributes.items()
-        if not isinstance(value, (paddle.nn.Layer, type))
-        for key, part in getattr(value, "__dict__", {}).items()
-        if isinstance(part, paddle.nn.Layer) and id(unwrap(part)) not in known
-    ]
+def own_attributes(layer: Any) -> dict[str, Any]:
+    """What a user, or the layer's class, has set on it: no parameters, no sublayers, no hooks.
+
+    Of the buffers those that a checkpoint does not hold anyway.
+    """
+    own = {name: value for name, value in vars(layer).items() if name not in OF_PADDLE}
+    passing = layer._non_persistable_buffer_names_set
+    return own | {name: value for name, value in layer._buffers.items() if name in passing}
+
+
+@functools.cache
+def is_users(module: str) -> bool:
+    """Whether a module is the user's own, of no installed package, and has a file."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    root = module.partition(".")[0]
+    is_installed = "-packages" in file or root in (*sys.stdlib_module_names, "expbase", "paddle")
+    return bool(file) and not is_installed
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether it is a parameter, which is saved with its layer."""
+    return isinstance(value, framework.EagerParamBase)
 
 
 def unwrap(layer: Any) -> Any:
@@ -273,9 +312,7 @@ def get_state(value: Any) -> Any:
         return None if isinstance(rate, LRScheduler) else float(rate)
     if isinstance(value, LRScheduler):
         return optimizers.schedule_values(value)
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    return value.__getstate__() if isinstance(value, GENERATORS) else value.state_dict()
+    return generator_state(value) if isinstance(value, GENERATORS) else value.state_dict()
 
 
 def set_state(value: Any, state: Any) -> None:
@@ -285,10 +322,8 @@ def set_state(value: Any, state: Any) -> None:
             value.set_lr(state)
     elif isinstance(value, LRScheduler):
         optimizers.set_schedule_values(value, state)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
     elif isinstance(value, GENERATORS):
-        value.__setstate__(state)
+        set_generator_state(value, state)
     # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load one, and
     # will switch itself off again.
     elif state or not isinstance(value, paddle.amp.AmpScaler):
@@ -312,22 +347,15 @@ def parameter_names(found: StatefulObjects) -> dict[str, str]:
     return {parameter.name: name for name, parameter in named_parameters(found)}
 
 
-def settings_of_parameters(found: StatefulObjects) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The settings of each group of an optimizer, and of each parameter.
-
-    Of a parameter they are whether it is frozen, and its learning rate.
-    """
-    names = ("stop_gradient", "optimize_attr")
-    settings = {
-        f"{name}.groups.{number}": (group, {k: v for k, v in group.items() if k != "params"})
+def settings_of_parameters(found: StatefulObjects) -> dict[str, Any]:
+    """Each group of an optimizer, and each parameter: they have settings beside what is trained."""
+    groups = {
+        f"{name}.groups.{number}": group
         for name, optimizer in found.optimizers.items()
         for number, group in enumerate(optimizers.innermost(optimizer)._param_groups or [])
         if isinstance(group, dict)
     }
-    return settings | {
-        path: (parameter, {name: getattr(parameter, name) for name in names})
-        for path, parameter in named_parameters(found)
-    }
+    return groups | dict(named_parameters(found))
 
 
 def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
@@ -340,7 +368,7 @@ def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
 def parameters_of(optimizer: Any) -> list[Any]:
     """The parameters that an optimizer was given, in groups or not."""
     parameters = []
-    for item in optimizer._parameter_list or []:
+    for item in optimizer._param_groups or optimizer._parameter_list or []:
         parameters += list(item["params"]) if isinstance(item, dict) else [item]
     return parameters
 

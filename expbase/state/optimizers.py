@@ -18,6 +18,10 @@ import paddle
 from paddle.base import framework
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.state.generators import generator_kind
+
+# A learning rate is saved as such; the other one counts buffers.
+_NO_SETTINGS = ("_learning_rate", "_fuse_buffer_version")
 _PLAIN = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
 
 
@@ -89,11 +93,25 @@ def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
             setattr(schedule, name, value)
 
 
+def settings(optimizer: Any) -> dict[str, Any]:
+    """What an optimizer was made with, and training may change: betas, decay, clipping."""
+    return {
+        name: value
+        for name, value in vars(innermost(optimizer)).items()
+        if name not in _NO_SETTINGS
+        and (
+            (isinstance(value, (int, float)) and not isinstance(value, bool))
+            or callable(value)  # set over a method, say
+            or name in ("_grad_clip", "regularization")
+        )
+    }
+
+
 def kind(stateful: Any) -> str:
     """The class of an object, and of the schedules within it: "SGD of StepDecay"."""
     own = getattr(stateful, "__dict__", {}).values()
     inner = [kind(value) for value in own if isinstance(value, LRScheduler)]
-    return " of ".join([type(stateful).__name__, *inner])
+    return " of ".join([generator_kind(stateful), *inner])
 
 
 def is_plain(value: Any) -> bool:

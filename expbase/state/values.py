@@ -1,11 +1,12 @@
-"""Plain values that change: state that nobody has to name.
+"""Plain values that change are state, and nobody has to name them; what else changes is told.
 
-Of the attributes of an experiment and of its layers it is those whose values are numbers, texts,
-arrays, tensors or collections of them, and which are no longer what they were at the end of setup.
-What is equal stays the code's. Objects of other classes in a collection count by their identity.
-Parameters, too: a list of them says which they are, and what is in them is saved with the layer.
+At the end of setup the inventory is walked: the places of the experiment, of its layers, and of
+every object that is reached from it. What is no longer what it was then is state, if it can be saved
+(encoding.py); a resumed run puts it back, in place where the thing is still there. For the rest two
+lines exist: one at the first checkpoint that does not hold it, one at each resume, when a place
+that had changed is not what it was. Nothing changes without one of the three.
 
-    values = Values(lambda: {"": (experiment, attributes), "model": (layer, own_attributes(layer))})
+    values = Values(state)
     values.begin()                          # at the end of setup
     state = values.state_dict()             # {"epsilon": 0.1, "model.hidden": …}
     before = Snapshot(values.owners)
@@ -14,238 +15,347 @@ Parameters, too: a list of them says which they are, and what is in them is save
 
 from __future__ import annotations
 
-import io
+import ast
+import json
 import math
-import pickle
 import zlib
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import paddle
-from paddle.base import framework
+from paddle.nn import Layer
 
-from expbase.state import encoding
 from expbase.state.arrays import Array
-from expbase.state.objects import OF_PADDLE, StatefulObjects, unwrap
+from expbase.state.encoding import (
+    Decoder,
+    Encoded,
+    Encoder,
+    Printer,
+    Things,
+    checksum,
+    class_name,
+    has_attributes,
+    is_thing,
+    join,
+)
+from expbase.state.inventory import (
+    MOST,
+    Inventory,
+    is_computed,
+    is_fixed,
+    places,
+    put,
+    remove,
+)
 
-_COLLECTIONS = {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter}
-_PLAIN = _COLLECTIONS | {type(None), bool, int, float, str, bytes}
+_DELETED = "@deleted"  # paths
+_ROOT = "values."  # what the names of arrays begin with, of this entry
+_UNKNOWN = "?"  # the print of what nobody can know
+_SIMPLE = {type(None), bool, int, float}
+_MOST_LINES = 20
+# Of an object that is no layer, a data set say: more is a cache, most likely.
+_MOST_BYTES = 1 << 26
+_WAYS_OUT = (
+    "Expected numbers, texts, arrays, tensors and collections of them in attributes, or a state_dict "
+    "and set_state_dict, or register_stateful. If training does not depend on it: "
+    "exclude_from_state."
+)
 
-# Objects, or mappings, and those of their attributes, or items, that count, by their paths:
-# "model.0"; the experiment's own is "".
-Owners = Mapping[str, tuple[Any, Mapping[str, Any]]]
+Owners = Mapping[str, Any]  # what has places, by path; the experiment's own is ""
+Places = Mapping[str, tuple[Any, str, Any]]  # by path: an owner, the name there, what stands there
+
+
+class Print(NamedTuple):
+    """What stood in a place: the class that a line is to name, and a checksum."""
+
+    kind: str
+    content: str
+
+
+class Reached(Protocol):
+    """What can be reached; see user_state.py."""
+
+    registered: list[str]  # paths of attributes that are state in any case
+
+    def walk(self) -> Inventory:
+        """Walks from the experiment on."""
+
+    def owners(self) -> Owners:
+        """What has places and may be replaced in training: the experiment, layers, optimizers."""
+
+    def is_left_out(self, path: str) -> bool:
+        """Whether what is there is no value, or excluded."""
+
+    def is_held(self, path: str) -> bool:
+        """Whether an object with a state of its own has it."""
+
+    def is_copied(self, path: str, value: Any) -> bool:
+        """Whether worker processes draw from copies of what is there."""
+
+
+_GONE = Print("", "gone")
 
 
 class Values:
-    """The plain values of `owners()` that have changed, as a part of a checkpoint.
+    """The values that have changed since setup, as a part of a checkpoint.
 
     Args:
-        owners: The objects, and those of their attributes that count.
-        named: Paths of attributes that are state in any case; the list may grow.
-        say: Takes a line about a value that cannot be saved.
+        reached: What can be reached.
+        say: Takes a line about values that no checkpoint holds.
     """
 
-    def __init__(
-        self, owners: Callable[[], Owners], named: Sequence[str], say: Callable[[str], object]
-    ) -> None:
-        self.owners = owners
-        self._named = named
+    def __init__(self, reached: Reached, say: Callable[[str], object]) -> None:
+        self._reached = reached
         self._say = say
+        self.inventory = ""  # what each place was like when `state_dict` was asked for last
+        self._inventory: Any = Things()
+        self._before: dict[str, Print] = {}
+        self._begun: dict[str, Print] = {}  # before the first batch of this start
+        self._then: dict[str, Print] = {}  # of the checkpoint that was restored
+        self._trained: set[str] = set()  # what training has changed, in any start
+        self._blind: set[str] = set()  # where something is that nobody can look into
         self._warned: set[str] = set()
-        self._before: dict[str, int] = {}  # fingerprints, by path
 
     def begin(self) -> None:
         """What the values are now is the code's."""
-        values = plain_values(self.owners())
-        self._before = {path: fingerprint(value) for path, value in values.items()}
+        self._inventory = self._reached.walk()
+        if not self._inventory.is_whole:
+            self._say(
+                f"more than {MOST:,} objects can be reached from self, and what changes in the "
+                "others is in no checkpoint. exclude_from_state what training does not depend on."
+            )
+        self._before = self.prints()
+
+    def owners(self) -> Owners:
+        """Everything that has places."""
+        return {**getattr(self._inventory, "owners", {}), **self._reached.owners()}
+
+    def places(self) -> Places:
+        """All places."""
+        found = {
+            join(path, name): (owner, name, value)
+            for path, owner in self.owners().items()
+            for name, value in places(owner).items()
+        }
+        return {path: place for path, place in found.items() if not self._reached.is_left_out(path)}
+
+    def prints(self) -> dict[str, Print]:
+        """What stands in each place."""
+        return {path: self._print(path, value) for path, (*_, value) in self.places().items()}
+
+    def _print(self, path: str, value: Any) -> Print:
+        kind = type(value)
+        if kind in _SIMPLE or (kind is str and len(value) < 64):
+            text = f"{value:x}" if kind is int else repr(value)  # no decimal of 4,300 digits
+            content = zlib.crc32(f"{kind.__name__} {text}".encode(errors="replace"))
+            return Print(kind.__name__, f"{content:08x}")
+        arrays: dict[str, Array] = {}
+        printer = Printer(arrays, self._inventory)
+        content = Encoded(printer.encode(value, ""), arrays).checksum()
+        if printer.is_blind:
+            self._blind.add(path)
+        is_known = printer.is_certain and not self._reached.is_copied(path, value)
+        return Print(kind.__name__, f"{content:08x}" if is_known else _UNKNOWN)
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by path."""
-        changed = {
-            path: value
-            for path, value in plain_values(self.owners()).items()
-            if self._before.get(path) != fingerprint(value) and self._can_be_saved(path, value)
-        }
-        named = {path: getattr(*find_owner(self.owners(), path)) for path in self._named}
-        return changed | named
+        """The values by path, and what was deleted."""
+        found = self.places()
+        prints = {path: self._print(path, value) for path, (*_, value) in found.items()}
+        everywhere = {**prints, **self._before}
+        changed = [p for p in everywhere if not _is_same(prints.get(p), self._before.get(p))]
+        begun = self._begun
+        self._trained |= {p for p in changed if not _is_same(prints.get(p), begun.get(p))}
+        arrays: dict[str, Array] = {}
+        encoder = Encoder(arrays, self._inventory)
+        small = {id(owner) for owner in self._reached.owners().values()}
+        state: dict[str, Any] = {}
+        lost = []
+        for path in (p for p in changed if p in found and not self._is_elsewhere(p)):
+            owner, name, value = found[path]
+            most_bytes = math.inf if id(owner) in small else _MOST_BYTES
+            content = None
+            if not is_fixed(owner, name):
+                content = encoder.attempt(value, _ROOT + path, most_bytes)
+            if content is not None:
+                state[path] = Encoded(content[0], arrays)
+            elif path in self._trained and not is_computed(owner, name):
+                # What training has not changed on_train_begin sets at each start.
+                lost.append(path)
+        self._warn([path for path in lost if path not in self._warned], found)
+        state[_DELETED] = [
+            path
+            for path in changed
+            if path not in found
+            and not self._is_elsewhere(path)
+            and not is_fixed(*self.find(path))
+        ]
+        state |= {path: getattr(*self.find(path)) for path in self._reached.registered}
+        gone = dict.fromkeys((path for path in changed if path not in found), _GONE)
+        lines = [
+            f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
+            for path, at in {**prints, **gone}.items()
+        ]
+        self.inventory = "\n".join(lines)
+        return state
 
-    def _can_be_saved(self, path: str, value: Any) -> bool:
-        _, parts = _dump(value)
-        objects = [part for part in parts if _content(part) is None]
-        # The pickler comes by the class of a collection, too.
-        others = [type(o).__name__ for o in objects if not any(o is kind for kind in _COLLECTIONS)]
-        if others and path not in self._warned:
-            self._warned.add(path)
+    def _is_elsewhere(self, path: str) -> bool:
+        """Whether it is a part of another state, or was named."""
+        return self._reached.is_held(path) or path in self._reached.registered
+
+    def _warn(self, lost: list[str], found: Places) -> None:
+        self._warned |= {*lost}
+        if lost:
+            names = ", ".join(_described(path, *found[path]) for path in lost[:_MOST_LINES])
             self._say(
-                f"self.{path}: a {others[0]} in it cannot be saved; expected numbers, texts, "
-                "arrays, tensors and collections of them. It has changed since setup, and a "
-                "resumed run has not that."
+                f"{names}: changed since setup, and in no checkpoint: a resumed run has what setup "
+                f"makes of it. {_WAYS_OUT}"
             )
-        return not others
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each value that was named and is not there, or whose owner is not here."""
-        owners = self.owners()
-        missing = [path for path in self._named if path not in state]
-        lost = [path for path in state if find_owner(owners, path)[0] is None]
+        missing = [path for path in self._reached.registered if path not in state]
+        values = [path for path in state if not path.startswith("@")]
+        lost = [path for path in values if self.find(path)[0] is None]
         return [
             *(f"{path}: missing in the checkpoint." for path in missing),
             *(f"{path}: in the checkpoint, and not here." for path in lost),
         ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the values; always exact."""
+        """Sets the values; returns why that is not exact."""
+        values = {path: value for path, value in state.items() if not path.startswith("@")}
+        encoded = [value for value in values.values() if isinstance(value, Encoded)]
+        decoder = Decoder(encoded[0].arrays if encoded else {}, self._inventory)
+        for path, value in values.items():
+            if isinstance(value, Encoded):
+                value = decoder.decode(value.content, _ROOT + path)
+            put(*self.find(path), value)
+        for path in state[_DELETED]:
+            remove(*self.find(path))
+        return [
+            f"{shown(path.removeprefix(_ROOT))} (set): its items stand in another order than before, "
+            "by which pop() and loops go; sorted(…) is the same in every process"
+            for path in decoder.reordered
+        ]
+
+    def expect(self, inventory: str) -> None:
+        """When a start has restored a checkpoint: its inventory."""
+        lines = [line.split("\t") for line in inventory.split("\n") if line]
+        self._then = {path: Print(kind, content) for path, kind, content, _ in lines}
+        self._trained = {path for path, *_, flag in lines if flag == "1"}
+
+    def look(self) -> tuple[list[str], list[str]]:
+        """Before the first batch of a start: what is not as it was at the checkpoint.
+
+        Returns:
+            What is lost, a line each; and what else is to be known.
+        """
+        now = self.places()
+        self._begun = {path: self._print(path, value) for path, (*_, value) in now.items()}
+        then = self._then
+        self._then = {}
+        differing = [
+            path
+            for path, there in then.items()
+            if not _is_same(self._begun.get(path, _GONE), there)
+            if not self._reached.is_left_out(path)
+        ]
+        names = {p: _described(p, *now[p]) if p in now else shown(p) for p in differing}
+        lost = [p for p in differing if p in self._trained and not is_computed(*now.get(p, "  ")[:2])]
+        lines = [f"{names[p]}: has changed in training, and is not what it was then" for p in lost]
+        more = len(lines) - _MOST_LINES
+        anew = [names[path] for path in differing if path not in self._trained]
+        said = {
+            "set otherwise than at the start of the checkpoint": anew,
+            "nobody can look into": [_described(p, *now[p]) for p in self._blind if p in now],
+        }
+        return (
+            lines[:_MOST_LINES] + [f"and {more} more values"] * (more > 0),
+            [_in_one_line(text, paths) for text, paths in said.items() if paths and then],
+        )
+
+    def path_of(self, value: Any) -> str:
+        """Where an object was found after setup."""
+        return str(self._inventory.name(value, ""))
+
+    def find(self, path: str) -> tuple[Any, str]:
+        """The owner of the place at a path, None if there is none, and the name there."""
         owners = self.owners()
-        for path, value in state.items():
-            _set(*find_owner(owners, path), value)
-        return []
+        ends = [i for i, letter in enumerate(path) if letter == "."]
+        for end in (*reversed(ends), 0):
+            where, name = path[:end], path[end:].lstrip(".")
+            if where in owners:
+                is_literal = name[:1] in "'\""
+                return owners[where], str(ast.literal_eval(name)) if is_literal else name
+        return None, path
 
 
-class Snapshot:
-    """The plain values of `owners()` at a moment, to be put back: those of at most that size."""
+class Snapshot(Things):
+    """The values of some places at a moment, to be put back: those of at most that size."""
 
-    def __init__(self, owners: Callable[[], Owners], most_bytes: float = math.inf) -> None:
-        self._owners = owners
-        values = plain_values(owners())
-        self._frozen = {path: _Frozen(value, most_bytes) for path, value in values.items()}
+    def __init__(self, places: Callable[[], Places], most_bytes: float = math.inf) -> None:
+        super().__init__()
+        self._places = places
+        self._most_bytes = most_bytes
+        self._things: dict[str, Any] = {}  # by path
+        self._before = self._encoded()
+        for value in self._before.values():
+            if isinstance(value, Encoded):
+                value.arrays = {name: array.copy() for name, array in value.arrays.items()}
+
+    def reference(self, value: Any, path: str) -> str | None:
+        return None if is_thing(value) else self.name(value, path)
+
+    def name(self, value: Any, path: str) -> str | None:
+        self._things.setdefault(path, value)
+        return path
+
+    def get(self, name: str) -> Any:
+        return self._things.get(name)
+
+    def knows(self, kind: type) -> bool:
+        self.classes[class_name(kind)] = kind
+        return True
+
+    def _encoded(self) -> dict[str, Any]:
+        """Each value; its checksum, if it is too large."""
+        encoded: dict[str, Any] = {}
+        for path, (_, _, value) in self._places().items():
+            arrays: dict[str, Array] = {}
+            content = Encoder(arrays, self).attempt(value, path, self._most_bytes)
+            encoded[path] = Encoded(content[0], arrays) if content else checksum(value)
+        return encoded
 
     def restore(self) -> list[str]:
         """Puts back what has changed; returns the paths of what was too large for that."""
-        owners = self._owners()
-        values = plain_values(owners)
+        found = self._places()
+        now = self._encoded()
         too_large = []
-        for path, frozen in self._frozen.items():
-            if path not in values or fingerprint(values[path]) == frozen.fingerprint:
+        for path, before in self._before.items():
+            if path not in found or before == now[path]:
                 continue
-            if frozen.data is None:
-                too_large.append(path)
+            if isinstance(before, Encoded):
+                owner, name, _ = found[path]
+                put(owner, name, Decoder(before.arrays, self).decode(before.content, path))
             else:
-                _set(*find_owner(owners, path), frozen.value())
+                too_large.append(path)
         return too_large
 
 
-def plain_values(owners: Owners) -> dict[str, Any]:
-    """The plain values of the owners, by path: "model.0.calls"."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, (_, attributes) in owners.items()
-        for name, value in attributes.items()
-        if is_plain(value)
-    }
+def shown(path: str) -> str:
+    """A path in a message."""
+    return path if path.startswith(("class ", "module ")) else f"self.{path}"
 
 
-def _set(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, dict):
-        owner[name] = value
-    else:
-        setattr(owner, name, value)
+def _described(path: str, owner: Any, name: str, value: Any) -> str:
+    """A path with the class of the object that has it, or of what stands there."""
+    is_objects = has_attributes(owner) and path.count(".") and not isinstance(owner, Layer)
+    return f"{shown(path)} ({type(owner if is_objects else value).__name__})"
 
 
-def own_attributes(layer: Any) -> dict[str, Any]:
-    """What a user, or the layer's class, has set on it: no parameters, no sublayers, no hooks.
-
-    Of the buffers those that a checkpoint does not hold anyway.
-    """
-    own = {name: value for name, value in vars(layer).items() if name not in OF_PADDLE}
-    passing = layer._non_persistable_buffer_names_set
-    return own | {name: value for name, value in layer._buffers.items() if name in passing}
+def _in_one_line(text: str, names: list[str]) -> str:
+    left = len(names) - _MOST_LINES
+    return f"{text}: {', '.join(names[:_MOST_LINES])}" + f" and {left} more" * (left > 0)
 
 
-def layers_with_buffers(found: StatefulObjects) -> Owners:
-    """All layers with their own attributes and all of their buffers."""
-    return {
-        path: (layer, {**own_attributes(layer), **layer._buffers})
-        for path, layer in found.sublayers()
-    }
-
-
-def find_owner(owners: Owners, path: str) -> tuple[Any, str]:
-    """The object that has the attribute at a path, None if there is none, and the last name."""
-    where, _, name = path.rpartition(".")
-    if where in owners:
-        return owners[where][0], name
-    owner, _ = owners[""]
-    for part in where.split("."):
-        if isinstance(owner, (list, tuple)) and part.isdigit():
-            owner = {str(number): item for number, item in enumerate(owner)}
-        owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
-        owner = unwrap(owner)
-    return owner, name
-
-
-def is_plain(value: Any) -> bool:
-    """Whether it is a number, a text, an array, a tensor or a collection, of anything."""
-    return type(value) in _PLAIN or isinstance(value, (np.generic, np.ndarray, paddle.Tensor))
-
-
-def fingerprint(value: Any) -> int:
-    """A number that is another one when a plain value has changed; of this process alone."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return hash((type(value), repr(value)))
-    data, parts = _dump(value)
-    return hash((data, *map(_print_of, parts)))
-
-
-class _Frozen:
-    """A value at a moment; without data if it has more bytes than that."""
-
-    def __init__(self, value: Any, most_bytes: float) -> None:
-        self.fingerprint = fingerprint(value)
-        self.data: bytes | None = None
-        data, parts = _dump(value)
-        contents = [_content(part) for part in parts]
-        if len(data) + sum(c.nbytes for c in contents if c is not None) <= most_bytes:
-            self.data = data
-            pairs = zip(parts, contents, strict=True)
-            self._parts = [part if c is None else _copied(part) for part, c in pairs]
-
-    def value(self) -> Any:
-        unpickler = pickle.Unpickler(io.BytesIO(self.data or b""))
-        unpickler.persistent_load = self._parts.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
-
-
-class _Pickler(pickle.Pickler):
-    """Takes out what is no plain value. What it writes is read in this process, or not at all."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__(file, protocol=5)
-        self.parts: list[Any] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        if type(value) in _PLAIN:
-            return None
-        self.parts.append(value)
-        return len(self.parts) - 1
-
-
-def _dump(value: Any) -> tuple[bytes, list[Any]]:
-    """A value as it is pickled, and the parts of it that are no plain values."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    return file.getvalue(), pickler.parts
-
-
-def _content(part: Any) -> Any:
-    """The bytes of a tensor, an array or a scalar of numpy; None of others, and of a parameter."""
-    if isinstance(part, framework.EagerParamBase):
-        return None
-    if isinstance(part, paddle.Tensor) and part._is_initialized():
-        return Array.of(part).data
-    if isinstance(part, (np.ndarray, np.generic)) and not part.dtype.hasobject:
-        return encoding.bytes_of(part)
-    return None
-
-
-def _print_of(part: Any) -> Any:
-    content = _content(part)
-    if content is None:
-        return id(part)  # whether it is the same object
-    return str(part.shape), str(part.dtype), zlib.crc32(content)
-
-
-def _copied(part: Any) -> Any:
-    return part.detach().clone() if isinstance(part, paddle.Tensor) else part.copy()
+def _is_same(one: Print | None, other: Print | None) -> bool:
+    return one == other and (one is None or one.content != _UNKNOWN)
