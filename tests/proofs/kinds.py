@@ -55,14 +55,17 @@ from expbase import ExperimentBase
 from expbase.ranks.processes import die_with_parent
 
 EXACT, TOLD, REFUSED = "exact", "told", "refused"
+EITHER = "exact told"  # restored, or named
+LOUD = "exact told refused"  # what nothing promises to save
 ALARM, SILENT, STUCK, BROKEN = "alarm", "silent", "stuck", "broken"
 SAVED_AT, DIES_IN, END = 4, 6, 10  # iterations
 _DIES, _FORGETS = "KINDS_DIES", "KINDS_FORGETS"  # in the environment of a start
 _LONG_SECONDS = 120  # that no start takes
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=A)(?=[A-Z][a-z])")  # between those of a name
 _TELLING = re.compile(r"not exact|WARNING")
 # What an error must name: a path of the user's, or the method or setting that is wrong.
 _NAMING = re.compile(r"self\.|values\.|setup_|train_|training\.|step-\d|\bsave")
-FILES = ("values", "objects", "data", "optimizers", "shares")
+FILES = ("values", "objects", "code", "layers", "data", "optimizers", "shares")
 
 
 class Points(Dataset):
@@ -189,7 +192,7 @@ def kinds() -> dict[str, type[Kind]]:
         kind = pending.pop(0)
         pending[:0] = kind.__subclasses__()
         if not kind.__name__.startswith("_"):
-            name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
+            name = _WORDS.sub(" ", kind.__name__).lower()
             assert name not in found, name
             found[name] = kind
     return found

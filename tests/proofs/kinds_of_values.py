@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
-from kinds import EXACT, Kind, Points
+from kinds import EXACT, LOUD, Kind, Points
 from paddle.io import BatchSampler, DataLoader, Sampler
 
-LOUD = "exact told refused"  # no value of a kind that anything promises to save
+
 
 
 def number(value: Any) -> float:
