@@ -151,7 +151,7 @@ class FunctionChosenOnTheWay(Kind):
     expected = LOUD
 
     def make(self) -> None:
-        self.phase: Any = self.warm
+        self.stage: Any = self.warm
 
     def warm(self) -> float:
         return 0.5
@@ -161,8 +161,8 @@ class FunctionChosenOnTheWay(Kind):
 
     def use(self) -> float:
         if self.iteration == 3:
-            self.phase = self.main
-        return self.phase()
+            self.stage = self.main
+        return self.stage()
 
 
 class ClassChosenOnTheWay(Kind):
@@ -295,6 +295,11 @@ class _Counted:
         type(self).made += 1
 
 
+class _Special(_Counted):
+    def __init__(self) -> None:
+        """Is not counted."""
+
+
 class CounterOfAHelpersClass(Kind):
     expected = EITHER
 
@@ -312,7 +317,7 @@ class CounterOfABaseClass(Kind):
 
     def make(self) -> None:
         _Counted.made = 0
-        self.helper = type("Special", (_Counted,), {})()
+        self.helper = _Special()
 
     def use(self) -> float:
         _Counted.made += 1
