@@ -17,8 +17,8 @@ Silent, stuck and broken are failures, and so is any other outcome than the kind
 
     python tests/proofs/kinds.py [--only WORD] [--show] [--effects] [--list]
 
-With --effects each kind is made anew in iteration 5 of a straight run instead: one that ends with
-the same bits has no effect, and would prove nothing.
+With --effects each kind is made anew in iteration 5 of a straight run instead, and not changed at a
+set moment: one that ends with the same bits has no effect, and would prove nothing.
 """
 
 from __future__ import annotations
@@ -100,6 +100,10 @@ class Kind(ExperimentBase):
         """Changes it, and returns a number that depends on it."""
         return 0.0
 
+    def now(self, iteration: int) -> bool:
+        """Whether something is to be changed in this iteration."""
+        return self.iteration == iteration and not os.environ.get(_FORGETS)
+
     def loader(self) -> Any:
         return DataLoader(Points(), batch_size=4, shuffle=True)
 
@@ -140,6 +144,9 @@ class Kind(ExperimentBase):
 
     def valid(self) -> None:
         """Is never asked for."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        note_error(exception, Path(self.output_dir))
 
     def weights(self) -> Any:
         """What must be the same at the end: tensors."""
@@ -211,11 +218,12 @@ def judge(name: str, kind: type[Kind], folder: Path) -> Verdict:
     killed = start(kind, folder / "run", processes, DIES=True)
     is_killed = killed.status in (signal.SIGKILL, (128 + signal.SIGKILL) << 8)
     if not is_killed:
-        is_same = _plain(killed) == _plain(straight) and bool(straight.status)
-        return verdict(REFUSED if is_same else BROKEN, straight.error, killed.error)
+        is_refused = _is_same(straight, killed, processes)
+        is_refused |= processes > 1 and not straight.status and killed.is_message
+        return verdict(REFUSED if is_refused else BROKEN, straight.error, killed.error)
     second = start(kind, folder / "run", processes)
     if second.status:
-        is_same = _plain(second) == _plain(straight)
+        is_same = _is_same(straight, second, processes)
         return verdict(REFUSED if is_same else STUCK, straight.error, second.error)
     if straight.status:
         return verdict(BROKEN, straight.error, "and the killed run came to its end")
@@ -239,9 +247,10 @@ def forgets(name: str, kind: type[Kind], folder: Path) -> Verdict:
     return Verdict(name, "effect" if has_effect else "none", [], "effect")
 
 
-def _plain(begun: Start) -> str:
-    """Its error without its directory, and without what its ranks add to each line."""
-    return begun.error.replace(begun.output.name, "RUN")
+def _is_same(straight: Start, other: Start, processes: int) -> bool:
+    """Whether both end with the same message; on several processes its words may be others."""
+    texts = {begun.error.replace(str(begun.output), "RUN") for begun in (straight, other)}
+    return straight.is_message and other.is_message and (len(texts) == 1 or processes > 1)
 
 
 def start(kind: type[Kind], output: Path, processes: int, **how: bool) -> Start:
@@ -250,7 +259,7 @@ def start(kind: type[Kind], output: Path, processes: int, **how: bool) -> Start:
     before = log.stat().st_size if log.exists() else 0
     error = output.with_suffix(".error")
     error.unlink(missing_ok=True)
-    pid = fork(lambda: _train(kind, output, processes, error, how))
+    pid = fork(lambda: _train(kind, output, processes, how))
     status = os.waitpid(pid, 0)[1]
     text, is_message = json.loads(error.read_text()) if error.exists() else ("", False)
     said = log.read_bytes()[before:].decode() if log.exists() else ""
@@ -273,9 +282,7 @@ def fork(function: Callable[[], object]) -> int:
         os._exit(1)
 
 
-def _train(
-    kind: type[Kind], output: Path, processes: int, error: Path, how: dict[str, bool]
-) -> None:
+def _train(kind: type[Kind], output: Path, processes: int, how: dict[str, bool]) -> None:
     signal.alarm(_LONG_SECONDS)
     said = os.open(output.with_suffix(".said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(said, 1)
@@ -296,11 +303,20 @@ def _train(
         os._exit(end.code if isinstance(end.code, int) else 1)
     except Exception as raised:
         traceback.print_exc()
-        where = [frame.filename for frame in traceback.extract_tb(raised.__traceback__)]
-        is_message = str(Path(expbase.__file__).parent) in where[-1]
-        is_message &= bool(_NAMING.search(str(raised)))
-        error.write_text(json.dumps([f"{type(raised).__name__}: {raised}", is_message]))
+        note_error(raised, output)
         os._exit(1)
+
+
+def note_error(error: BaseException, output: Path) -> None:
+    """Writes down an exception, and whether it is a message of expbase that names something.
+
+    Of several ranks one may fail because another one has.
+    """
+    where = traceback.extract_tb(error.__traceback__)[-1].filename
+    is_message = str(Path(expbase.__file__).parent) in where and _NAMING.search(str(error))
+    file = output.with_suffix(".error")
+    if is_message or not file.exists():
+        file.write_text(json.dumps([f"{type(error).__name__}: {error}", bool(is_message)]))
 
 
 def verdicts(

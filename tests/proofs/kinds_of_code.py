@@ -125,7 +125,7 @@ class DefaultOfALambda(Kind):
     expected = EITHER
 
     def make(self) -> None:
-        self.append = lambda items=[1]: items.append(1) or number(items)  # noqa: B006
+        self.append = lambda items=[1]: items.append(1) or number(items)
 
     def use(self) -> float:
         return self.append()
@@ -160,7 +160,7 @@ class FunctionChosenOnTheWay(Kind):
         return 1.5
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.stage = self.main
         return self.stage()
 
@@ -172,7 +172,7 @@ class ClassChosenOnTheWay(Kind):
         self.kind_of_norm: Any = paddle.nn.BatchNorm1D
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.kind_of_norm = paddle.nn.LayerNorm
         return float(len(self.kind_of_norm.__name__))
 
@@ -187,7 +187,7 @@ class MethodReplacedOnSelf(Kind):
         return 0.5
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.value_now = lambda: 1.5  # type: ignore[method-assign]
         return self.value_now()
 
@@ -231,23 +231,21 @@ class _Watch:
 
 class HookRegisteredLater(Kind):
     expected = LOUD
-    has_effect = False
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.register_forward_post_hook(lambda layer, x, y: y * 2)
         return 0.5
 
 
 class HookRemovedLater(Kind):
     expected = LOUD
-    has_effect = False
 
     def make(self) -> None:
         self.hook = self.model.register_forward_post_hook(lambda layer, x, y: y * 2)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.hook.remove()
         return 0.5
 
@@ -615,7 +613,7 @@ class GeneratorOfAnotherKind(Kind):
         self.generator = np.random.default_rng(3)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.generator = np.random.Generator(np.random.Philox(5))
         return float(self.generator.random())
 
@@ -625,7 +623,7 @@ class GeneratorMadeAnew(Kind):
         self.generator = random.Random(3)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.generator = random.Random(5)
         return self.generator.random()
 
@@ -765,7 +763,7 @@ class LruCache(_Harmless):
         return n**3 / 10
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _square(n: int) -> float:
     return n**2 / 10
 

@@ -29,15 +29,20 @@ class _Net(nn.Layer):
         return self.last(self.dropout(self.norm(self.first(batch))))
 
 
-class _OfNet(Kind):
-    has_effect = False  # nothing is made anew
+def frozen(layer: Any) -> Any:
+    """The layer, which no optimizer is to train."""
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True
+    return layer
 
+
+class _OfNet(Kind):
     def net(self) -> Any:
         return _Net()
 
 
 class BatchNormAndDropout(_OfNet):
-    pass
+    has_effect = False  # nothing is made anew
 
 
 class PersistentBuffer(Kind):
@@ -94,7 +99,7 @@ class BufferOfAnotherType(Kind):
         self.model.register_buffer("mean", paddle.zeros([2]))
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.mean = paddle.ones([2], "float64") / 3
         return number(self.model.mean)
 
@@ -106,7 +111,7 @@ class BufferThatIsNone(Kind):
         self.model.register_buffer("mean", None)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.mean = paddle.ones([2])
         if self.iteration > 3 and self.model.mean is not None:
             self.model.mean.add_(paddle.ones([2]))
@@ -115,10 +120,9 @@ class BufferThatIsNone(Kind):
 
 class BufferRegisteredLate(Kind):
     expected = REFUSED
-    has_effect = False
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.register_buffer("mean", paddle.ones([2]))
         return number(getattr(self.model, "mean", None))
 
@@ -128,14 +132,14 @@ class Unfrozen(_OfNet):
         self.model.first.weight.stop_gradient = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.first.weight.stop_gradient = False
         return 0.5
 
 
 class FrozenOnTheWay(_OfNet):
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             for parameter in self.model.first.parameters():
                 parameter.stop_gradient = True
         return 0.5
@@ -149,7 +153,7 @@ class UnfrozenWithItsNorm(_OfNet):
             parameter.stop_gradient = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             for parameter in (*self.model.first.parameters(), *self.model.norm.parameters()):
                 parameter.stop_gradient = False
         return 0.5
@@ -157,29 +161,29 @@ class UnfrozenWithItsNorm(_OfNet):
 
 class PartInEvalMode(_OfNet):
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.norm.eval()
         return 0.5
 
 
 class DropoutRate(_OfNet):
     def use(self) -> float:
-        self.model.dropout.p = min(0.05 * self.iteration, 0.6) if self.iteration < 5 else (
-            self.model.dropout.p
-        )  # fmt: skip
+        self.model.dropout.p *= 1.1
         return 0.5
+
+    has_effect = False  # nothing is made anew
 
 
 class MomentumOfANorm(_OfNet):
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.norm._momentum = 0.5
         return 0.5
 
 
 class LearnedScaleOfAParameter(_OfNet):
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.last.weight.optimize_attr["learning_rate"] = 0.1
         return 0.5
 
@@ -188,7 +192,7 @@ class ParameterReplaced(_OfNet):
     expected = LOUD
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.first.weight = paddle.create_parameter([3, 4], "float32")
         return 0.5
 
@@ -200,7 +204,7 @@ class LayerAdded(_OfNet):
         return nn.Sequential(nn.Linear(3, 1))
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.add_sublayer("more", nn.Linear(1, 1))
         return 0.5
 
@@ -209,7 +213,7 @@ class LayerWithoutStateAdded(LayerAdded):
     expected = LOUD
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model.add_sublayer("more", nn.Tanh())
         return 0.5
 
@@ -221,7 +225,7 @@ class LayerRemoved(_OfNet):
         return nn.Sequential(("first", nn.Linear(3, 1)), ("norm", nn.BatchNorm1D(1)))
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             del self.model.norm
         return 0.5
 
@@ -233,7 +237,7 @@ class ActivationReplaced(_OfNet):
         return nn.Sequential(nn.Linear(3, 1), nn.Tanh())
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model[1] = nn.Sigmoid()
         return 0.5
 
@@ -245,7 +249,7 @@ class ModelOfAnotherClass(_OfNet):
         return nn.Linear(3, 1)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model = _Scaled()
             self.optimizers()
         return 0.5
@@ -263,7 +267,7 @@ class ModelOfTheSameClass(_OfNet):
     expected = LOUD
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.model = self.net()
             self.optimizers()
         return 0.5
@@ -278,7 +282,7 @@ class ModelWithAnotherName(_OfNet):
         self.student = self.model
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.student = copy.deepcopy(self.model)
         return number(self.student.first.weight) if self.iteration > 3 else 0.5
 
@@ -287,27 +291,31 @@ class TwoLayersThatSwap(_OfNet):
     expected = EITHER
 
     def make(self) -> None:
-        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.one, self.other = frozen(nn.Linear(2, 2)), frozen(nn.Linear(2, 2))
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.one, self.other = self.other, self.one
         return number(self.one.weight)
 
 
 class SpectralNorm(_OfNet):
+    has_effect = False
+
     def net(self) -> Any:
         return nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 1))
 
 
 class WeightNorm(_OfNet):
+    has_effect = False
+
     def net(self) -> Any:
         return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 1))
 
 
 class HiddenState(Kind):
     def make(self) -> None:
-        self.cell = nn.GRUCell(1, 2)
+        self.cell = frozen(nn.GRUCell(1, 2))
         self.hidden: Any = None
 
     def use(self) -> float:
@@ -351,9 +359,7 @@ class AverageAsAModel(_OfNet):
     has_effect = True
 
     def make(self) -> None:
-        self.teacher = copy.deepcopy(self.model)
-        for parameter in self.teacher.parameters():
-            parameter.stop_gradient = True
+        self.teacher = frozen(copy.deepcopy(self.model))
 
     def use(self) -> float:
         pairs = zip(self.teacher.parameters(), self.model.parameters(), strict=True)
@@ -372,7 +378,7 @@ class _Holding(Kind):
 
 class LayerInAList(_Holding):
     def make(self) -> None:
-        self.parts = [nn.Linear(2, 2)]
+        self.parts = [frozen(nn.Linear(2, 2))]
 
     def use(self) -> float:
         return self.change(self.parts[0])
@@ -382,7 +388,7 @@ class LayerInAnObject(_Holding):
     expected = LOUD
 
     def make(self) -> None:
-        self.teacher = Box(net=nn.Linear(2, 2))
+        self.teacher = Box(net=frozen(nn.Linear(2, 2)))
 
     def use(self) -> float:
         return self.change(self.teacher.net)
@@ -392,7 +398,7 @@ class LayerInADataSet(_Holding):
     expected = LOUD
 
     def make(self) -> None:
-        self.train_loader.dataset.net = nn.Linear(2, 2)
+        self.train_loader.dataset.net = frozen(nn.Linear(2, 2))
 
     def use(self) -> float:
         return self.change(self.train_loader.dataset.net)
@@ -402,7 +408,7 @@ class LayerInAClosure(_Holding):
     expected = LOUD
 
     def make(self) -> None:
-        net = nn.Linear(2, 2)
+        net = frozen(nn.Linear(2, 2))
         self.changed = lambda: self.change(net)
 
     def use(self) -> float:
@@ -481,6 +487,8 @@ class MaskCacheInAnObject(Kind):
 
 class KeptOutputs(_OfNet):
     """What a layer keeps of its last forward, with the graph."""
+
+    has_effect = False
 
     def make(self) -> None:
         self.model.dropout.register_forward_post_hook(self.keep)

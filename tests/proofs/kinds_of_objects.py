@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import paddle
-from kinds import EITHER, LOUD, TOLD, Kind
+from kinds import EITHER, EXACT, LOUD, TOLD, Kind
 from kinds_of_values import Box, _OfValue, number
 
 COUNTS: list[int] = []  # for a kind of another module of this folder
@@ -79,7 +79,7 @@ class TwoNamesThatPart(Kind):
         self.one = self.other = [1]
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.other = [2]
         self.one.append(len(self.other))
         return number([self.one, self.other])
@@ -92,7 +92,7 @@ class TwoNamesThatJoin(Kind):
         self.one, self.other = [1], [2]
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.other = self.one
         self.one.append(len(self.other))
         return number(self.other)
@@ -312,7 +312,7 @@ class AttributeDeleted(Kind):
         self.warming = [1]
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             del self.warming
         return float(hasattr(self, "warming"))
 
@@ -322,7 +322,7 @@ class AttributeOfAnObjectDeleted(Kind):
         self.helper = Box(warming=1)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             del self.helper.warming
         return float(hasattr(self.helper, "warming"))
 
@@ -332,7 +332,7 @@ class AttributeOfALayerDeleted(Kind):
         self.model.warming = 1
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             del self.model.warming
         return float(hasattr(self.model, "warming"))
 
@@ -342,7 +342,7 @@ class KeyDeleted(Kind):
         self.helper = Box(table={"a": Box(n=1), "b": Box(n=1)})
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             del self.helper.table["a"]
         return number(self.helper.table)
 
@@ -352,9 +352,9 @@ class AttributeDeletedAndMadeAgain(Kind):
         self.window = [1, 2]
 
     def use(self) -> float:
-        if self.iteration == 2:
+        if self.now(2):
             del self.window
-        if self.iteration == 3:
+        if self.now(3):
             self.window = {"a": 1}
         if self.iteration > 3:
             self.window["a"] += 1
@@ -414,7 +414,7 @@ class ObjectThatBecomesNone(Kind):
         self.warmup: Any = Box(count=0)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.warmup = None
         return number(self.warmup)
 
@@ -426,7 +426,7 @@ class ObjectReplacedByAnotherClass(Kind):
         self.helper: Any = Box(count=0)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.helper = SimpleNamespace(count=5)
         self.helper.count += 1
         return number(self.helper)
@@ -458,6 +458,30 @@ class BufferOfDicts(Kind):
         episode = {"state": np.full(2, self.iteration), "reward": self.iteration / 2, "end": False}
         self.buffer.episodes.append(episode)
         return number(self.buffer.episodes[:2])
+
+
+class LargeArrayOfAHelper(Kind):
+    """Larger than what is saved of a helper; it may be told."""
+
+    expected = EITHER
+
+    def make(self) -> None:
+        self.helper = Box(rows=np.zeros(17_000_000, "float32"))
+
+    def use(self) -> float:
+        self.helper.rows += 1
+        return float(self.helper.rows[1])
+
+
+class LargeArrayOnSelf(LargeArrayOfAHelper):
+    expected = EXACT
+
+    def make(self) -> None:
+        self.rows = np.zeros(17_000_000, "float32")
+
+    def use(self) -> float:
+        self.rows[self.iteration] += 1
+        return number(self.rows[:20])
 
 
 @dataclass

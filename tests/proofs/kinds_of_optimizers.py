@@ -11,7 +11,9 @@ from typing import Any
 
 import paddle
 from kinds import EITHER, EXACT, LOUD, REFUSED, Kind
+from kinds_of_layers import frozen
 from kinds_of_values import Box, number
+from many import switch_scalers_on
 from paddle import nn, optimizer
 from paddle.optimizer import lr
 
@@ -131,12 +133,14 @@ class RateSetByHand(_OfOptimizer):
 
 
 class RatesOfGroups(_OfOptimizer):
+    has_effect = True
+
     def optimizers(self) -> None:
         groups = [{"params": part.parameters(), "learning_rate": 1.0} for part in self.model]
         self.optimizer = optimizer.Adam(0.05, parameters=groups)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             for parameter in self.model[0].parameters():
                 parameter.optimize_attr["learning_rate"] = 0.1
         return 0.5
@@ -144,9 +148,10 @@ class RatesOfGroups(_OfOptimizer):
 
 class OptionsOfGroups(RatesOfGroups):
     expected = EITHER
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer._param_groups[0]["weight_decay"] = 0.5
             self.optimizer._param_groups[1]["beta1"] = 0.1
         return 0.5
@@ -154,9 +159,10 @@ class OptionsOfGroups(RatesOfGroups):
 
 class OptimizerOfTheSameClass(_OfOptimizer):
     expected = LOUD
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer = optimizer.Adam(0.01, beta1=0.5, parameters=self.model.parameters())
         return 0.5
 
@@ -165,18 +171,20 @@ class OptimizerMadeAnew(_OfOptimizer):
     """Nothing but its accumulators is another one."""
 
     expected = LOUD
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizers()
         return 0.5
 
 
 class OptimizerOfAnotherClass(_OfOptimizer):
     expected = REFUSED
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer = optimizer.SGD(0.01, parameters=self.model.parameters())
         return 0.5
 
@@ -185,40 +193,45 @@ class OptimizerOfAnotherClassLate(_OfOptimizer):
     """After the checkpoint of the first start."""
 
     expected = REFUSED
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 7:
+        if self.now(7):
             self.optimizer = optimizer.Momentum(0.01, parameters=self.model.parameters())
         return 0.5
 
 
 class OptimizerOverFewerParameters(_OfOptimizer):
     expected = REFUSED
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer = optimizer.Adam(0.05, parameters=self.model[1].parameters())
         return 0.5
 
 
 class ParametersAdded(_OfOptimizer):
     expected = REFUSED
+    has_effect = True
 
     def optimizers(self) -> None:
         groups = [{"params": self.model[1].parameters()}]
         self.optimizer = optimizer.Adam(0.05, parameters=groups)
 
     def use(self) -> float:
-        if self.iteration == 3:
-            self.optimizer._add_param_group({"params": self.model[0].parameters()})
+        if self.now(3):
+            more = {"params": self.model[0].parameters(), "weight_decay": 0.0, "grad_clip": None}
+            self.optimizer._add_param_group(more)
         return 0.5
 
 
 class ScheduleInMidRun(_OfOptimizer):
     expected = REFUSED
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer.set_lr_scheduler(lr.StepDecay(0.1, 2))
         return 0.5
 
@@ -226,9 +239,10 @@ class ScheduleInMidRun(_OfOptimizer):
 class ScheduleOfAnotherClass(_OfOptimizer):
     expected = REFUSED
     rate = staticmethod(_SCHEDULES["LinearLR"])
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer.set_lr_scheduler(lr.StepDecay(0.1, 2))
         return 0.5
 
@@ -236,9 +250,10 @@ class ScheduleOfAnotherClass(_OfOptimizer):
 class ScheduleOfTheSameClass(_OfOptimizer):
     expected = LOUD
     rate = staticmethod(_SCHEDULES["StepDecay"])
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer.set_lr_scheduler(lr.StepDecay(0.02, 2, gamma=0.5))
         return 0.5
 
@@ -246,9 +261,10 @@ class ScheduleOfTheSameClass(_OfOptimizer):
 class ScheduleChanged(_OfOptimizer):
     expected = EITHER
     rate = staticmethod(_SCHEDULES["StepDecay"])
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer._learning_rate.gamma = 0.7
         return 0.5
 
@@ -279,9 +295,10 @@ class _Slower(lr.LRScheduler):
 
 class Betas(_OfOptimizer):
     expected = EITHER
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer._beta1 = 0.5
         return 0.5
 
@@ -289,15 +306,17 @@ class Betas(_OfOptimizer):
 class WeightDecay(_OfOptimizer):
     expected = EITHER
     kind = optimizer.AdamW
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
-            self.optimizer._coeff = 0.5
+        if self.now(3):
+            self.optimizer._weight_decay = 0.5
         return 0.5
 
 
 class NormOfAClip(_OfOptimizer):
     expected = EITHER
+    has_effect = True
 
     def optimizers(self) -> None:
         self.clip = nn.ClipGradByGlobalNorm(1.0)
@@ -305,25 +324,29 @@ class NormOfAClip(_OfOptimizer):
         self.optimizer = optimizer.SGD(0.05, **how)
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.clip.clip_norm = 0.1
         return 0.5
 
 
 class ClipReplaced(NormOfAClip):
+    has_effect = True
+
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer._grad_clip = nn.ClipGradByNorm(0.05)
         return 0.5
 
 
 class ClipOfTheOptimizerAlone(NormOfAClip):
+    has_effect = True
+
     def optimizers(self) -> None:
         super().optimizers()
         del self.clip
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer._grad_clip.clip_norm = 0.1
         return 0.5
 
@@ -331,21 +354,26 @@ class ClipOfTheOptimizerAlone(NormOfAClip):
 class MomentumOfSgd(_OfOptimizer):
     expected = EITHER
     kind = optimizer.Momentum
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer._momentum = 0.3
         return 0.5
 
 
 class Scaler(_OfOptimizer):
     def make(self) -> None:
-        self.scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0)
+        switch_scalers_on()
+        self.scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0, incr_every_n_steps=3)
 
-    def step(self) -> None:
+    def update(self) -> Any:
+        loss = self.model(self.read_batch()).square().mean()
+        self.scaler.scale(loss * (1 + self.scaler._scale.item() / 1e4)).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.clear_grad()
+        return loss.detach()
 
 
 class LookAhead(_OfOptimizer):
@@ -377,7 +405,7 @@ class WeightsAveragedByHand(_OfOptimizer):
     has_effect = True
 
     def make(self) -> None:
-        self.average = copy.deepcopy(self.model)
+        self.average = frozen(copy.deepcopy(self.model))
         self.averaged = 0
 
     def use(self) -> float:
@@ -439,9 +467,10 @@ class OptimizerOfOnesOwn(_OfOptimizer):
 
 class HookOfAnOptimizer(_OfOptimizer):
     expected = LOUD
+    has_effect = True
 
     def use(self) -> float:
-        if self.iteration == 3:
+        if self.now(3):
             self.optimizer.step = self.twice
         return 0.5
 

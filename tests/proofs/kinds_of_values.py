@@ -28,8 +28,6 @@ from kinds import EXACT, LOUD, Kind, Points
 from paddle.io import BatchSampler, DataLoader, Sampler
 
 
-
-
 def number(value: Any) -> float:
     """Another one for a value that is another one, also by its class, layout or aliases."""
     if isinstance(value, (random.Random, np.random.Generator)):
@@ -59,6 +57,8 @@ def _parts(value: Any) -> list[Any]:
         return [str(value.dtype), value.shape, value.stop_gradient, content]
     if isinstance(value, np.ndarray):
         layout = [value.dtype.str, value.shape, value.strides, value.flags.writeable]
+        if value.size > 1000:
+            return [*layout, value.tobytes()]
         return [*layout, value.tolist(), np.ma.getmaskarray(value).tolist()]
     if isinstance(value, collections.ChainMap):
         return list(value.maps)
@@ -143,7 +143,7 @@ class Place(NamedTuple):
     y: float
 
 
-Old = collections.namedtuple("Old", "step best")  # noqa: PYI024
+Old = collections.namedtuple("Old", "step best")
 
 
 @dataclass
@@ -152,9 +152,8 @@ class Meter:
     values: list[float] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class Slim:
-    __slots__ = ("count", "total")
     count: int
     total: float
 
@@ -324,10 +323,20 @@ VALUES: dict[str, tuple[Callable[[], Any], Step]] = {
     "user list": (lambda: collections.UserList([1]), lambda v: v.append(len(v))),
     # containers
     "empty list": (list, lambda v: v.append(len(v))),
-    "list of lists": (lambda: [[1], [2]], lambda v: v[0].append(v[1].pop() + 1) or v.reverse()
-                      or v[1].append(3) if not v[0] or not v[1] else v[1].append(v[0][-1] + 1)),
+    "list of lists": (
+        lambda: [[1], [2]],
+        lambda v: (
+            v[0].append(v[1].pop() + 1) or v.reverse() or v[1].append(3)
+            if not v[0] or not v[1]
+            else v[1].append(v[0][-1] + 1)
+        ),
+    ),
     "list that shrinks": (lambda: [*range(20)], lambda v: run(v.pop(0))),
     "list replaced": (lambda: [1], lambda v: [*v, len(v)]),
+    "one item of many": (
+        lambda: [0] * 50_000,
+        lambda v: run(v.__setitem__(12_345 + sum(v) * 432, 1)),
+    ),
     "heap": (lambda: [(3, "a"), (5, "b")], lambda v: v.append((len(v), "c"))),
     "tuple": (lambda: (1, 2), lambda v: (*v[-3:], v[-1] + v[-2])),
     "tuple with a list": (lambda: ([1], 2), lambda v: v[0].append(len(v[0]))),
@@ -336,70 +345,114 @@ VALUES: dict[str, tuple[Callable[[], Any], Step]] = {
     "frozenset": (lambda: frozenset({1}), lambda v: v | {len(v) * 3}),
     "deque": (lambda: collections.deque([1], maxlen=4), lambda v: v.append(v[-1] + 1)),
     "deque rotated": (lambda: collections.deque(range(5)), lambda v: v.rotate(2)),
-    "ordered dict": (lambda: collections.OrderedDict(a=1, b=2, c=3),
-                     lambda v: v.move_to_end(next(iter(v)))),
+    "ordered dict": (
+        lambda: collections.OrderedDict(a=1, b=2, c=3),
+        lambda v: v.move_to_end(next(iter(v))),
+    ),
     "defaultdict": (lambda: collections.defaultdict(int), lambda v: run(v[len(v)])),
     "defaultdict of lists": (lambda: collections.defaultdict(list), lambda v: v["a"].append(1)),
     "counter": (lambda: collections.Counter("a"), lambda v: v.update("ab")),
-    "counter in a dict": (lambda: {"words": collections.Counter()},
-                          lambda v: v["words"].update("ab")),
-    "defaultdict in a list": (lambda: [collections.defaultdict(float)],
-                              lambda v: run(v[0].__setitem__(len(v[0]), v[0]["none"]))),
+    "counter in a dict": (
+        lambda: {"words": collections.Counter()},
+        lambda v: v["words"].update("ab"),
+    ),
+    "defaultdict in a list": (
+        lambda: [collections.defaultdict(float)],
+        lambda v: run(v[0].__setitem__(len(v[0]), v[0]["none"])),
+    ),
     "chain map": (lambda: collections.ChainMap({}, {"a": 1}), lambda v: v.update({str(len(v)): 1})),
-    "dict with other keys": (lambda: {(1, "a"): 1, None: 2, 3: 4, Level.LOW: 5, 0.5: 6, b"a": 7},
-                             lambda v: run(v.__setitem__((1, "a"), v[(1, "a")] + 1),
-                                           v.__setitem__(3, v[3] * 2))),
-    "dict keyed by enums": (lambda: {}, lambda v: v.update({Colour(len(v) % 3): v.get(
-        Colour(len(v) % 3), 0) + 1})),
-    "dict in another order": (lambda: dict.fromkeys("abc", 1),
-                              lambda v: v.update({(k := next(iter(v))): v.pop(k)})),
-    "dict of dicts": (lambda: {"a": {"b": {}}}, lambda v: v["a"]["b"].update({len(v["a"]["b"]): v["a"]["b"].get(0, 1)})),
+    "dict with other keys": (
+        lambda: {(1, "a"): 1, None: 2, 3: 4, Level.LOW: 5, 0.5: 6, b"a": 7},
+        lambda v: run(v.__setitem__((1, "a"), v[(1, "a")] + 1), v.__setitem__(3, v[3] * 2)),
+    ),
+    "dict keyed by enums": (
+        dict,
+        lambda v: v.update({Colour(len(v) % 3): v.get(Colour(len(v) % 3), 0) + 1}),
+    ),
+    "dict in another order": (
+        lambda: dict.fromkeys("abc", 1),
+        lambda v: v.update({(k := next(iter(v))): v.pop(k)}),
+    ),
+    "dict of dicts": (
+        lambda: {"a": {"b": {}}},
+        lambda v: v["a"]["b"].update({len(v["a"]["b"]): v["a"]["b"].get(0, 1)}),
+    ),
     "deleted keys": (lambda: dict.fromkeys(range(30), 1), lambda v: run(v.popitem())),
     "named tuple": (lambda: Place(1, 2.0), lambda v: v._replace(x=v.x + 1, y=v.y * 1.1)),
     "old named tuple": (lambda: Old(1, 2.0), lambda v: v._replace(step=v.step + 1)),
-    "list of named tuples": (lambda: [Place(1, 2.0)], lambda v: run(v.__setitem__(0, Place(v[0].x + 1, 0.5)))),
+    "list of named tuples": (
+        lambda: [Place(1, 2.0)],
+        lambda v: run(v.__setitem__(0, Place(v[0].x + 1, 0.5))),
+    ),
     "list that contains itself": (endless, lambda v: v.append(len(v))),
     "array.array": (lambda: array.array("d", [1.0]), lambda v: v.append(len(v))),
     "namespace": (lambda: SimpleNamespace(a=1), lambda v: run(setattr(v, "a", v.a + 1))),
     # objects
     "object": (lambda: Box(total=0.0), lambda v: run(setattr(v, "total", v.total + 0.5))),
     "object with a new attribute": (Box, lambda v: run(setattr(v, f"a{len(vars(v))}", 1))),
-    "object 3 deep": (lambda: Box(a=Box(b=Box(c=1))), lambda v: run(setattr(v.a.b, "c", v.a.b.c + 1))),
+    "object 3 deep": (
+        lambda: Box(a=Box(b=Box(c=1))),
+        lambda v: run(setattr(v.a.b, "c", v.a.b.c + 1)),
+    ),
     "dataclass": (Meter, lambda v: run(setattr(v, "total", v.total + 1), v.values.append(v.total))),
     "dataclass with slots": (lambda: Slim(0, 0.0), lambda v: run(setattr(v, "total", v.total + 1))),
     "frozen dataclass": (Frozen, lambda v: Frozen(v.count + 1)),
     "nested dataclasses": (Outer, lambda v: run(v.inner.values.append(1.0))),
     "frozen in a dataclass": (Outer, lambda v: run(setattr(v, "best", Frozen(v.best.count + 1)))),
     "slots": (Slots, lambda v: run(setattr(v, "count", v.count + 1), v.names.append("b"))),
-    "slots and a dict": (HalfSlots, lambda v: run(setattr(v, "count", v.count + 1),
-                                                  setattr(v, "more", v.more + 1))),
-    "slot that was empty": (Slots, lambda v: run(setattr(v, "missing", getattr(v, "missing", 0) + 1))),
+    "slots and a dict": (
+        HalfSlots,
+        lambda v: run(setattr(v, "count", v.count + 1), setattr(v, "more", v.more + 1)),
+    ),
+    "slot that was empty": (
+        Slots,
+        lambda v: run(setattr(v, "missing", getattr(v, "missing", 0) + 1)),
+    ),
     "property": (Guarded, lambda v: run(setattr(v, "level", v.level * 1.5))),
     "private attribute": (Mangled, lambda v: v.step()),
     "linked list": (linked, lambda v: run(setattr(v.after, "value", v.after.value + 1))),
-    "ring of objects": (ring, lambda v: run(setattr(v.after.after, "value", v.value + 3),
-                                            setattr(v, "value", v.value + 1))),
-    "list of objects": (lambda: [Box(n=0), Box(n=1)], lambda v: run(setattr(v[1], "n", v[1].n + 2))),
+    "ring of objects": (
+        ring,
+        lambda v: run(
+            setattr(v.after.after, "value", v.value + 3), setattr(v, "value", v.value + 1)
+        ),
+    ),
+    "list of objects": (
+        lambda: [Box(n=0), Box(n=1)],
+        lambda v: run(setattr(v[1], "n", v[1].n + 2)),
+    ),
     "dict of objects": (lambda: {"a": Box(n=0)}, lambda v: run(setattr(v["a"], "n", v["a"].n + 2))),
-    "objects in another order": (lambda: [Box(n=0), Box(n=1), Box(n=2)], lambda v: v.append(v.pop(0))),
+    "objects in another order": (
+        lambda: [Box(n=0), Box(n=1), Box(n=2)],
+        lambda v: v.append(v.pop(0)),
+    ),
     "objects that come": (lambda: [Box(n=0)], lambda v: v.append(Box(n=len(v)))),
     "objects that go": (lambda: [Box(n=n) for n in range(20)], lambda v: run(v.pop(0))),
     "object replaced": (lambda: Box(n=0), lambda v: Box(n=v.n + 1)),
     "linked list that grows": (linked, lambda v: Node(v.value + 1, v)),
-    "dict keyed by objects": (lambda: {Box(n=0): 1}, lambda v: run(v.update({k: v[k] + 1 for k in v}))),
+    "dict keyed by objects": (
+        lambda: {Box(n=0): 1},
+        lambda v: run(v.update({k: v[k] + 1 for k in v})),
+    ),
     # arrays
     "array in Fortran order": (lambda: np.zeros((3, 2), order="F"), add),
     "transposed array": (lambda: np.zeros((3, 2)).T, add),
     "strided view": (lambda: np.zeros(9)[::3], add),
     "reversed view": (lambda: np.zeros(4)[::-1], add),
     "new array each time": (lambda: np.zeros((2, 2)), lambda v: np.asfortranarray(v + 1)),
-    "masked array": (lambda: np.ma.masked_less(np.zeros(3), 0), lambda v: run(v.__iadd__(1), v[0] > 3 and v.__setitem__(2, np.ma.masked))),
+    "masked array": (
+        lambda: np.ma.masked_less(np.zeros(3), 0),
+        lambda v: run(v.__iadd__(1), v[0] > 3 and v.__setitem__(2, np.ma.masked)),
+    ),
     "structured array": (structured, lambda v: add(v["score"])),
     "record array": (lambda: structured().view(np.recarray), lambda v: add(v.score)),
     "matrix": (lambda: np.matrix([[1.0, 2.0]]), add),
     "array without dimensions": (lambda: np.zeros(()), add),
     "read-only array": (read_only, stepped_read_only),
-    "array that becomes read-only": (lambda: np.zeros(3), lambda v: run(v.flags.writeable and v.setflags(write=False)) if v[0] else add(v)),
+    "array that becomes read-only": (
+        lambda: np.zeros(3),
+        lambda v: run(v.flags.writeable and v.setflags(write=False)) if v[0] else add(v),
+    ),
     "bool array": (lambda: np.zeros(12, bool), lambda v: run(v.__setitem__(int(v.sum()), True))),
     "uint16 array": (lambda: np.zeros(3, "uint16"), add),
     "float16 array": (lambda: np.zeros(3, "float16"), add),
@@ -407,7 +460,14 @@ VALUES: dict[str, tuple[Callable[[], Any], Step]] = {
     "big-endian array": (lambda: np.zeros(3, ">f4"), add),
     "datetime64 array": (lambda: np.zeros(3, "datetime64[D]"), add),
     "array of texts": (lambda: np.array(["a", "bcd"]), lambda v: np.char.add(v, "x")),
-    "array of objects": (lambda: np.array([1, "a", None], object), lambda v: run(v.__setitem__(2, (v[2] or 0) + 1))),
+    "array of objects": (
+        lambda: np.array([1, "a", None], object),
+        lambda v: run(v.__setitem__(2, (v[2] or 0) + 1)),
+    ),
+    "one element of many": (
+        lambda: np.zeros(300_000),
+        lambda v: run(v.__setitem__(123_457 + int(v.sum()) * 4_321, 1)),
+    ),
     "array that grows": (lambda: np.zeros(1), lambda v: np.append(v, len(v))),
     "list of arrays": (lambda: [np.zeros(1)], lambda v: v.append(v[-1] + 1)),
     "dict of arrays in place": (lambda: {"a": np.zeros(2)}, lambda v: add(v["a"])),
@@ -419,27 +479,65 @@ VALUES: dict[str, tuple[Callable[[], Any], Step]] = {
     "tensors in a dict": (lambda: {"a": paddle.zeros([2])}, lambda v: v.update(a=v["a"] + 1)),
     "tuple of tensors": (lambda: (paddle.zeros([2]), 1), lambda v: (v[0] + 1, v[1])),
     "int64 tensor": (lambda: paddle.zeros([3], "int64"), lambda v: v + 1),
-    "bool tensor": (lambda: paddle.zeros([12], "bool"), lambda v: paddle.arange(12) <= v.astype("int32").sum()),
-    "bfloat16 tensor": (lambda: paddle.zeros([3]).astype("bfloat16"), lambda v: (v.astype("float32") + 1).astype("bfloat16")),
-    "float16 tensor": (lambda: paddle.zeros([3]).astype("float16"), lambda v: (v.astype("float32") + 1).astype("float16")),
+    "bool tensor": (
+        lambda: paddle.zeros([12], "bool"),
+        lambda v: paddle.arange(12) <= v.astype("int32").sum(),
+    ),
+    "bfloat16 tensor": (
+        lambda: paddle.zeros([3]).astype("bfloat16"),
+        lambda v: (v.astype("float32") + 1).astype("bfloat16"),
+    ),
+    "float16 tensor": (
+        lambda: paddle.zeros([3]).astype("float16"),
+        lambda v: (v.astype("float32") + 1).astype("float16"),
+    ),
     "complex64 tensor": (lambda: paddle.to_tensor([1 + 2j], "complex64"), lambda v: v * 1.1),
     "complex128 tensor": (lambda: paddle.to_tensor([1 + 2j], "complex128"), lambda v: v * 1.1),
     "tensor without dimensions": (lambda: paddle.zeros([]), lambda v: v + 1),
     "tensor that is not contiguous": (lambda: paddle.zeros([3, 2]).t(), lambda v: (v + 1).t().t()),
-    "tensor that grows": (lambda: paddle.zeros([0, 2]), lambda v: paddle.concat([v, paddle.ones([1, 2])])),
-    "tensor with a gradient": (lambda: paddle.to_tensor([1.0], stop_gradient=False), lambda v: paddle.to_tensor(v.numpy() * 1.1, stop_gradient=False)),
-    "parameter outside of a layer": (lambda: paddle.create_parameter([2], "float32", default_initializer=paddle.nn.initializer.Constant(1.0)), lambda v: v.set_value(v * 1.1)),
-}  # fmt: skip
+    "tensor that grows": (
+        lambda: paddle.zeros([0, 2]),
+        lambda v: paddle.concat([v, paddle.ones([1, 2])]),
+    ),
+    "tensor with a gradient": (
+        lambda: paddle.to_tensor([1.0], stop_gradient=False),
+        lambda v: paddle.to_tensor(v.numpy() * 1.1, stop_gradient=False),
+    ),
+    "parameter outside of a layer": (
+        lambda: paddle.create_parameter(
+            [2], "float32", default_initializer=paddle.nn.initializer.Constant(1.0)
+        ),
+        lambda v: v.set_value(v * 1.1),
+    ),
+}
 
 OTHERWISE = {
     **dict.fromkeys(
-        ["objects that come", "object replaced", "linked list that grows", "slice", "range", "regex",
-         "dict keyed by objects", "objects in another order", "objects that go", "path", "uuid",
-         "list that contains itself", "int of 5000 digits", "complex128 tensor", "array.array",
-         "array of objects", "str with a surrogate", "user dict", "user list", "time of day"],
+        [
+            "objects that come",
+            "object replaced",
+            "linked list that grows",
+            "slice",
+            "range",
+            "regex",
+            "dict keyed by objects",
+            "objects in another order",
+            "objects that go",
+            "path",
+            "uuid",
+            "list that contains itself",
+            "int of 5000 digits",
+            "complex128 tensor",
+            "array.array",
+            "array of objects",
+            "str with a surrogate",
+            "user dict",
+            "user list",
+            "time of day",
+        ],
         LOUD,
     ),
-}  # fmt: skip
+}
 
 
 class _Net(paddle.nn.Layer):
