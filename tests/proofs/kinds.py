@@ -24,7 +24,6 @@ set moment: one that ends with the same bits has no effect, and would prove noth
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import os
@@ -62,10 +61,11 @@ SAVED_AT, DIES_IN, END = 4, 6, 10  # iterations
 _DIES, _FORGETS = "KINDS_DIES", "KINDS_FORGETS"  # in the environment of a start
 _LONG_SECONDS = 120  # that no start takes
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=A)(?=[A-Z][a-z])")  # between those of a name
-_TELLING = re.compile(r"not exact|WARNING")
+TELLING = re.compile(r"not exact|WARNING")
 # What an error must name: a path of the user's, or the method or setting that is wrong.
 _NAMING = re.compile(r"self\.|values\.|setup_|train_|training\.|step-\d|\bsave")
-FILES = ("values", "objects", "code", "layers", "data", "optimizers", "shares")
+FILES = ("values", "arrays", "names", "objects", "code", "opaque", "layers", "copies")
+FILES += ("optimizers", "data", "orders", "shares")
 
 
 class Points(Dataset):
@@ -191,8 +191,7 @@ def kinds() -> dict[str, type[Kind]]:
     """All of them by name."""
     found: dict[str, type[Kind]] = {}
     for name in FILES:
-        with contextlib.suppress(ModuleNotFoundError):
-            __import__(f"kinds_of_{name}")
+        __import__(f"kinds_of_{name}")
     # Of the module that they import, not of this one, which may be __main__.
     pending = sys.modules["kinds"].Kind.__subclasses__()
     while pending:
@@ -263,7 +262,7 @@ def start(kind: type[Kind], output: Path, processes: int, **how: bool) -> Start:
     status = os.waitpid(pid, 0)[1]
     text, is_message = json.loads(error.read_text()) if error.exists() else ("", False)
     said = log.read_bytes()[before:].decode() if log.exists() else ""
-    lines = [line for line in said.splitlines() if _TELLING.search(line)]
+    lines = [line for line in said.splitlines() if TELLING.search(line)]
     return Start(output, status, text, is_message, lines)
 
 
@@ -282,11 +281,16 @@ def fork(function: Callable[[], object]) -> int:
         os._exit(1)
 
 
-def _train(kind: type[Kind], output: Path, processes: int, how: dict[str, bool]) -> None:
-    signal.alarm(_LONG_SECONDS)
-    said = os.open(output.with_suffix(".said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def redirect(file: Path) -> None:
+    """Appends what this process prints to a file."""
+    said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(said, 1)
     os.dup2(said, 2)
+
+
+def _train(kind: type[Kind], output: Path, processes: int, how: dict[str, bool]) -> None:
+    signal.alarm(_LONG_SECONDS)
+    redirect(output.with_suffix(".said"))
     os.environ.update({f"KINDS_{name}": "1" for name in how})
     training = {"max_iteration": END, "save_interval": SAVED_AT, "valid_interval": 0}
     training |= {"background_save": False, **kind.training}
