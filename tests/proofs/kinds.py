@@ -15,7 +15,7 @@ again in two starts, of which the first is killed in iteration 6, after the chec
 
 Silent, stuck and broken are failures, and so is any other outcome than the kind expects.
 
-    python tests/proofs/kinds.py [--only WORD] [--show] [--effects] [--list]
+    python tests/proofs/kinds.py [--only REGEX] [--show] [--effects] [--list]
 
 With --effects each kind is made anew in iteration 5 of a straight run instead, and not changed at a
 set moment: one that ends with the same bits has no effect, and would prove nothing.
@@ -355,14 +355,14 @@ def _judged(name: str, kind: type[Kind], folder: Path, how: Callable[..., Verdic
 def main() -> int:
     """Prints the table and the counts; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", metavar="WORD", help="kinds with this word")
+    parser.add_argument("--only", default="", metavar="REGEX", help="kinds with such a name")
     parser.add_argument("--show", action="store_true", help="the lines and errors of each")
     parser.add_argument("--effects", action="store_true", help="whether each would be noticed")
     parser.add_argument("--list", action="store_true", help="their names and what is expected")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time")
     args = parser.parse_args()
     all_kinds = kinds()
-    names = [name for name in all_kinds if args.only.lower() in name]
+    names = [name for name in all_kinds if re.search(args.only, name)]
     if args.effects:
         names = [name for name in names if all_kinds[name].has_effect]
     if args.list:

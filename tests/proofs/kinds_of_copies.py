@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import paddle
-from kinds import EITHER, LOUD, Kind
+from kinds import EITHER, EXACT, LOUD, Kind
 from kinds_of_layers import _OfNet, frozen
 from kinds_of_values import Box, number
 from paddle import nn
@@ -250,7 +250,7 @@ class AccuracyInAnObject(AccuracyOfPaddle):
 
 
 class MetricOfOnesOwn(_Metric):
-    expected = EITHER
+    expected = EXACT
 
     def make(self) -> None:
         self.metric: Any = _Mean()

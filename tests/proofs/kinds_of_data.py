@@ -39,7 +39,6 @@ class _Noisy(Points):
 
 
 class DataSetWithItsGenerator(_OfData):
-    expected = EITHER
     dataset_class = _Noisy
 
 
@@ -239,7 +238,6 @@ class _Learning(Points):
 
 
 class VocabularyThatGrows(_OfData):
-    expected = EITHER
     dataset_class = _Learning
 
 
@@ -254,7 +252,6 @@ class _Counting(Points):
 
 
 class DataSetThatCounts(_OfData):
-    expected = EITHER
     dataset_class = _Counting
 
 
@@ -283,8 +280,6 @@ class _Counter:
 
 
 class CollateFnThatCounts(_OfData):
-    expected = EITHER
-
     def loader(self) -> Any:
         return DataLoader(Points(), batch_size=4, collate_fn=_Counter())
 

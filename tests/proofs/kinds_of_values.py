@@ -471,7 +471,8 @@ PLACES = {
     "in a data set": (lambda e: None, lambda e: e.train_loader.dataset),
     "in a collate_fn": (lambda e: None, lambda e: e.train_loader.collate_fn),
 }
-EVERYWHERE = [*VALUES][:9]  # the values that are tried at all places
+# What is tried at all places.
+EVERYWHERE = [*[*VALUES][:9], "enum", "counter", "named tuple", "deque"]
 
 
 class _OfValue(Kind):
