@@ -13,7 +13,8 @@ again in two starts, of which the first is killed in iteration 6, after the chec
     stuck     the straight run ended well, and its checkpoint cannot be continued
     broken    a start ended otherwise: a traceback that is no message of expbase, or a signal
 
-Silent, stuck and broken are failures, and so is any other outcome than the kind expects. A new kind:
+Silent, stuck and broken are failures, and so is any other outcome than the kind expects.
+A new kind:
 
     class Counter(Kind):
         def make(self): self.count = 0
