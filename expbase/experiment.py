@@ -226,7 +226,7 @@ class ExperimentBase(Events):
         if not self.parallel or self.config.training.shares:  # these are added up by micro_batches
             return layer
         checks.check_layer_alike(layer)  # paddle's own would hang, or end the process
-        return paddle.DataParallel(layer, **options)
+        return self.__run.update.note_wrapped(paddle.DataParallel(layer, **options))
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel returned: its attributes and methods are there."""

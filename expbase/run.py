@@ -330,6 +330,7 @@ class Run:
         with self.stopwatch.exclude():
             self.report.check_finite(self.iteration)
             self.update.check_complete()
+            self.update.check_wrapped()
             needed = self.is_last or bool(loop.stopped_by)  # there will be no later one
             self.checkpointer.save(self.iteration, self.report.metrics.sizes(), needed=needed)
         self.report.leave_log_to_zero()
@@ -344,6 +345,8 @@ class Run:
         loop.step = Step.BETWEEN
         self.experiment.save()
         loop.step = before
+        if loop.saved_at < 0 and not self.read_only:
+            self.warn(f"[{self.iteration}] save: made no checkpoint; expected super().save() in it.")
 
     def _save_at_end(self) -> None:
         """A checkpoint at the very end of an iteration: the run stops, or it was asked for since.

@@ -192,6 +192,7 @@ def check_setup(run: Run) -> None:
     facts["self.train_loader"] = f"{run.data.adapter.batches_per_epoch} batches"
     facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
     checks.check_alike({**facts, **found.shapes()})
+    run.update.check_wrapped()
     run.checkpointer.expect(found)
     _say_what_there_is(run)
 

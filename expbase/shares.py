@@ -29,7 +29,7 @@ import paddle
 from expbase import schedule
 from expbase.ranks import world
 from expbase.state.arrays import Array
-from expbase.state.encoding import checksum
+from expbase.state.prints import checksum
 from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
 from expbase.state.user_state import UserState
 
@@ -69,14 +69,14 @@ class ShareStates:
     def begin(self, iteration: int) -> None:
         """Before the first share of an update."""
         found = self._state.saved()
-        statistics = dict(_statistics(found))
-        for path, tensor in statistics.items():
+        now = dict(statistics(found))
+        for path, tensor in now.items():
             # Of a layer that has taken the place of another one each share begins alike.
             is_other = self._statistics.get(path, tensor) is not tensor
             for kept in self._kept.values():
                 if is_other or path not in kept:
                     kept[path] = tensor.clone()
-        self._statistics = statistics
+        self._statistics = now
         if self._first_iteration < 0:
             self._first_iteration = iteration
             for kept in self._kept.values():
@@ -178,7 +178,7 @@ class ShareStates:
         return [f"training.shares: {len(state)} there, {self._count} now"]
 
 
-def _statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
+def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
     """Every buffer, and what a normalization keeps of the batches that it has seen."""
     for path, part in found.sublayers():
         names = {n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names}

@@ -7,6 +7,7 @@ attribute of the experiment, and the events in between. Schedules are not steppe
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from expbase import checks
 from expbase.gradients import GradientTree
 from expbase.ranks import world
 from expbase.record.stopwatch import Stopwatch
-from expbase.shares import ShareStates
+from expbase.shares import ShareStates, statistics
 from expbase.state import rng
 from expbase.state.objects import named_parameters
 from expbase.state.user_state import UserState
@@ -42,6 +43,8 @@ class Update:
         # Batches of an update on this rank.
         self.batches: int = training.shares // world.world_size() or training.accumulation_steps
         self.shares = ShareStates(training, state)
+        # By wrapper, the ids of what its DataParallel does not average.
+        self._frozen: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._tree = GradientTree(lambda: named_parameters(state.found()))
         self._training = training
         self._state = state
@@ -64,6 +67,28 @@ class Update:
                 "batches; expected it after the whole loop, and no break in the loop: gradients "
                 "are averaged at its end."
             )
+
+    def note_wrapped(self, wrapper: Any) -> Any:
+        """Notes which parameters a DataParallel does not average: those that are frozen now."""
+        frozen = {id(p) for p in wrapper.parameters() if p.stop_gradient}
+        self._frozen.setdefault(wrapper, frozen)
+        return wrapper
+
+    def check_wrapped(self) -> None:
+        """Raises a RuntimeError if such a parameter is trained now: each rank trains its own."""
+        found = self._state.found()
+        moving = {id(tensor) for _, tensor in statistics(found)}
+        for wrapper in found.parallel.values():
+            self.note_wrapped(wrapper)
+        names = {id(parameter): name for name, parameter in named_parameters(found)}
+        for wrapper, frozen in self._frozen.items():
+            for p in wrapper.parameters() if wrapper in found.parallel.values() else ():
+                if id(p) in frozen - moving and not p.stop_gradient:
+                    raise RuntimeError(
+                        f"self.{names.get(id(p))}: was frozen when its layer was given to "
+                        "data_parallel, which does not average its gradients, so each rank trains "
+                        "its own. Unfreeze it before data_parallel, or call that again."
+                    )
 
     def check_first(self) -> None:
         """After the first update: raises a ConfigError if it did not accumulate and had to."""

@@ -30,7 +30,7 @@ from expbase.data.workers import (
 )
 from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
-from expbase.state.encoding import checksum
+from expbase.state.prints import checksum
 from expbase.state.objects import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none

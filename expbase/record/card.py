@@ -50,7 +50,8 @@ def _layer_rows(layers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, layer in layers.items():
         count = sum(math.prod(p.shape) for p in layer.parameters())
         trainable = sum(math.prod(p.shape) for p in layer.parameters() if not p.stop_gradient)
-        yield f"self.{name}", f"{count:,} parameters, {trainable:,} trainable"
+        if count:  # else it is a loss, say
+            yield f"self.{name}", f"{count:,} parameters, {trainable:,} trainable"
 
 
 def _data(adapter: LoaderAdapter, valid_loader: Any, world_size: int) -> str:

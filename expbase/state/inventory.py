@@ -15,6 +15,7 @@ and what holds one, as progress bars do), and long lists.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import logging
@@ -36,14 +37,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.state import objects
-from expbase.state.encoding import (
-    Things,
-    attributes_of,
-    class_name,
-    has_attributes,
-    is_thing,
-    join,
-)
+from expbase.state.encoding import Things, class_name, is_thing, join
 from expbase.state.generators import SEEDED
 from expbase.state.optimizers import settings
 
@@ -87,6 +81,7 @@ class Inventory(Things):
         self._is_left_out = is_left_out
         self._kept: dict[str, Kept] = {}
         self._names: dict[int, str] = {id(root): ""}
+        self._kept[""] = weakref.ref(root)
         self._queue = deque(attributes.items())
         for base in type(root).__mro__:
             if objects.is_users(base.__module__):
@@ -112,7 +107,7 @@ class Inventory(Things):
     def is_walked(self, value: Any) -> bool:
         has_state = isinstance(value, (paddle.nn.Layer, *_CODE)) or objects.state_setter(value)
         is_other = objects.is_parameter(value) or isinstance(value, (Optimizer, *_CLOSED[:2]))
-        return bool(has_state or is_other or self.name(value, "") in self.owners)
+        return bool(has_state or is_other or self.name(value, "") in ("", *self.owners))
 
     def _visit(self, path: str, value: Any) -> None:
         path = _named(path, value)
@@ -133,6 +128,18 @@ class Inventory(Things):
         if is_open:
             self.owners[path] = value
             self._queue.extend((join(path, n), item) for n, item in _reached(value))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of one object, those in slots, too."""
+    names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether an object may have attributes that Python can set."""
+    return hasattr(value, "__dict__") or bool(copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
 
 
 def _named(path: str, value: Any) -> str:

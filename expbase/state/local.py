@@ -84,7 +84,7 @@ class Gatherer:
         if self._has_shares:
             for of_rank in local_values:
                 values[SHARES] |= of_rank.pop(SHARES)
-            _refuse_different(different, local_values)
+            _refuse_different(different, local_values, found)
             local_values = [{}]
         alone = pieces | different
         local = {(f"{LOCAL}{rank}", "/".join(n)): a for n, a in here.items() if n in alone}
@@ -126,19 +126,28 @@ class Gatherer:
         }
 
 
-def _refuse_different(different: Set[Name], values: list[dict[str, Any]]) -> None:
+def _refuse_different(
+    different: Set[Name], values: list[dict[str, Any]], found: StatefulObjects
+) -> None:
     """Raises a RuntimeError for what depends on the number of ranks; collective."""
     for rank, of_rank in enumerate(world.gather_objects(sorted(different))):
-        names = [key.partition(".")[2] for file, key in of_rank if file == ARRAYS]
-        names += [name for entry in values[rank].values() for name in entry]
-        hint = "the same on all, or register_stateful of it with by_share=True"
-        if not names:  # weights or accumulators alone
-            names = [f"{file}.{key}" for file, key in of_rank]
-            hint = "each backward within the loop over micro_batches(), and no batch used after it"
+        names = [name for entry in values[rank].values() for name in entry]
+        names += [key.partition(".")[2] for file, key in of_rank if file == ARRAYS]
+        frozen = {name for name in of_rank if name[0] != ARRAYS} - _trained(of_rank, found)
+        of_others = [f"{file}.{key}" for file, key in [*sorted(frozen), *of_rank]]
+        what = "a weight or its accumulator"
+        hint = "gradients of what is done within the loop over micro_batches() alone"
+        if frozen:
+            what = "a tensor that is not trained"
+            hint = "it to be a buffer (register_buffer), of which each share has its own"
         if names:
+            what = "a value"
+            hint = "the same on all, or register_stateful of it with by_share=True"
+        if names or of_others:
             raise RuntimeError(
-                f"self.{names[0]}: is another one on rank {rank} than on rank 0, and would "
-                f"depend on their number; with training.shares expected {hint}."
+                f"self.{(names or of_others)[0]}: {what} that is another one on rank {rank} than "
+                f"on rank 0, and would depend on their number; with training.shares expected {hint}, "
+                "or exclude_from_state, if training does not depend on it."
             )
 
 

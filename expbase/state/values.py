@@ -25,31 +25,22 @@ from typing import Any, NamedTuple, Protocol
 from paddle.nn import Layer
 
 from expbase.state.arrays import Array
-from expbase.state.encoding import (
-    Decoder,
-    Encoded,
-    Encoder,
-    Printer,
-    Things,
-    checksum,
-    class_name,
-    has_attributes,
-    is_thing,
-    join,
-)
+from expbase.state.encoding import Decoder, Encoded, Encoder, Things, class_name, is_thing, join
 from expbase.state.inventory import (
     MOST,
     Inventory,
+    has_attributes,
     is_computed,
     is_fixed,
     places,
     put,
     remove,
 )
+from expbase.state.objects import is_users
+from expbase.state.prints import UNKNOWN, Printer, checksum
 
 _DELETED = "@deleted"  # paths
 _ROOT = "values."  # what the names of arrays begin with, of this entry
-_UNKNOWN = "?"  # the print of what nobody can know
 _SIMPLE = {type(None), bool, int, float}
 _MOST_LINES = 20
 # Of an object that is no layer, a data set say: more is a cache, most likely.
@@ -148,13 +139,12 @@ class Values:
             text = f"{value:x}" if kind is int else repr(value)  # no decimal of 4,300 digits
             content = zlib.crc32(f"{kind.__name__} {text}".encode(errors="replace"))
             return Print(kind.__name__, f"{content:08x}")
-        arrays: dict[str, Array] = {}
-        printer = Printer(arrays, self._inventory)
-        content = Encoded(printer.encode(value, ""), arrays).checksum()
+        printer = Printer(self._inventory)
+        content = printer.print(value)
         if printer.is_blind:
             self._blind.add(path)
-        is_known = printer.is_certain and not self._reached.is_copied(path, value)
-        return Print(kind.__name__, f"{content:08x}" if is_known else _UNKNOWN)
+        is_copied = self._reached.is_copied(path, value)
+        return Print(kind.__name__, UNKNOWN if is_copied else content)
 
     def state_dict(self) -> dict[str, Any]:
         """The values by path, and what was deleted."""
@@ -234,7 +224,7 @@ class Values:
         return [
             f"{shown(path.removeprefix(_ROOT))} (set): its items stand in another order than before, "
             "by which pop() and loops go; sorted(…) is the same in every process"
-            for path in decoder.reordered
+            for path in decoder.sets
         ]
 
     def expect(self, inventory: str) -> None:
@@ -266,7 +256,11 @@ class Values:
         anew = [names[path] for path in differing if path not in self._trained]
         said = {
             "set otherwise than at the start of the checkpoint": anew,
-            "nobody can look into": [_described(p, *now[p]) for p in self._blind if p in now],
+            "nobody can look into": [
+                _described(path, *now[path])
+                for path in sorted(self._blind & now.keys())
+                if is_users(type(now[path][0]).__module__)
+            ],
         }
         return (
             lines[:_MOST_LINES] + [f"and {more} more values"] * (more > 0),
@@ -358,4 +352,4 @@ def _in_one_line(text: str, names: list[str]) -> str:
 
 
 def _is_same(one: Print | None, other: Print | None) -> bool:
-    return one == other and (one is None or one.content != _UNKNOWN)
+    return one == other and (one is None or one.content != UNKNOWN)

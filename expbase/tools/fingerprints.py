@@ -33,7 +33,7 @@ from expbase.experiment import ExperimentBase
 from expbase.front import put_in_front
 from expbase.state import checkpoint
 from expbase.state.checkpoint import checksum_of
-from expbase.state.encoding import checksum
+from expbase.state.prints import checksum
 
 PLAN = "EXPBASE_VERIFY"
 KINDS = ("inside a save", "inside a validation", "at a random moment")  # when to kill

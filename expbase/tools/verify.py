@@ -39,17 +39,18 @@ from expbase.tools.runs import metric_lines
 _DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
 # Fields of a note, with the cause that a first difference there points at.
 _CAUSES = {
-    "before": "Likely cause: state that is not restored: {names} differ before the update",
+    "before": "{names} differ before the update",
     "indices": "Likely cause: data order: other samples. A sampler with a generator of its own? "
     "Give it state_dict and set_state_dict, or draw from np.random",
     "batches": "Likely cause: augmentation: the data set made something else of the same samples. "
     "A generator of its own? Draw from random, np.random or paddle inside __getitem__",
     "rates": "Likely cause: schedule: another learning rate. Make the schedule an attribute of the "
     "experiment, or step it from self.iteration",
-    "after": "Likely cause: a generator that is no attribute of the experiment, of a module or in "
-    "an object: make it one, or draw from np.random; or a value in an object, which "
-    "register_stateful does not name: {names} differ after the update",
+    "after": "{names} differ after the update. What no line of the log names is out of sight: a "
+    "thread, a file, an object made in C",
 }
+# What a start says of what it has not restored.
+_LOST = re.compile(r"not exact: (.*)")
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
     "Likely cause: what depends on the number of processes, or is no state: a draw from self.rank, "
@@ -193,10 +194,10 @@ class Side:
             kill(self.process)
         if code:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
-            raise ValueError(
-                f"the run {self.directory.name!r} ended with code {code}. With --iterations N "
-                f"training.max_iteration is N, whatever stands behind `--`:\n{tail}"
-            )
+            hint = ""
+            if re.search("max_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
+                hint = " With --iterations N training.max_iteration is N, whatever stands behind `--`."
+            raise ValueError(f"the run {self.directory.name!r} ended with code {code}.{hint}\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
             raise ValueError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
@@ -225,7 +226,9 @@ class Side:
             finally:
                 kill(self.process)
             if not killed_path(self.directory).exists():
-                raise ValueError(f"the run ended before it was killed; see {self._stderr}.")
+                lines = self._stderr.read_text(errors="replace").split("\n")
+                last = next((line for line in reversed(lines) if line.strip()), "nothing said")
+                raise ValueError(f"the run ended before it was killed: {last}; see {self._stderr}.")
             print(f"  killed {killed_path(self.directory).read_text()}", flush=True)
         self.finish()
 
@@ -253,6 +256,12 @@ class Side:
             if name not in ("iteration", "time") and not name.startswith("speed/")
         }
 
+    def lost(self) -> list[str]:
+        """What the starts of it have said that they do not restore, in the order of the log."""
+        logs = sorted(self.directory.glob("worker_*.log"))
+        found = [_LOST.findall(log.read_text(errors="replace")) for log in logs]
+        return [*dict.fromkeys(line for lines in found for line in lines)]
+
     def notes(self) -> dict[int, dict[str, Any]]:
         """What `fingerprints` wrote of each update last, by iteration; batches of all ranks."""
         merged: dict[int, dict[str, Any]] = {}
@@ -272,7 +281,13 @@ class Side:
 
 
 def first_difference(straight: Side, killed: Side) -> str:
-    """What differs first, at which iteration, and the likely cause; empty if nothing does."""
+    """What differs first, at which iteration, and the cause; empty if nothing does."""
+    difference = _first_difference(straight, killed)
+    lost = killed.lost()
+    return f"{difference} Cause: {'; '.join(lost)}." if difference and lost else difference
+
+
+def _first_difference(straight: Side, killed: Side) -> str:
     if noted := _difference_in_notes(straight, killed):
         return noted
     one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))

@@ -1,0 +1,100 @@
+"""What a value was like: a checksum by which one sees whether it has changed, in any process.
+
+What cannot be saved is described, by its class and by where an iterator or a file stands. Of large
+collections and arrays it is of a sample of places.
+
+    content = Printer(things).print(value)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import numpy as np
+
+from expbase.state.arrays import Array
+from expbase.state.checkpoint import checksum_of
+from expbase.state.encoding import (
+    NOTHING,
+    Encoded,
+    Encoder,
+    Things,
+    class_name,
+)
+
+UNKNOWN = "?"  # of what nobody can know
+_SAMPLED = 10_000  # items, from which on it is of some of them
+_SAMPLED_BYTES = 1 << 26  # the same for an array
+# Modules whose objects do not change, or are no state.
+_SHOWN = ("re", "numpy", "numpy.dtypes", "paddle.base.libpaddle")
+_HARMLESS = ("_thread", "weakref", *_SHOWN)
+
+
+class Printer(Encoder):
+    """Prints one value."""
+
+    def __init__(self, things: Things = NOTHING) -> None:
+        super().__init__({}, things)
+        self.is_blind = False  # whether there is something that nobody can look into
+        self._is_certain = True  # whether the same print means the same value
+
+    def print(self, value: Any) -> str:
+        """Returns a checksum of what a value holds."""
+        content = Encoded(self.encode(value, ""), self._arrays).checksum()
+        return f"{content:08x}" if self._is_certain else UNKNOWN
+
+    def encode(self, value: Any, path: str) -> Any:
+        """Returns a value, or what is known of it, as JSON."""
+        try:
+            return super().encode(value, path)
+        except Exception:  # of the user's, too: how an object is taken apart
+            return {"$opaque": self._described(value)}
+
+    def _reference(self, value: Any, path: str) -> str | None:
+        return super()._reference(value, path) if self._things.is_walked(value) else None
+
+    def _parts(self, value: Any, path: str, *, is_known: bool) -> Any:
+        if isinstance(value, (set, frozenset)):
+            return sorted(map(repr, value))
+        return super()._parts(value, path, is_known=is_known)
+
+    def _items(self, items: Any, path: str) -> Any:
+        if len(items) < _SAMPLED or {*map(type, items)} in ({float}, {int}):
+            return super()._items(items, path)
+        if {*map(type, items)} == {str}:
+            return [len(items), checksum_of(["\0".join(items).encode(errors="replace")])]
+        items = [*items]
+        return [len(items), super()._items(items[:: len(items) // 1000], path)]
+
+    def _put(self, data: Any, path: str) -> str:
+        step = 1 + data.size // _SAMPLED_BYTES
+        return super()._put(np.ascontiguousarray(data[::step]), path)
+
+    def _described(self, value: Any) -> str:
+        """A class, and where an iterator or a file stands, if it can be seen."""
+        name = class_name(type(value))
+        code = getattr(value, "__qualname__", None)
+        if hasattr(value, "gi_code"):
+            return f"{code} at {getattr(value.gi_frame, 'f_lasti', 'its end')}"
+        if isinstance(code, str):
+            return code
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            return f"{name} at {value.tell()}" if value.readable() and value.seekable() else name
+        if hasattr(value, "__next__"):
+            left = -1 if hasattr(value, "__len__") else operator.length_hint(value, -1)
+            is_count = repr(value).startswith("count(")
+            self._is_certain = self._is_certain and (is_count or left >= 0)
+            return repr(value) if is_count else f"{name} {left}"
+        with contextlib.suppress(TypeError, ValueError, BufferError):
+            return f"{name} {checksum_of([memoryview(value).tobytes()])}"
+        module = "" if name.endswith(".Generator") else type(value).__module__
+        is_harmless = module in _HARMLESS or callable(value) or type(value) is object
+        self.is_blind = self.is_blind or not (is_harmless or hasattr(value, "__dict__"))
+        return repr(value) if module in _SHOWN else name
+
+
+def checksum(value: Any) -> str:
+    """Returns a number that depends on what a value holds; the same in any process."""
+    return Printer().print(value)
