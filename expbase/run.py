@@ -246,9 +246,7 @@ class Run:
         # A start that continues a run may be too short for what comes every now and then.
         is_whole_run = updates == self.iteration and self.is_last
         if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):
-            is_drawn = self.experiment.visualizer.is_used  # by add_scalar: that is a log, too
-            is_used = self.report.metrics.meter.is_used or is_drawn
-            has_logged = is_used or not self.training.log_interval
+            has_logged = self.report.metrics.is_used or not self.training.log_interval
             has_read = self.stopwatch.batches > 0 or self.experiment.train_loader is None
             for text in self.first_updates.look(has_logged=has_logged, has_read=has_read):
                 self.warn(f"[{self.iteration}] in {updates} updates {text}")

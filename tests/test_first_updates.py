@@ -171,3 +171,19 @@ def test_a_listener_that_a_class_gets_before_it_is_made_is_called(
     Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
     exp = trained(Later, tmp_path / "run", max_iteration=2)
     assert called == [exp.iteration]
+
+
+def test_what_is_drawn_on_the_board_alone_is_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Drawn(Tiny):
+        def train_batch(self) -> None:
+            points, labels = self.read_batch()
+            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.clear_grad()
+            self.visualizer.add_scalar("loss", loss, self.iteration)
+
+    trained(Drawn, tmp_path / "run")
+    assert "nothing was logged" not in capfd.readouterr().err

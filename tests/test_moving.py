@@ -297,7 +297,7 @@ def test_a_script_of_parakeet_runs_with_other_imports_and_ends_with_the_same_bit
     run_before("none", code, words.replace("old", "script"))  # as it is
     log = Path("script/worker_0.log").read_text()
     assert "step: 50, loss: 0." in log
-    assert log.count("WARNING") == log.count("WARNING: [50] in 50 updates nothing was logged") == 1
+    assert "WARNING" not in log  # it draws on the board alone
     for name, script in (("imports", code), ("main", blocks("parakeet", "After")[0])):
         names = after("parakeet")
         exec(script, names)  # the documentation's own

@@ -76,7 +76,7 @@ class Tiny(ExperimentBase):
         # What a test notes is no state, on the experiment, in its class, or in a variable.
         noted = [name for name, value in vars(self).items() if isinstance(value, (Notes, Facts))]
         for base in type(self).__mro__:
-            file = getattr(sys.modules[base.__module__], "__file__", None) or ""
+            file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""
             noted += [f"class {base.__qualname__}", f"module {Path(file).stem}"]
         self.exclude_from_state(*noted)
         super().check_setup()

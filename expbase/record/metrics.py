@@ -23,6 +23,7 @@ class MetricLog:
         self._logger = logger
         self._file = file
         self.visualizer = visualizer
+        self._num_drawn = 0  # points of ours
         self.is_live: Callable[[], bool] = lambda: False  # whether a progress line is shown now
 
     def write(
@@ -39,6 +40,12 @@ class MetricLog:
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self.visualizer.add_scalar(tag, value, iteration)
+        self._num_drawn += len(metrics)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the user has logged anything, on the board alone perhaps."""
+        return self.meter.is_used or self.visualizer.num_added > self._num_drawn
 
     def sizes(self) -> dict[str, int]:
         """How long the files are now, in bytes; no part of the state: lines have times in them."""

@@ -37,6 +37,7 @@ class Visualizer:
         path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._file = _RecordFile(path)
         self._writer: Any = None
+        self.num_added = 0  # points, pictures, … in this start
 
     @property
     def writer(self) -> Any:
@@ -77,14 +78,10 @@ class Visualizer:
         self._add("histogram", tag, _array(values), step, buckets=buckets)
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
+        self.num_added += 1
         if self.writer is not None:
             tag = tag.replace("%", "_")  # VisualDL takes none
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether anything was written in this start."""
-        return self._writer is not None
 
     def size(self) -> int:
         """The size of the record file now, in bytes."""

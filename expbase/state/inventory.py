@@ -147,7 +147,7 @@ def has_attributes(value: Any) -> bool:
 def _named(path: str, value: Any) -> str:
     """The path of a value; a class and a module have one, however they were reached."""
     if isinstance(value, types.ModuleType):
-        return f"module {Path(value.__file__ or value.__name__).stem}"
+        return f"module {Path(getattr(value, '__file__', None) or value.__name__).stem}"
     return f"class {value.__qualname__}" if isinstance(value, type) else path
 
 
