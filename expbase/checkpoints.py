@@ -84,8 +84,9 @@ def resume_or_load(run: Run) -> None:
     weights = getattr(run.args, "init_model_path", None)
     if path is not None and other:
         run.warn(
-            f"--checkpoint_path {other}: not used, because {run.args.output} has {path.name} of its "
-            "own, which is continued. To begin with the other one: --fresh, or another --output."
+            f"--checkpoint_path {other}: not used, because {run.args.output} has {path.name} of "
+            "its own, which is continued. To begin with the other one: --fresh, or another "
+            "--output."
         )
     if path is None and other:
         path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")

@@ -21,8 +21,9 @@ from expbase.record.meter import Meter
 from expbase.record.stopwatch import Stopwatch
 from expbase.state import objects, rng
 from expbase.state.arrays import gradient
-from expbase.state.user_state import UserState
+from expbase.state.generators import GENERATORS
 from expbase.state.inventory import LOADERS
+from expbase.state.user_state import UserState
 from expbase.state.values import Places, Snapshot
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ class Evaluation:
         modes = [layer.training for layer in sublayers]
         of_layers = [p for layer in roots for p in layer.parameters()]
         gradients = _copied_gradients([*found.parameters.values(), *of_layers])
-        drawn_from = found.values(objects.GENERATORS)
+        drawn_from = found.values(GENERATORS)
         before = Snapshot(lambda: _places_in_layers(found))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():

@@ -246,7 +246,9 @@ class Run:
         # A start that continues a run may be too short for what comes every now and then.
         is_whole_run = updates == self.iteration and self.is_last
         if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):
-            has_logged = self.report.metrics.meter.is_used or not self.training.log_interval
+            is_drawn = self.experiment.visualizer.is_used  # by add_scalar: that is a log, too
+            is_used = self.report.metrics.meter.is_used or is_drawn
+            has_logged = is_used or not self.training.log_interval
             has_read = self.stopwatch.batches > 0 or self.experiment.train_loader is None
             for text in self.first_updates.look(has_logged=has_logged, has_read=has_read):
                 self.warn(f"[{self.iteration}] in {updates} updates {text}")
@@ -346,7 +348,9 @@ class Run:
         self.experiment.save()
         loop.step = before
         if loop.saved_at < 0 and not self.read_only:
-            self.warn(f"[{self.iteration}] save: made no checkpoint; expected super().save() in it.")
+            self.warn(
+                f"[{self.iteration}] save: made no checkpoint; expected super().save() in it."
+            )
 
     def _save_at_end(self) -> None:
         """A checkpoint at the very end of an iteration: the run stops, or it was asked for since.

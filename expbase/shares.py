@@ -29,8 +29,8 @@ import paddle
 from expbase import schedule
 from expbase.ranks import world
 from expbase.state.arrays import Array
-from expbase.state.prints import checksum
 from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
+from expbase.state.prints import checksum
 from expbase.state.user_state import UserState
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
@@ -131,8 +131,8 @@ class ShareStates:
         frozen = {
             f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]
             for path, part in (found.sublayers() if with_tensors else ())
-            for name, tensor in part._parameters.items()
-            if tensor is not None and tensor.stop_gradient and tensor._is_initialized()
+            for name, tensor in part.named_parameters(include_sublayers=False)
+            if tensor.stop_gradient and tensor._is_initialized()
         }
         known = self._statistics.keys()
         return Looked(

@@ -188,10 +188,14 @@ def test_a_pass_that_ends_within_an_update_is_validated_after_it(
 class Evaluating(Graded):
     """Evaluates other data after each update, and between a validation and its save."""
 
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.found = Facts()
+
     @on("on_train_batch_end")
     @on("on_train_epoch_end")
     def look(self) -> None:
-        self.found = Facts(self.evaluate(self.other))
+        self.found.update(self.evaluate(self.other))
         assert self.found.keys() == {"loss", "samples", "score", "rank"}
         assert self.found["samples"] == 7
 

@@ -683,8 +683,12 @@ def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
 class Watching(Tiny):
     """Overrides valid without any decorator, and looks at where it runs."""
 
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.seen = Notes()
+
     def valid(self) -> dict[str, float]:
-        self.seen = Notes([self.phase, self.model.training, self.model[1].training])
+        self.seen[:] = [self.phase, self.model.training, self.model[1].training]
         self.seen.append(paddle.is_grad_enabled())
         paddle.rand([3])
         return {"accuracy": 1.0}

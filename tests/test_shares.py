@@ -244,7 +244,7 @@ def test_what_differs_between_ranks_and_is_no_share_is_an_error(
         values = {"values": {"epsilon": 0.5 * rank}, "shares": {str(rank): {}}}
         return local.Gatherer(LOGGER, has_shares=True).gather(objects_of(), tensors, values)
 
-    with pytest.raises(RuntimeError, match=r"self\.epsilon: is another one on rank 1 than on rank"):
+    with pytest.raises(RuntimeError, match=r"self\.epsilon: a value that is another one on r"):
         Ranks(monkeypatch, 2).run(gathered)
 
 
@@ -348,9 +348,7 @@ class Registered(Counted):
 def test_a_value_that_changes_for_each_batch_is_an_error_on_one_process_too(
     tmp_path: Path,
 ) -> None:
-    text = (
-        r"self\.count: has changed within the loop over micro_batches\(\).*register_stateful\('co"
-    )
+    text = r"self\.count: a value that has changed within the loop over micro_batches\(\), which"
     with pytest.raises(RuntimeError, match=text):
         trained(Counted, tmp_path / "run", shares=2)
 

@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 
 
 class Notes(list[Any]):
-    """What a test writes down on an experiment: no plain list, which would be state."""
+    """What a test writes down on an experiment; it is no state."""
 
 
 class Facts(dict[Any, Any]):
@@ -71,6 +71,15 @@ class Tiny(ExperimentBase):
         self.model = self.data_parallel(net)
         rate = paddle.optimizer.lr.CosineAnnealingDecay(0.01, T_max=30)
         self.optimizer = paddle.optimizer.Adam(rate, parameters=net.parameters())
+
+    def check_setup(self) -> None:
+        # What a test notes is no state, on the experiment, in its class, or in a variable.
+        noted = [name for name, value in vars(self).items() if isinstance(value, (Notes, Facts))]
+        for base in type(self).__mro__:
+            file = getattr(sys.modules[base.__module__], "__file__", None) or ""
+            noted += [f"class {base.__qualname__}", f"module {Path(file).stem}"]
+        self.exclude_from_state(*noted)
+        super().check_setup()
 
     def train_batch(self) -> None:
         points, labels = self.read_batch()

@@ -30,8 +30,8 @@ from expbase.data.workers import (
 )
 from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
 from expbase.state import rng
-from expbase.state.prints import checksum
 from expbase.state.objects import state_setter
+from expbase.state.prints import checksum
 
 _NOTHING = object()  # in the place of a batch when there is none
 

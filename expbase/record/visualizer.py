@@ -81,6 +81,11 @@ class Visualizer:
             tag = tag.replace("%", "_")  # VisualDL takes none
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was written in this start."""
+        return self._writer is not None
+
     def size(self) -> int:
         """The size of the record file now, in bytes."""
         return self._file.size()

@@ -148,11 +148,12 @@ class Checkpointer:
                 self.on_written(self._written.pop())
 
     def refuse_changes(self, found: StatefulObjects) -> None:
-        """Raises a RuntimeError if what has state is not what setup made: no start could load it."""
+        """Raises a RuntimeError if what has state is not what setup made: none could load it."""
         before = self._expected
         now = found.outline()
         for name in sorted(before.keys() | now.keys()):
-            old, new = before.get(name), now.get(name)
+            old = before.get(name)
+            new = now.get(name)
             if old == new:
                 continue
             how = f"is {new}, and was {old} after setup; a resumed run has what setup makes"

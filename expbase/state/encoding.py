@@ -1,4 +1,4 @@
-"""Values as JSON and arrays: what a checkpoint can carry, and back to the same value of the same type.
+"""Values as JSON and arrays: what a checkpoint can carry, and back to the same value and type.
 
 Arrays and tensors go into a mapping beside the JSON, which becomes a file of tensors (arrays.py).
 What JSON does not know is a dict with one key that begins with `$`: `{"$tuple": [1, 2]}`. All other
@@ -18,18 +18,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copyreg
-import datetime
 import enum
 import json
-import pathlib
-import types
 from array import array
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -45,60 +39,11 @@ from expbase.state.generators import (
     new_generator,
     set_generator_state,
 )
+from expbase.state.things import MAKERS, MUTABLE, NAMES, NOTHING, Things, class_name, join
 
 _LONG = 64  # items of a list that is worth a look at their kinds
 _JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # of which a long list is an array
-# What is changed in place, and by whose methods: a user's subclass may have others.
-_MUTABLE: Any = (OrderedDict, dict, list, deque, set, bytearray)
-_TIMES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
-_PATHS = (pathlib.PosixPath, pathlib.PurePosixPath)
-# What may make a value, by name.
-_MAKERS: dict[str, Any] = {
-    "new": copyreg.__newobj__,  # type: ignore[attr-defined]
-    "scalar": np.float32(0).__reduce__()[0],
-    "dtype": np.dtype,
-    "array": np.matrix(0).__reduce__()[0],
-    "masked": np.ma.array(0).__reduce__()[0],
-    **{
-        kind.__name__: kind
-        for kind in (*_MUTABLE, Counter, defaultdict, tuple, frozenset, int, float, str, complex)
-    },
-    **{kind.__name__: kind for kind in (Decimal, Fraction, range, slice, *_TIMES, *_PATHS)},
-    **{kind.__name__: kind for kind in (np.ndarray, np.matrix, np.recarray, np.ma.MaskedArray)},
-    "SimpleNamespace": types.SimpleNamespace,
-}
-_NAMES = {id(maker): name for name, maker in _MAKERS.items()}
-
-
-class Things:
-    """What values may refer to; this one knows of nothing."""
-
-    def __init__(self) -> None:
-        self.classes: dict[str, type] = {}  # the program's own, by name
-
-    def reference(self, value: Any, path: str) -> str | None:
-        """The name of an object whose content is not a part of a value."""
-        return None
-
-    def name(self, value: Any, path: str) -> str | None:
-        """The name of a thing that is to be changed in place."""
-        return None
-
-    def get(self, name: str) -> Any:
-        """The thing of that name; None if there is none."""
-        return None
-
-    def is_walked(self, value: Any) -> bool:
-        """Whether what an object holds is looked at elsewhere."""
-        return True
-
-    def knows(self, kind: type) -> bool:
-        """Whether a class is one of `classes`."""
-        return self.classes.get(class_name(kind)) is kind
-
-
-NOTHING = Things()
 
 
 @dataclass
@@ -134,8 +79,8 @@ class Encoder:
     """Encodes values that may have things in common; puts their arrays into `arrays`."""
 
     def __init__(self, arrays: dict[str, Array], things: Things = NOTHING) -> None:
-        self._arrays = arrays
-        self._things = things
+        self.arrays = arrays
+        self.things = things
         self._met: dict[int, str] = {}  # where things were met first, by id
         self._alive: list[Any] = []  # so that no id is used again
 
@@ -143,11 +88,11 @@ class Encoder:
         """Returns a list with a value as JSON; None, and nothing is noted, if it cannot be saved or
         has more bytes than that.
         """
-        notes: tuple[dict[Any, Any], ...] = (self._arrays, self._met)
+        notes: tuple[dict[Any, Any], ...] = (self.arrays, self._met)
         before = [len(note) for note in notes]
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             content = self.encode(value, path)
-            size = sum(array.data.nbytes for array in [*self._arrays.values()][before[0] :])
+            size = sum(array.data.nbytes for array in [*self.arrays.values()][before[0] :])
             if size + len(json.dumps(content)) <= most_bytes:
                 return [content]
         for note, count in zip(notes, before, strict=True):
@@ -169,7 +114,7 @@ class Encoder:
         if kind is bytes:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Encoded):
-            self._arrays.update(value.arrays)
+            self.arrays.update(value.arrays)
             return {"$encoded": value.content}
         if isinstance(value, type):
             return {"$class": self._name_of(value, path)}
@@ -181,12 +126,12 @@ class Encoder:
             return {"$same": self._met[id(value)]}
         self._met[id(value)] = path
         self._alive.append(value)
-        name = self._things.name(value, path) if _can_be_filled(value) else None
+        name = self.things.name(value, path) if _can_be_filled(value) else None
         content = self._content(value, path, is_known=name is not None)
         return content if name is None else {"$at": [name, content]}
 
     def _reference(self, value: Any, path: str) -> str | None:
-        return self._things.reference(value, path)
+        return self.things.reference(value, path)
 
     def _content(self, value: Any, path: str, *, is_known: bool) -> Any:
         kind = type(value)
@@ -210,14 +155,18 @@ class Encoder:
         if isinstance(value, enum.Enum):  # else it depends on the version of Python
             return {"$new": [self._name_of(kind, path), [self.encode(value.value, path)]]}
         getattr(value, "fill_value", None)  # which a masked array decides on when it is asked
-        maker, args, *rest = value.__reduce_ex__(4)
+        try:
+            maker, args, *rest = value.__reduce_ex__(4)
+        except Exception:  # of a lock, say, or of the user's
+            raise _not_savable(path, kind.__name__) from None
         state, items, pairs = [*rest, None, None, None][:3]
-        if maker is _MAKERS["new"]:
+        if maker is MAKERS["new"]:
             self._name_of(args[0], path)
         if isinstance(value, (set, frozenset)):
             args = [_in_order(value), *args[1:]]
         if isinstance(value, Counter):  # it counts what it is given
-            args, pairs = (), value.items()
+            args = ()
+            pairs = value.items()
         if is_known and isinstance(value, defaultdict):  # which keeps its own
             args = ()
         return {
@@ -234,17 +183,13 @@ class Encoder:
         }
 
     def _name_of(self, maker: Any, path: str) -> str:
-        name = _NAMES.get(id(maker))
-        if name is None and not (isinstance(maker, type) and self._things.knows(maker)):
-            what = getattr(maker, "__qualname__", maker)
-            raise TypeError(
-                f"{path}: a {what} cannot be saved; expected numbers, texts, lists, dicts, arrays or "
-                "tensors. Save its parts, or exclude_from_state."
-            )
+        name = NAMES.get(id(maker))
+        if name is None and not (isinstance(maker, type) and self.things.knows(maker)):
+            raise _not_savable(path, getattr(maker, "__qualname__", maker))
         return class_name(maker) if name is None else name
 
     def _items(self, items: Any, path: str) -> Any:
-        """The items of a list; a long one of numbers, or of rows or arrays of one kind, as arrays."""
+        """The items of a list; a long one of numbers, of rows or of arrays of one kind as arrays."""
         kinds = {*map(type, items)}
         kind = next(iter(kinds)) if len(kinds) == 1 and len(items) >= _LONG else None
         if kind in _NUMBERS:
@@ -265,7 +210,9 @@ class Encoder:
     def _tensor(self, value: Any, path: str) -> Any:
         is_there = value.size == 0 or value._is_initialized()
         if isinstance(value, EagerParamBase) or not is_there:
-            raise TypeError(f"{path}: a parameter of no layer among the attributes cannot be saved.")
+            raise TypeError(
+                f"{path}: a parameter of no layer among the attributes cannot be saved."
+            )
         content = Array.of(value)
         name = self._put(content.data, path)
         on_cpu = value.place.is_cpu_place()
@@ -283,9 +230,9 @@ class Encoder:
 
     def _put(self, data: Any, path: str) -> str:
         """Puts bytes into `arrays`; returns their name, which is the path or one like it."""
-        while path in self._arrays:  # in {"a.0": x, "a": [y]} two have the same
+        while path in self.arrays:  # in {"a.0": x, "a": [y]} two have the same
             path += "'"
-        self._arrays[path] = Array("uint8", (data.size,), data)
+        self.arrays[path] = Array("uint8", (data.size,), data)
         return path
 
 
@@ -293,8 +240,8 @@ class Decoder:
     """Makes values of what an `Encoder` has written; things that are there are changed in place."""
 
     def __init__(self, arrays: Mapping[str, Array], things: Things = NOTHING) -> None:
-        self._arrays = arrays
-        self._things = things
+        self.arrays = arrays
+        self.things = things
         self._made: dict[str, Any] = {}  # by the path where they were met first
         self.sets: list[str] = []  # paths; their order may be another one now
 
@@ -312,8 +259,8 @@ class Decoder:
     def _filled(
         self, made: Any, path: str, into: Any, items: Any, pairs: Any, state: Any = None
     ) -> Any:
-        """A new object with its items; or, if it is like the thing that is there, that with them."""
-        is_there = isinstance(into, _MUTABLE) and type(into) is type(made)
+        """A new object with its items; if it is like the thing that is there, that with them."""
+        is_there = isinstance(into, MUTABLE) and type(into) is type(made)
         target = into if is_there else made
         self._made[path] = target  # before its items: it may contain itself
         keys = [key if isinstance(key, str) else self.decode(key, path) for key, _ in pairs]
@@ -339,20 +286,20 @@ class Decoder:
         return base64.b64decode(inside)
 
     def _read_encoded(self, inside: Any, path: str, into: Any) -> Any:
-        return Encoded(inside, self._arrays)
+        return Encoded(inside, self.arrays)
 
     def _read_class(self, inside: Any, path: str, into: Any) -> Any:
-        return _MAKERS[inside] if inside in _MAKERS else self._things.classes[inside]
+        return MAKERS[inside] if inside in MAKERS else self.things.classes[inside]
 
     def _read_same(self, inside: Any, path: str, into: Any) -> Any:
         return self._made[inside]
 
     def _read_at(self, inside: Any, path: str, into: Any) -> Any:
         name, content = inside
-        return self.decode(content, path, self._things.get(name))
+        return self.decode(content, path, self.things.get(name))
 
     def _read_object(self, inside: Any, path: str, into: Any) -> Any:
-        if (found := self._things.get(inside)) is None:
+        if (found := self.things.get(inside)) is None:
             raise LookupError(f"{path}: there is no {inside}")
         return found
 
@@ -374,22 +321,21 @@ class Decoder:
             return [self.decode(item, f"{path}.{i}") for i, item in enumerate(content)]
         ((tag, inside),) = content.items()
         if tag == "$numbers":
-            return array(inside[0], self._arrays[inside[1]].data.tobytes()).tolist()
+            return array(inside[0], self.arrays[inside[1]].data.tobytes()).tolist()
         if tag == "$stack":
             return [row.copy() if row.ndim else row[()] for row in self.decode(inside, path)]
         columns = [self._items(column, join(path, i)) for i, column in enumerate(inside)]
         return [*zip(*columns, strict=True)]
 
     def _read_generator(self, inside: Any, path: str, into: Any) -> Any:
-        kind, encoded = inside
-        state = self.decode(encoded, path)
-        made = self._made[path] = new_generator(kind, into, state)
-        set_generator_state(made, state)
+        kind, state = inside
+        made = self._made[path] = new_generator(kind, into)
+        set_generator_state(made, self.decode(state, path))
         return made
 
     def _read_tensor(self, inside: Any, path: str, into: Any) -> Any:
         name, dtype, shape, on_cpu, is_constant = inside
-        source = Array(dtype, tuple(shape), self._arrays[name].data)
+        source = Array(dtype, tuple(shape), self.arrays[name].data)
         made = into
         if isinstance(into, paddle.Tensor) and str(Array.of(into)) == str(source):
             source.copy_to(into)
@@ -403,7 +349,7 @@ class Decoder:
     def _read_array(self, inside: Any, path: str, into: Any) -> Any:
         name, described, shape, axes, kind, is_writeable = inside
         dtype = np.dtype(self.decode(described, path))
-        flat = self._arrays[name].data.view(dtype)
+        flat = self.arrays[name].data.view(dtype)
         made = flat.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
         is_same = isinstance(into, np.ndarray) and (into.dtype, into.shape) == (dtype, made.shape)
         if is_same and into.flags.writeable:
@@ -418,20 +364,8 @@ class Decoder:
 
 def is_thing(value: Any) -> bool:
     """Whether it is a collection, an array, a tensor or a generator, and no parameter."""
-    kinds = (*_MUTABLE, tuple, frozenset, np.ndarray, paddle.Tensor, *GENERATORS)
+    kinds = (*MUTABLE, tuple, frozenset, np.ndarray, paddle.Tensor, *GENERATORS)
     return isinstance(value, kinds) and not isinstance(value, EagerParamBase)
-
-
-def class_name(kind: type) -> str:
-    """Returns what a class is called in a file; one of the script has no module."""
-    module = kind.__module__
-    return f"{'' if module in ('__main__', '__mp_main__') else module}.{kind.__qualname__}"
-
-
-def join(path: str, key: Any) -> str:
-    """Returns the path of an attribute or of an item; no two have the same."""
-    text = key if isinstance(key, str) and "." not in key else repr(key)
-    return f"{path}.{text}" if path else text
 
 
 def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -439,8 +373,15 @@ def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def _not_savable(path: str, what: object) -> TypeError:
+    return TypeError(
+        f"{path}: a {what} cannot be saved; expected numbers, texts, lists, dicts, arrays or "
+        "tensors. Save its parts, or exclude_from_state."
+    )
+
+
 def _can_be_filled(value: Any) -> bool:
-    return _is_array(value) or isinstance(value, (*_MUTABLE, paddle.Tensor, *GENERATORS))
+    return _is_array(value) or isinstance(value, (*MUTABLE, paddle.Tensor, *GENERATORS))
 
 
 def _is_array(value: Any) -> bool:
@@ -450,7 +391,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _base(value: Any) -> Any:
-    return next((base for base in _MUTABLE if isinstance(value, base)), None)
+    return next((base for base in MUTABLE if isinstance(value, base)), None)
 
 
 def _set_state(made: Any, state: Any) -> None:

@@ -1,7 +1,7 @@
 """The states of python's and numpy's generators of random numbers, as plain values.
 
-    state = generator_state(generator)
-    set_generator_state(new_generator(generator_kind(generator), into=None), state)
+state = generator_state(generator)
+set_generator_state(new_generator(generator_kind(generator), None), state)
 """
 
 from __future__ import annotations
@@ -12,60 +12,41 @@ from typing import Any
 import numpy as np
 
 GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
-# What draws from nothing itself, but has a state.
-SEEDED: Any = (*GENERATORS, np.random.BitGenerator, np.random.SeedSequence)
-_SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+_KINDS = {kind.__name__: kind for kind in GENERATORS}
 _BITS = {kind.__name__: kind for kind in np.random.BitGenerator.__subclasses__()}
-_KINDS = {kind.__name__: kind for kind in (*GENERATORS, np.random.SeedSequence)} | _BITS
 
 
 def generator_kind(value: Any) -> str:
-    """The class of a generator, and of the bits that it has: "Generator of PCG64"."""
-    name = type(value).__name__
+    """Returns the class of a generator, and of the bits that it has: "Generator of PCG64"."""
     bits = getattr(value, "bit_generator", None)
-    return name if bits is None else f"{name} of {type(bits).__name__}"
+    return type(value).__name__ + ("" if bits is None else f" of {type(bits).__name__}")
 
 
 def generator_state(value: Any) -> Any:
-    """What a generator draws from next, as plain values; None of one that has no state."""
-    if isinstance(value, np.random.SeedSequence):
-        return {name: getattr(value, name) for name in _SEEDS}
-    if isinstance(value, np.random.BitGenerator):
-        return value.state
+    """Returns what a generator draws from next, and how many others it has made."""
     if isinstance(value, np.random.Generator):
-        state = dict(value.bit_generator.state)
-        seeds = getattr(value.bit_generator, "seed_seq", None)  # None: it was set by hand
-        if getattr(seeds, "n_children_spawned", 0):
-            state["spawned"] = generator_state(seeds)
-        return state
+        seeds: Any = getattr(value.bit_generator, "seed_seq", None)  # None: it was set by hand
+        spawned = getattr(seeds, "n_children_spawned", 0)
+        # With the seeds that children are made of: without a seed they are others at each start.
+        children = [spawned, seeds.entropy, seeds.spawn_key] if spawned else []
+        return {**value.bit_generator.state, "children": children}
     return None if isinstance(value, random.SystemRandom) else value.__getstate__()
 
 
 def set_generator_state(value: Any, state: Any) -> None:
     """Sets what `generator_state` returned."""
-    if isinstance(value, np.random.SeedSequence):
-        if missing := state["n_children_spawned"] - value.n_children_spawned:
-            value.spawn(max(missing, 0))
-    elif isinstance(value, np.random.BitGenerator):
-        value.state = state
-    elif isinstance(value, np.random.Generator):
-        state = dict(state)
-        if spawned := state.pop("spawned", None):
-            set_generator_state(value.bit_generator.seed_seq, spawned)
-        value.bit_generator.state = state
+    if isinstance(value, np.random.Generator):
+        bits: Any = value.bit_generator
+        bits.state = {name: part for name, part in state.items() if name != "children"}
+        for spawned in state["children"][:1]:
+            bits.seed_seq.spawn(max(spawned - bits.seed_seq.n_children_spawned, 0))
     elif state is not None:
         value.__setstate__(state)
 
 
-def new_generator(kind: str, into: Any, state: Any) -> Any:
-    """The generator `into`, if it is of that kind and has the seeds of a state, else a new one."""
-    if isinstance(into, SEEDED) and generator_kind(into) == kind:
+def new_generator(kind: str, into: Any) -> Any:
+    """Returns the generator `into` if it is of that kind, else a new one."""
+    if isinstance(into, GENERATORS) and generator_kind(into) == kind:
         return into
     name, _, bits = kind.partition(" of ")
-    if name == "SeedSequence":
-        return np.random.SeedSequence(**state)
-    if bits:
-        seeds = state.get("spawned")
-        source = np.random.SeedSequence(**seeds) if seeds else None
-        return np.random.Generator(_BITS[bits](source))
-    return _KINDS[name]()
+    return _KINDS[name](_BITS[bits]()) if bits else _KINDS[name]()

@@ -37,14 +37,15 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.state import objects
-from expbase.state.encoding import Things, class_name, is_thing, join
-from expbase.state.generators import SEEDED
+from expbase.state.encoding import is_thing
+from expbase.state.generators import GENERATORS
 from expbase.state.optimizers import settings
+from expbase.state.things import Things, class_name, join
 
 MOST = 20_000  # owners and things
 _MANY = 1000  # items: of data, and each may be one of millions
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, np.generic)
-_LEAVES: Any = (paddle.Tensor, np.ndarray, *SEEDED)
+_LEAVES: Any = (paddle.Tensor, np.ndarray, *GENERATORS)
 _COLLECTIONS = (list, tuple, dict, set, frozenset, deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _CODE = (type, types.ModuleType, *_FUNCTIONS, types.BuiltinFunctionType, classmethod, staticmethod)
@@ -58,6 +59,7 @@ _OPEN = ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio")
 _PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
 _HOOKS = "forward hooks"  # of a layer: the place of all of them
 _RUN = "_ExperimentBase__run"
+BEYOND = ("class ", "module ")  # what the paths of what is no attribute begin with
 LOADERS = ("train_loader", "valid_loader", "test_loader")
 
 Kept = Callable[[], Any]  # the thing, if it is still there
@@ -265,7 +267,8 @@ def put(owner: Any, name: str, value: Any) -> None:
         (owner.__closure__ or ())[owner.__code__.co_freevars.index(name)].cell_contents = value
     elif isinstance(owner, functools.partial):
         found = {**places(owner), name: value}
-        owner.__setstate__((owner.func, found.pop("args"), found.pop("keywords"), found))
+        state = (owner.func, found.pop("args"), found.pop("keywords"), found)
+        owner.__setstate__(state)  # type: ignore[attr-defined]
     elif isinstance(owner, (*_CODE, paddle.nn.Layer)):
         setattr(owner, name, value)
     else:

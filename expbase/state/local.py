@@ -146,8 +146,8 @@ def _refuse_different(
         if names or of_others:
             raise RuntimeError(
                 f"self.{(names or of_others)[0]}: {what} that is another one on rank {rank} than "
-                f"on rank 0, and would depend on their number; with training.shares expected {hint}, "
-                "or exclude_from_state, if training does not depend on it."
+                f"on rank 0, and would depend on their number; with training.shares expected "
+                f"{hint}, or exclude_from_state, if training does not depend on it."
             )
 
 

@@ -25,8 +25,8 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.state import optimizers
-from expbase.state.generators import GENERATORS, generator_state, set_generator_state
 from expbase.state.arrays import Array, describe, is_piece, local
+from expbase.state.generators import GENERATORS, generator_state, set_generator_state
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
 State = tuple[Tensors, dict[str, Any]]  # and of each object its kind and its other values, by name
@@ -84,7 +84,7 @@ class StatefulObjects:
         return shapes
 
     def outline(self) -> dict[str, str]:
-        """What there is, by path: classes, and what tensors are like; a start must have the same."""
+        """Returns what there is, by path: classes, and what tensors are like."""
         names = parameter_names(self)
         layers = self.layers.items()
         updated = {

@@ -14,22 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from expbase.state.arrays import Array
 from expbase.state.checkpoint import checksum_of
-from expbase.state.encoding import (
-    NOTHING,
-    Encoded,
-    Encoder,
-    Things,
-    class_name,
-)
+from expbase.state.encoding import Encoded, Encoder
+from expbase.state.things import NOTHING, Things, class_name
 
 UNKNOWN = "?"  # of what nobody can know
 _SAMPLED = 10_000  # items, from which on it is of some of them
 _SAMPLED_BYTES = 1 << 26  # the same for an array
 # Modules whose objects do not change, or are no state.
-_SHOWN = ("re", "numpy", "numpy.dtypes", "paddle.base.libpaddle")
-_HARMLESS = ("_thread", "weakref", *_SHOWN)
+_SHOWN = ("re", "numpy", "numpy.dtypes", "paddle", "paddle.base.libpaddle")
+_HARMLESS = ("_thread", "weakref", "operator", "functools", *_SHOWN)
 
 
 class Printer(Encoder):
@@ -42,7 +36,7 @@ class Printer(Encoder):
 
     def print(self, value: Any) -> str:
         """Returns a checksum of what a value holds."""
-        content = Encoded(self.encode(value, ""), self._arrays).checksum()
+        content = Encoded(self.encode(value, ""), self.arrays).checksum()
         return f"{content:08x}" if self._is_certain else UNKNOWN
 
     def encode(self, value: Any, path: str) -> Any:
@@ -53,7 +47,7 @@ class Printer(Encoder):
             return {"$opaque": self._described(value)}
 
     def _reference(self, value: Any, path: str) -> str | None:
-        return super()._reference(value, path) if self._things.is_walked(value) else None
+        return super()._reference(value, path) if self.things.is_walked(value) else None
 
     def _parts(self, value: Any, path: str, *, is_known: bool) -> Any:
         if isinstance(value, (set, frozenset)):
@@ -90,7 +84,7 @@ class Printer(Encoder):
         with contextlib.suppress(TypeError, ValueError, BufferError):
             return f"{name} {checksum_of([memoryview(value).tobytes()])}"
         module = "" if name.endswith(".Generator") else type(value).__module__
-        is_harmless = module in _HARMLESS or callable(value) or type(value) is object
+        is_harmless = module in _HARMLESS or type(value) is object
         self.is_blind = self.is_blind or not (is_harmless or hasattr(value, "__dict__"))
         return repr(value) if module in _SHOWN else name
 

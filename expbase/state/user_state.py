@@ -10,15 +10,15 @@ Everything with state is saved with no further code; what changes among plain va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from paddle.nn import Layer
 
 from expbase.state import objects
-from expbase.state.encoding import join
 from expbase.state.generators import GENERATORS
-from expbase.state.inventory import LOADERS, Inventory, places
+from expbase.state.inventory import BEYOND, LOADERS, Inventory, places
+from expbase.state.things import join
 from expbase.state.values import Owners, Values
 
 # The template's own, and the loaders, whose state is the position in the data.
@@ -61,7 +61,7 @@ class UserState:
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
-            if not hasattr(*self.owner_of(name)):
+            if not (name.startswith(BEYOND) or hasattr(*self.owner_of(name))):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)

@@ -1,10 +1,10 @@
 """Plain values that change are state, and nobody has to name them; what else changes is told.
 
 At the end of setup the inventory is walked: the places of the experiment, of its layers, and of
-every object that is reached from it. What is no longer what it was then is state, if it can be saved
-(encoding.py); a resumed run puts it back, in place where the thing is still there. For the rest two
-lines exist: one at the first checkpoint that does not hold it, one at each resume, when a place
-that had changed is not what it was. Nothing changes without one of the three.
+every object that is reached from it. What is no longer what it was then is state, if it can be
+saved (encoding.py); a resumed run puts it back, in place where the thing is still there. For the
+rest two lines exist: one at the first checkpoint that does not hold it, one at each resume, when a
+place that had changed is not what it was. Nothing changes without one of the three.
 
     values = Values(state)
     values.begin()                          # at the end of setup
@@ -16,7 +16,6 @@ that had changed is not what it was. Nothing changes without one of the three.
 from __future__ import annotations
 
 import ast
-import json
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,8 +24,9 @@ from typing import Any, NamedTuple, Protocol
 from paddle.nn import Layer
 
 from expbase.state.arrays import Array
-from expbase.state.encoding import Decoder, Encoded, Encoder, Things, class_name, is_thing, join
+from expbase.state.encoding import Decoder, Encoded, Encoder, is_thing
 from expbase.state.inventory import (
+    BEYOND,
     MOST,
     Inventory,
     has_attributes,
@@ -38,6 +38,7 @@ from expbase.state.inventory import (
 )
 from expbase.state.objects import is_users
 from expbase.state.prints import UNKNOWN, Printer, checksum
+from expbase.state.things import Things, class_name, join
 
 _DELETED = "@deleted"  # paths
 _ROOT = "values."  # what the names of arrays begin with, of this entry
@@ -46,8 +47,8 @@ _MOST_LINES = 20
 # Of an object that is no layer, a data set say: more is a cache, most likely.
 _MOST_BYTES = 1 << 26
 _WAYS_OUT = (
-    "Expected numbers, texts, arrays, tensors and collections of them in attributes, or a state_dict "
-    "and set_state_dict, or register_stateful. If training does not depend on it: "
+    "Expected numbers, texts, arrays, tensors and collections of them in attributes, or a "
+    "state_dict and set_state_dict, or register_stateful. If training does not depend on it: "
     "exclude_from_state."
 )
 
@@ -137,8 +138,8 @@ class Values:
         kind = type(value)
         if kind in _SIMPLE or (kind is str and len(value) < 64):
             text = f"{value:x}" if kind is int else repr(value)  # no decimal of 4,300 digits
-            content = zlib.crc32(f"{kind.__name__} {text}".encode(errors="replace"))
-            return Print(kind.__name__, f"{content:08x}")
+            number = zlib.crc32(f"{kind.__name__} {text}".encode(errors="replace"))
+            return Print(kind.__name__, f"{number:08x}")
         printer = Printer(self._inventory)
         content = printer.print(value)
         if printer.is_blind:
@@ -174,9 +175,7 @@ class Values:
         state[_DELETED] = [
             path
             for path in changed
-            if path not in found
-            and not self._is_elsewhere(path)
-            and not is_fixed(*self.find(path))
+            if path not in found and not self._is_elsewhere(path) and not is_fixed(*self.find(path))
         ]
         state |= {path: getattr(*self.find(path)) for path in self._reached.registered}
         gone = dict.fromkeys((path for path in changed if path not in found), _GONE)
@@ -222,8 +221,8 @@ class Values:
         for path in state[_DELETED]:
             remove(*self.find(path))
         return [
-            f"{shown(path.removeprefix(_ROOT))} (set): its items stand in another order than before, "
-            "by which pop() and loops go; sorted(…) is the same in every process"
+            f"{shown(path.removeprefix(_ROOT))} (set): pop() and loops may come to its items in "
+            "another order than before; sorted(…) is the same in every process"
             for path in decoder.sets
         ]
 
@@ -250,7 +249,9 @@ class Values:
             if not self._reached.is_left_out(path)
         ]
         names = {p: _described(p, *now[p]) if p in now else shown(p) for p in differing}
-        lost = [p for p in differing if p in self._trained and not is_computed(*now.get(p, "  ")[:2])]
+        lost = [
+            p for p in differing if p in self._trained and not is_computed(*now.get(p, "  ")[:2])
+        ]
         lines = [f"{names[p]}: has changed in training, and is not what it was then" for p in lost]
         more = len(lines) - _MOST_LINES
         anew = [names[path] for path in differing if path not in self._trained]
@@ -276,10 +277,10 @@ class Values:
         owners = self.owners()
         ends = [i for i, letter in enumerate(path) if letter == "."]
         for end in (*reversed(ends), 0):
-            where, name = path[:end], path[end:].lstrip(".")
-            if where in owners:
-                is_literal = name[:1] in "'\""
-                return owners[where], str(ast.literal_eval(name)) if is_literal else name
+            where = path[:end]
+            name = path[end:].lstrip(".")
+            if where in owners and (name[:1] in "'\"" or "." not in name):
+                return owners[where], str(ast.literal_eval(name)) if "." in name else name
         return None, path
 
 
@@ -337,7 +338,7 @@ class Snapshot(Things):
 
 def shown(path: str) -> str:
     """A path in a message."""
-    return path if path.startswith(("class ", "module ")) else f"self.{path}"
+    return path if path.startswith(BEYOND) else f"self.{path}"
 
 
 def _described(path: str, owner: Any, name: str, value: Any) -> str:

@@ -196,8 +196,9 @@ class Side:
             tail = "\n".join(self._stderr.read_text(errors="replace").splitlines()[-15:])
             hint = ""
             if re.search("max_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
-                hint = " With --iterations N training.max_iteration is N, whatever stands behind `--`."
-            raise ValueError(f"the run {self.directory.name!r} ended with code {code}.{hint}\n{tail}")
+                hint = " With --iterations N training.max_iteration is N, whatever `--` says."
+            name = self.directory.name
+            raise ValueError(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not checkpoint.listed(self.directory / checkpoint.FOLDER):
             raise ValueError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "

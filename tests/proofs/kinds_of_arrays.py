@@ -102,4 +102,4 @@ ARRAYS: Values = {
         lambda v: v.set_value(v * 1.1),
     ),
 }
-KINDS = make_kinds(ARRAYS, HERE, "complex128 tensor, array of objects")
+KINDS = make_kinds(ARRAYS, HERE, "complex128 tensor, array of objects, record array")

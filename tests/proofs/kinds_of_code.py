@@ -230,15 +230,6 @@ class HookRemovedLater(Kind):
         return 0.5
 
 
-class GradientHook(Kind):
-    expected = EITHER
-    has_effect = False
-
-    def make(self) -> None:
-        count = counting()
-        self.model.weight.register_hook(lambda gradient: gradient * (1 + count() / 10))
-
-
 # Classes and modules
 
 

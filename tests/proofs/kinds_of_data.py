@@ -110,7 +110,7 @@ class TransformReplaced(_OfData):
 
 
 class TransformOfAnotherClass(_OfData):
-    expected = "told refused"
+    expected = LOUD
     dataset_class = _Levelled
 
     def on_train_epoch_begin(self) -> None:

@@ -144,7 +144,7 @@ class ObjectThatBecomesNone(Kind):
 
 
 class ObjectReplacedByAnotherClass(Kind):
-    expected = "told refused"
+    expected = LOUD
 
     def make(self) -> None:
         self.helper: Any = Box(count=0)

@@ -424,7 +424,7 @@ VALUES: Values = {
 OTHERWISE = """
 objects that come, object replaced, linked list that grows, slice, range, regex, dict keyed by
 objects, objects in another order, objects that go, path, uuid, list that contains itself, int of
-5000 digits, array.array, str with a surrogate, user dict, user list, time of day
+5000 digits, array.array, str with a surrogate, user dict, user list, time of day, set, set subclass
 """
 
 
