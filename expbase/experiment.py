@@ -233,14 +233,16 @@ class ExperimentBase(Events):
         return objects.unwrap(layer)
 
     def register_stateful(self, *names: str, by_share: bool = False) -> None:
-        """Names values that are state. Plain attributes that change are saved without it; those of
-        other objects are not: `"sampler.position"`. With `by_share` each share of an update has
-        its own: the hidden state that a recurrent net carries on, say.
+        """Names values that are state, whether they change or not: what setup measures, say, or
+        `"sampler.position"`. What changes is saved without it, in objects of yours, too. With
+        `by_share` each share of an update has its own: the hidden state that a net carries on.
         """
         self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names attributes that are not state: a frozen judge, a large cache, `"model.cache"`."""
+        """Names what is not state: a frozen judge, a large cache, `"model.cache"`. No line is
+        about it, and a resumed run has what setup makes.
+        """
         self.__run.state.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------

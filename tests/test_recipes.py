@@ -198,6 +198,41 @@ def test_the_second_loader_continues_exactly(tmp_path: Path) -> None:
     same_bits(*(find(tmp_path / name) for name in ("straight", "again")))
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "dies_in", "moments"),
+    [
+        ("two_optimizers", ["optim.switch_loss=2"], [6, 20], {1: 0, 28: 1}),
+        ("curriculum", [], [9, 38], {1: 0.05, 24: 0.05, 25: 0.1}),
+        ("growing_batch", ["data.batch_size=128", "data.most=512"], [6, 14], {1: 128, 13: 256}),
+    ],
+)
+def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
+    name: str, words: list[str], dies_in: list[int], moments: dict[int, float], tmp_path: Path
+) -> None:
+    class Dying(experiment_of(name)):  # type: ignore[misc]
+        moment = 0
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == Dying.moment:
+                raise RuntimeError("died")
+
+    words += ["training.save_interval=4", "training.valid_interval=0", "training.log_interval=1"]
+    words += ["training.max_iteration=42"]
+    run(Dying, tmp_path / "straight", *words)
+    for Dying.moment in dies_in:
+        with pytest.raises(RuntimeError, match="died"):
+            run(Dying, tmp_path / "again", *words)
+    Dying.moment = 0
+    run(Dying, tmp_path / "again", *words)
+    same_bits(*(find(tmp_path / run_name) for run_name in ("straight", "again")))
+    changing = {"two_optimizers": "uses_sgd", "curriculum": "noise", "growing_batch": "batch_size"}
+    values = curve(tmp_path / "again", f"train/{changing[name]}")
+    assert {at: pytest.approx(values[at]) for at in moments} == moments
+    assert told(tmp_path / "again").count("resumed step-") == 2
+    assert "WARNING" not in told(tmp_path / "again")
+
+
 def test_the_parts_learn_at_different_rates(tmp_path: Path) -> None:
     run("warmup", tmp_path / "trained", "training.max_iteration=31")
     trained = read_weights(tmp_path / "trained")["model"]

@@ -1,0 +1,49 @@
+"""A batch that grows from epoch to epoch, instead of a rate that falls (Smith, arXiv:1711.00489)."""
+
+import paddle
+import paddle.nn.functional as F
+from paddle.io import DataLoader, TensorDataset
+from sklearn.datasets import load_digits
+
+from expbase import Config, ExperimentBase, main
+
+
+class GrowingBatch(ExperimentBase):
+    @classmethod
+    def default_config(cls):
+        config = super().default_config()
+        config.training.max_iteration, config.training.valid_interval = 300, 100
+        config.data = Config({"batch_size": 16, "most": 128})
+        return config
+
+    def setup_dataloader(self):
+        images, labels = load_digits(return_X_y=True)
+        images, labels = paddle.to_tensor(images / 16, "float32"), paddle.to_tensor(labels)
+        train = TensorDataset([images[300:], labels[300:]])
+        self.train_loader = DataLoader(train, batch_size=self.config.data.batch_size, shuffle=True)
+        self.valid_loader = DataLoader(TensorDataset([images[:300], labels[:300]]), batch_size=100)
+
+    def setup_model(self):
+        layers = paddle.nn.Linear(64, 64), paddle.nn.ReLU(), paddle.nn.Linear(64, 10)
+        self.model = self.data_parallel(paddle.nn.Sequential(*layers))
+        self.optimizer = paddle.optimizer.Adam(1e-3, parameters=self.model.parameters())
+
+    def on_train_epoch_end(self):
+        # At the end: the epoch that begins is cut by it, and one that is resumed, too.
+        sampler = self.train_loader.batch_sampler
+        sampler.batch_size = min(2 * sampler.batch_size, self.config.data.most)
+
+    def train_batch(self):
+        images, labels = self.read_batch()
+        loss = F.cross_entropy(self.model(images), labels)
+        self.backward(loss)
+        self.step_optimizers()
+        self.log(loss=loss, batch_size=len(images))
+
+    def valid(self):
+        losses = [F.cross_entropy(self.model(x), y).item() for x, y in self.valid_batches()]
+        return self.average({"loss": sum(losses) / max(len(losses), 1)}, weight=len(losses))
+
+
+if __name__ == "__main__":
+    main(GrowingBatch)
