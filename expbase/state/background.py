@@ -10,11 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from expbase.state.arrays import Array
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 1.0
+
+
+def result_of(job: futures.Future[T], executor: futures.ThreadPoolExecutor) -> T:
+    """The result of a job, when it has ended; or what it raised.
+
+    Raises:
+        RuntimeError: A thread has died: python would wait for its job for ever.
+    """
+    while not futures.wait([job], _LOOK_SECONDS).done:
+        if not all(thread.is_alive() for thread in executor._threads):
+            raise RuntimeError(
+                "a thread that reads or writes checkpoints has died, as one does for want of "
+                "memory. The checkpoints before are intact: make room in memory, and run the same "
+                "command again."
+            )
+    return job.result()
 
 
 class Background:
@@ -33,10 +53,11 @@ class Background:
     def wait(self) -> None:
         """Returns when the job has ended. The first call raises what the job raised."""
         if self._job is not None:
-            futures.wait([self._job])
             job = self._job
-            self._job = None
-            job.result()
+            try:
+                result_of(job, self._executor)
+            finally:
+                self._job = None
 
     @property
     def is_done(self) -> bool:

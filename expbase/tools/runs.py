@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import ConfigError, load_yaml
+from expbase.record.files import regular
 from expbase.record.ledger import LEDGER, flat
 from expbase.record.meter import METRICS, json_lines
 from expbase.record.run_dir import CONFIG, LOCK
@@ -145,9 +146,9 @@ def _state(run: Run) -> str:
 
 def _is_locked(path: Path) -> bool:
     """Whether another process holds the lock, which is asked for and not taken."""
-    if not os.access(path, os.R_OK):
+    if not (path.is_file() and os.access(path, os.R_OK)):
         return False
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         try:
             os.lockf(file.fileno(), os.F_TEST, 0)
         except PermissionError:
