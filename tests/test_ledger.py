@@ -49,6 +49,7 @@ def test_a_start_and_an_end_are_noted_with_their_time(
     record = Ledger(tmp_path / "ledger.jsonl")
     record.write("start", iteration=400)
     record.write("end", iteration=600, reason="finished", exit_code=0)
+    record.close()
     assert read(tmp_path / "ledger.jsonl") == [
         {"event": "start", "time": 100.0, "iteration": 400},
         {"event": "end", "time": 160.0, "iteration": 600, "reason": "finished", "exit_code": 0},

@@ -58,8 +58,7 @@ class RunDirectory:
     def make(self) -> None:
         """Makes the directory; a ConfigError says why that cannot be."""
         try:
-            # Where a link to a disk that has more room leads to, also if that is not there yet.
-            Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._error(f"cannot be made a directory: {error.strerror}.") from error
 
@@ -178,6 +177,7 @@ class RunDirectory:
             number += 1
         with contextlib.suppress(FileNotFoundError):  # another rank of this machine has done it
             path.rename(aside)
+            path.mkdir(exist_ok=True)
         return aside
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
