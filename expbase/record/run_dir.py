@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import os
 import stat
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() 
 # What a run writes to beside its checkpoints.
 _FILES = (
     *(CONFIG, METRICS, "validations.jsonl", "ledger.jsonl", "vdlrecords.run.log"),
-    *("worker_*.log", LOCK.format(rank="*")),
+    *("worker_*.log", "STOP", LOCK.format(rank="*")),
 )
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
@@ -71,11 +72,11 @@ class RunDirectory:
         """Takes the directory for one rank of this process; a ConfigError if another run has it."""
         import fcntl  # here: Windows has none, and is refused in words
 
-        self._check_files()
         path = self.path / LOCK.format(rank=rank)
         name = os.path.join(os.path.realpath(self.path), path.name)  # the same for links to it
         with contextlib.ExitStack() as undo:
             try:
+                self._check_files()
                 if name in _held:
                     raise BlockingIOError
                 file = undo.enter_context(open(name, "ab", opener=regular))
@@ -119,15 +120,16 @@ class RunDirectory:
 
     def _check_files(self) -> None:
         """Raises a ConfigError if in the place of a file of a run there is something else."""
-        for path in (file for pattern in _FILES for file in self.path.glob(pattern)):
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise self._error(
-                    f"holds {path.name}, which is a link, a directory, a pipe or a device; "
-                    "expected a file. Move it away."
-                )
-        folder = self.path / checkpoint.FOLDER
-        if not folder.is_dir() and os.path.lexists(folder):
-            raise self._error(f"holds {folder.name}, no directory; expected one. Move it away.")
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                is_ours = any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _FILES)
+                if is_ours and not entry.is_file(follow_symlinks=False):
+                    raise self._error(
+                        f"holds {entry.name}, which is a link, a directory, a pipe or a device; "
+                        "expected a file. Move it away."
+                    )
+                if entry.name == checkpoint.FOLDER and not entry.is_dir():
+                    raise self._error(f"holds {entry.name}, no directory; expected one.")
 
     def is_open_to_others(self) -> bool:
         """Whether any user of the machine may write to it, and so make a run load what is his."""

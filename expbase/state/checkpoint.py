@@ -34,7 +34,7 @@ FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
 MOST_BYTES = 1 << 26  # of a manifest, or an index
 # What is raised at a value that is not what it should be.
-_DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
+DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 _NAME = re.compile(r"step-(\d{8,})$")
 
 
@@ -81,24 +81,33 @@ def write(
     target = directory / name_of(iteration)
     temporary = directory / f".writing-{target.name}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         directory.mkdir(exist_ok=True)  # but not the run's, which may have been moved away
         temporary.mkdir()
         entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
         _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
         _flush(temporary)
-        shutil.rmtree(target, ignore_errors=True)  # no run saves an iteration twice
+        _remove(target)  # no run saves an iteration twice
         temporary.rename(target)
         _flush(directory)
         return target
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         if not isinstance(error, OSError):
             raise
         raise CheckpointError(
             f"{target}: cannot be written: {error.strerror or error}. Earlier checkpoints are "
             "intact. Make room or correct the permissions, and run the same command again."
         ) from error
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory, or what is in its place; what the system refuses stays."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()  # rmtree would wait for a pipe
 
 
 def flush_logs(run: Path) -> None:
@@ -112,7 +121,7 @@ def write_single_file(path: Path, parts: Iterable[Any]) -> None:
     """Writes one file; it appears complete or not at all, and is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{path.name}")
-    temporary.unlink(missing_ok=True)  # of a killed process
+    _remove(temporary)  # of a killed process
     try:
         _write_file(temporary, parts)
         os.replace(temporary, path)
@@ -155,7 +164,7 @@ def reading(file: Path) -> Iterator[None]:
             f"{file}: cannot be read: {error.strerror}. That is no damage, and nothing was "
             "changed. Correct the permissions or the disk, and run the same command again."
         ) from error
-    except _DAMAGES as error:
+    except DAMAGES as error:
         raise CheckpointError(f"{file}: damaged, or not of expbase: {error!r:.300}") from error
 
 
@@ -183,11 +192,11 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
             run must not begin anew because it was started twice.
     """
     for unfinished in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
 
     def move_aside(damaged: Path, error: CheckpointError) -> None:
         aside = directory / f"damaged-{damaged.name}"
-        shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same iteration
+        _remove(aside)  # an earlier one of the same iteration
         damaged.rename(aside)
         say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
 
@@ -257,7 +266,7 @@ def prune(
         if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
             doomed = directory / f".deleting-{path.name}"
             path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
             deleted.append(path.name)
     return deleted
 
