@@ -28,11 +28,12 @@ import numpy as np
 
 from expbase.ranks.processes import MISTAKE
 from expbase.record.files import read_bytes, regular
-from expbase.state.background import result_of
+from expbase.state.threads import result_of
 
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
 MOST_BYTES = 1 << 26  # of a manifest, or an index
+_MOST_DIGITS = 300
 # What is raised at a value that is not what it should be.
 DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 _NAME = re.compile(r"step-(\d{8,})$")
@@ -300,7 +301,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not file.is_file():
             raise CheckpointError(f"{file}: there is no such file.")
         raw = read_bytes(file, MOST_BYTES)
-        manifest: dict[str, Any] = json.loads(raw)
+        manifest: dict[str, Any] = json.loads(raw, parse_int=_whole_number)
         # The manifest has no checksum outside itself. Instead it is written again from what was
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
@@ -308,6 +309,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not same or elsewhere:
         raise CheckpointError(f"{file}: its content has changed since it was written.")
     return manifest
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:  # thousands take long
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _flush(path: Path) -> None:
