@@ -83,4 +83,5 @@ def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
     result = run_script(TESTS / "proofs/damages.py", "--count", "4", "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     formats = re.findall(r"(\w+): 4 of 4: ", result.stdout)
-    assert formats == ["pdparams", "safetensors", "checkpoint", "shown"]
+    of_a_run = ["checkpoint", "shown", "started", "listed"]
+    assert formats == ["pdparams", "safetensors", *of_a_run, "index"]
