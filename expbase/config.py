@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import yaml
 from yacs.config import CfgNode
 
 from expbase.ranks.processes import MISTAKE
+from expbase.record.files import read_bytes
 
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.
@@ -58,6 +60,13 @@ _GONE = {
     "training.sanity_batches": "--smoke tries a whole run, valid() included.",
     "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
 }
+# Of a YAML file, and of the values in it, where aliases (`*name`) count as what they stand for: a
+# few lines of aliases of aliases may stand for more than any memory holds.
+_DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
+_MOST_BYTES = 1 << 20
+_MOST_VALUES = 20_000
+_MOST_DIGITS = 300  # of a number
+
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
 # `plot_interval` is not too much like log_interval.
 _TOO_ALIKE = 0.885
@@ -175,7 +184,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: The file cannot be read, is not YAML, or holds no mapping.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bytes(Path(path), _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
     loaded = _parsed(text, str(path))
@@ -321,25 +330,47 @@ def _nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
 def _parsed(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    # Its constructors end in a ValueError at a date like 2020-13-45.
-    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+    # Its constructors end in any of these: at a date like 2020-13-45, at `!!bool x`.
+    except (yaml.YAMLError, *_DAMAGES) as error:
         raise ConfigError(f"{source}: not YAML: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """YAML's safe loader, to which `1e-3` is a number, and a key that is given twice an error."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = 0  # read so far
+        self._sizes: dict[int, int] = {}  # how many values a node stands for, by its id
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        before = self._values
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        # One that is in itself has no size yet.
+        self._values += self._sizes.get(id(node), _MOST_VALUES) if is_alias else 1
+        self._sizes[id(node)] = self._values - before
+        if self._values > _MOST_VALUES:
+            self._refuse(f"more than {_MOST_VALUES} values, with what aliases stand for", node)
+        if node.tag.endswith((":int", ":float")) and len(node.value) > _MOST_DIGITS:
+            self._refuse("a number that is too long", node)
+        return node
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [key.value for key, _ in node.value]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {twice[0]!r} is given twice", node.start_mark
-            )
+        names = Counter(repr(key.value) for key, _ in node.value)
+        if twice := [name for name, count in names.items() if count > 1]:
+            self._refuse(f"key {twice[0]} is given twice", node)
         return super().construct_mapping(node, deep)
+
+    def _refuse(self, what: str, node: Any) -> None:
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Quotes a text that the loader would read as a number."""
+    """Quotes a text that the loader would read as a number; writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")

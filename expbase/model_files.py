@@ -16,6 +16,7 @@ from expbase.state.objects import unwrap
 
 def save(run: Run, path: str | Path, layer: Any) -> None:
     """Writes the weights of a model, on rank 0, whole or not at all."""
+    run.directory.check()
     run.events.fire("on_save_model")
     layer = unwrap(run.experiment.model if layer is None else layer)
     world.on_rank_zero(lambda: weights.write_weights(Path(path), layer), "save_model")
@@ -55,6 +56,7 @@ def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -
             "export: no input_spec given; expected a list with a paddle.static.InputSpec for "
             "each input of the model, here or as self.input_spec."
         )
+    run.directory.check()
     with run.evaluation.begin("predict", run.iteration, layers=[layer]):
         world.on_rank_zero(lambda: weights.export_model(Path(path), layer, spec), "export")
     run.logger.info("exported %s", path)

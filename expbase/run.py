@@ -31,6 +31,7 @@ from expbase.events import Subscribers
 from expbase.first_updates import LOOK_AFTER, FirstUpdates
 from expbase.life import Life, LoopState, Step
 from expbase.ranks import world
+from expbase.ranks.processes import refuse_early_success
 from expbase.ranks.stopping import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.record import logs
 from expbase.record.ledger import Ledger
@@ -327,6 +328,7 @@ class Run:
         if loop.saved_at == self.iteration or self.read_only:
             return
         loop.check_savable()
+        self.directory.check()
         with self.stopwatch.exclude():
             self.report.check_finite(self.iteration)
             self.update.check_complete()
@@ -400,6 +402,7 @@ class Run:
         try:
             self.experiment.terminal()
         except BaseException as error:  # the record of this start must not say that all is well
+            refuse_early_success(error)
             self.loop.failure = self.loop.failure or error
             raise
 
@@ -407,6 +410,7 @@ class Run:
         """Every failure goes through here: it is logged, on_exception and on_train_end are fired,
         the other ranks hear of it, everything is closed, and nothing hides it.
         """
+        refuse_early_success(error)
         loop = self.loop
         quietly = self.report.quietly
         was_training = self.life is Life.TRAINING
@@ -441,6 +445,7 @@ class Run:
     def begin_record(self) -> None:
         """Notes in the ledger that this start trains, once, and that its end is to be noted."""
         if not self.ledger.has_begun:
+            self.directory.check()
             reason = getattr(self.args, "restart_reason", None)
             self.ledger.begin(self.iteration, self.config, reason, self.world_size)
             self.on_close.callback(self._note_end)

@@ -147,6 +147,11 @@ def take_directory(run: Run) -> None:
         directory.lock(run.rank)
     if moved_aside is not None:
         run.logger.info("the run that was here is now in %s", moved_aside)
+    if directory.is_open_to_others():
+        run.warn(
+            f"{run.args.output}: any user of this machine may write to it, and so change what the "
+            "run loads when it continues; expected a directory of yours alone: chmod o-w"
+        )
     remove_left_files()
     run.on_close.callback(remove_left_files)
 
@@ -170,8 +175,10 @@ def open_records(run: Run) -> None:
         parallel=run.parallel,
         began=getattr(run.args, "supervised_since", None),
         stopwatch=run.stopwatch,
+        check=run.directory.check,
     )
     run.on_close.callback(run.stop.remove_stop_file)
+    run.on_close.callback(run.ledger.close)
     _watch_for_hanging(run)
     if reason := getattr(run.args, "restart_reason", ""):
         run.warn(reason)

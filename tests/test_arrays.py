@@ -158,3 +158,9 @@ def test_a_file_cut_off_anywhere_is_refused() -> None:
 def test_a_file_of_another_kind_or_that_contradicts_itself_is_refused(content: bytes) -> None:
     with pytest.raises(TensorFileError, match=r"\S"):
         parse(content)
+
+
+@pytest.mark.parametrize("shape", [[1] * 65, [1 << 63], [int("7" * 4000)] * 3000], ids=len)
+def test_a_shape_that_takes_minutes_to_multiply_is_refused(shape: list[int]) -> None:
+    with pytest.raises(TensorFileError, match="x has no shape that a tensor can have"):
+        parse(header_of(entry("F32", shape, 0, 4), bytes(4)))

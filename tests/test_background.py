@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent import futures
 
 import forks
 import paddle
@@ -52,3 +53,18 @@ def test_a_snapshot_keeps_its_bytes_and_the_next_one_takes_its_memory() -> None:
     second = buffer.snapshot(live)["file"]
     assert second["model"].tensor().tolist() == [1.0] * 4
     assert second["model"].data.ctypes.data == first["model"].data.ctypes.data
+
+
+def test_a_thread_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does for want of memory: python would wait for what it was to do."""
+
+    def die(*_: object) -> None:
+        raise MemoryError
+
+    writer = Background()
+    monkeypatch.setattr(futures.Future, "set_result", die)
+    monkeypatch.setattr(futures.Future, "set_exception", die)
+    writer.start(lambda: None)
+    with pytest.raises(RuntimeError, match="a thread that reads or writes checkpoints has died"):
+        writer.wait()
+    writer.wait()

@@ -24,7 +24,8 @@ from tiny import wait_until
 from expbase.__main__ import main
 from expbase.record.visualizer import FILE_NAME, Visualizer
 from expbase.tools import board
-from expbase.tools.board import record_files, update
+from expbase.tools.board import _room_for_copies, record_files, update
+from expbase.tools.hosts import is_ours
 
 
 def written(directory: Path, *, rate: float = 0.1, points: int = 20) -> Path:
@@ -108,13 +109,23 @@ def shown(runs: Path, tmp_path: Path) -> Iterator[Board]:
     made.process.communicate()
 
 
-def test_runs_are_shown_and_followed_until_the_board_ends(runs: Path, shown: Board) -> None:
+def test_runs_are_shown_and_followed_until_the_board_ends(
+    runs: Path, shown: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow, fast = "runs/deep/lr=0.1", "runs/lr=0.5"
     wait_until(lambda: shown.steps(fast) is not None)
     servers = psutil.Process(shown.process.pid).children()
     assert set(shown.get("runs")) == {slow, fast}
     assert set(shown.get("component_tabs")) >= {"scalar", "image"}
     assert shown.steps(slow) == shown.steps(fast) == [*range(20)]
+    for name, code in (
+        ("evil.example:8040", 403),
+        ("localhost:1", 200),
+        (socket.gethostname(), 200),
+    ):
+        answer = requests.get(f"{shown.address}/app/api/runs", headers={"Host": name}, timeout=60)
+        assert answer.status_code == code, name
+        assert ("'evil.example:8040' is no name of this machine" in answer.text) == (code == 403)
 
     # It goes on; a record is half written, and finished.
     run = runs / "lr=0.5"
@@ -134,9 +145,31 @@ def test_runs_are_shown_and_followed_until_the_board_ends(runs: Path, shown: Boa
 
     assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "ledger.jsonl", FILE_NAME]
 
-    # VisualDL ends with a board that is killed.
+    # VisualDL ends with a board that is killed; the next board removes its copies, and no other's.
+    (left,) = (tmp_path / "temporary").iterdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with _room_for_copies():
+        assert left.exists()
     shown.process.kill()
     wait_until(lambda: shown.steps(slow) is None)
+    shown.process.wait()
+    with _room_for_copies() as room:
+        assert [*(tmp_path / "temporary").iterdir()] == [room]
+
+
+def test_an_address_or_a_name_of_this_machine_is_ours() -> None:
+    """A foreign name may be given this machine's address by who owns the name."""
+    own = (
+        "127.0.0.1:80",
+        "[::1]:80",
+        "192.168.0.7",
+        "LocalHost:80",
+        socket.gethostname(),
+        "gpu7:1",
+    )
+    assert [host for host in own if not is_ours(host, "gpu7")] == []
+    foreign = ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[:::")
+    assert [host for host in foreign if is_ours(host, "gpu7")] == []
 
 
 def test_ctrl_c_ends_it_and_leaves_no_copies(

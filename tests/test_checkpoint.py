@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import stat
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,9 @@ def test_what_the_system_refuses_to_read_is_no_damage_and_stays(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    for owner, name in ((checkpoint, "checksum_of"), (Path, "read_bytes")):
+    for name in ("checksum_of", "read_bytes"):
         with monkeypatch.context() as patched:
-            patched.setattr(owner, name, refuse)
+            patched.setattr(checkpoint, name, refuse)
             with pytest.raises(UnreadableError, match=r"step-00000002.*Input/output error.*mand"):
                 newest_intact(tmp_path)
     assert newest_intact(tmp_path) == (path, [])
@@ -235,13 +236,7 @@ def test_a_system_that_refuses_is_told_and_the_earlier_ones_stay(
 def test_a_disk_that_is_really_full_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = checkpoint._write_file
-
-    def onto_the_full_device(path: Path, parts: Any) -> Any:
-        path.symlink_to("/dev/full")
-        return real(path, parts)
-
-    monkeypatch.setattr(checkpoint, "_write_file", onto_the_full_device)
+    monkeypatch.setattr(Path, "open", lambda path, mode: open("/dev/full", "wb"))
     with pytest.raises(CheckpointError, match="No space left on device"):
         write(tmp_path, 1)
 
@@ -288,3 +283,49 @@ def test_checkpoints_are_listed_by_number_and_nothing_else_is(tmp_path: Path) ->
     names = [path.name for path in checkpoint.listed(tmp_path)]
     assert names == ["step-00000009", "step-00000010", "step-100000000"]
     assert checkpoint.listed(tmp_path / "missing") == []
+
+
+def test_a_checksum_whose_thread_has_died_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise MemoryError
+
+    path = write(tmp_path, 1)
+    monkeypatch.setattr(futures.Future, "set_result", die)
+    monkeypatch.setattr(futures.Future, "set_exception", die)
+    with pytest.raises(RuntimeError, match="has died, as one does for want of memory"):
+        checkpoint.verify(path)
+    with pytest.raises(RuntimeError, match="has died, as one does for want of memory"):
+        write(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_in_the_place_of_a_half_written_checkpoint_is_removed(
+    tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / ".writing-step-00000001"
+    for use in (newest_intact, lambda folder: write(folder, 1)):
+        os.mkfifo(place) if kind == "pipe" else place.symlink_to("/nowhere")
+        use(tmp_path)
+        assert not os.path.lexists(place)
+
+
+def test_a_link_in_the_place_of_a_half_written_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / ".writing-config.yaml").symlink_to("theirs")
+    checkpoint.write_single_file(tmp_path / "config.yaml", [b"ours"])
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert (tmp_path / "config.yaml").read_text() == "ours"
+
+
+def test_an_empty_file_is_read_and_a_number_of_thousands_of_digits_is_damage(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, 1, a=b"")
+    assert checkpoint.read(path)["a"].tobytes() == b""
+    long = [int("7" * 4000)] * 3000
+    (path / "manifest.json").write_bytes(checkpoint._manifest_bytes(1, {}, {"x": long}))
+    with pytest.raises(CheckpointError, match="a number of 4000 digits"):
+        checkpoint.verify(path)

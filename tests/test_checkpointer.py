@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import Tiny, make, same_bits, trained
+from tiny import Tiny, make, run_of, same_bits, trained
 
 from expbase.state import checkpoint
 from expbase.state.checkpoint import CheckpointError
+from expbase.state.checkpointer import Checkpointer
 
 
 class Rich(Tiny):
@@ -315,3 +316,32 @@ def test_a_value_that_cannot_be_read_changes_nothing(
         exp.resume_or_load()
     assert exp.model[0].weight.numpy().tobytes() == before
     exp.close()
+
+
+def test_an_empty_state_and_a_size_without_end_are_damage(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    path = tmp_path / "run/checkpoints/step-00000002"
+    info = checkpoint.read_manifest(path)["info"]
+    files = {f.name: [f.read_bytes()] for f in path.iterdir() if f.name != "manifest.json"}
+    for changed, facts in (
+        ({**files, "state.json": [b""]}, info),
+        (files, {**info, "metrics_bytes": 10**30}),
+    ):
+        checkpoint.write(path.parent, 2, changed, facts)
+        exp = make(Tiny, tmp_path / "run")
+        exp.setup()
+        with pytest.raises(CheckpointError, match=r"\.json: damaged, or not of expbase"):
+            exp.resume_or_load()
+        exp.close()
+
+
+def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) -> None:
+    """Rank 0 alone has written it."""
+    run = run_of(trained(Tiny, tmp_path / "run", max_iteration=4))
+    of_rank_1 = Checkpointer(tmp_path / "run/checkpoints", run.training, run.logger)
+    of_rank_1._rank = 1
+    assert of_rank_1.newest_name == run.checkpointer.newest_name == "step-00000004"
+    elsewhere = Checkpointer(tmp_path / "other/checkpoints", run.training, run.logger)
+    assert elsewhere.newest_name == "none yet"
+    elsewhere._rank = 1
+    assert elsewhere.newest_name == "rank 0's newest"

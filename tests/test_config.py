@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -345,3 +348,43 @@ def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
         complete({"training": {**TRIGGERS, key: 2}})
     with pytest.raises(ConfigError, match=text):
         complete({"training": TRIGGERS}).merge_from_list([f"training.{key}=2"])
+
+
+BOMB = "a: &a [x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
+    for before, name in itertools.pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (BOMB, "more than 20000 values, with what aliases stand for"),
+        ("a: &a [*a]", "more than 20000 values, with what aliases stand for"),
+        ("a: 0x" + "f" * 1000, "a number that is too long"),
+        ("a: 1" + ":1" * 1000 + ".5", "a number that is too long"),
+        ("a: !!bool maybe", "not YAML: 'maybe'"),
+        ("#" * (1 << 20) + "\n", "1048577 bytes long; expected at most 1048576"),
+    ],
+    ids=["aliases", "itself", "digits", "sixties", "tag", "size"],
+)
+def test_a_file_that_stands_for_more_than_a_config_is_refused(
+    tmp_path: Path, text: str, part: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert part in complaint(load_yaml, tmp_path / "config.yaml")
+
+
+def test_aliases_and_merged_sections_are_read_and_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: *a\n")
+    assert load_yaml(path) == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1}}
+    day = datetime.date(2020, 1, 1)
+    path.write_text(dump_yaml({"first": day, "last": day}))
+    assert "&" not in path.read_text()
+    assert load_yaml(path) == {"first": day, "last": day}
+
+
+def test_a_pipe_for_a_config_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.yaml")
+    assert "no regular file" in complaint(load_yaml, tmp_path / "config.yaml")

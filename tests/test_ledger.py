@@ -49,6 +49,7 @@ def test_a_start_and_an_end_are_noted_with_their_time(
     record = Ledger(tmp_path / "ledger.jsonl")
     record.write("start", iteration=400)
     record.write("end", iteration=600, reason="finished", exit_code=0)
+    record.close()
     assert read(tmp_path / "ledger.jsonl") == [
         {"event": "start", "time": 100.0, "iteration": 400},
         {"event": "end", "time": 160.0, "iteration": 600, "reason": "finished", "exit_code": 0},
@@ -84,3 +85,14 @@ def test_each_start_notes_its_config(tmp_path: Path) -> None:
     first, second = (start["config"] for start in starts(run))
     assert first["optim.betas"] == [0.9, 0.99]
     assert first | {"training.max_iteration": 4} == second
+
+
+def test_a_record_that_a_power_cut_has_torn_does_not_spoil_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger.jsonl").write_text('{"event": "start", "ti')
+    record = Ledger(tmp_path / "ledger.jsonl")
+    record.write("start", iteration=400)
+    record.close()
+    assert [one["iteration"] for one in read(tmp_path / "ledger.jsonl")] == [400]
+    assert "its last line was torn" in capsys.readouterr().err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from tiny import Tiny, curve, make, metrics, same_bits, trained
 
 from expbase import on
+from expbase.record.meter import json_lines
 
 OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
 END = "checkpoints/step-00000024"
@@ -276,3 +279,28 @@ def test_a_terminal_that_fails_is_in_the_record(tmp_path: Path) -> None:
 def test_going_on_before_setup_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="going_on: called before setup"):
         make(Tiny, tmp_path / "run").going_on()
+
+
+@pytest.mark.parametrize("place", ["valid", "on_train_begin", "terminal", "setup_model"])
+@pytest.mark.parametrize("code", [0, None])
+def test_an_exit_that_says_that_all_is_well_is_a_failure(
+    tmp_path: Path, place: str, code: int | None
+) -> None:
+    def leave(self: Tiny, *_: object) -> None:
+        sys.exit(code)
+
+    with pytest.raises(SystemExit) as ended:
+        trained(type("Leaving", (Tiny,), {place: leave}), tmp_path / "run")
+    text = rf"sys\.exit\({code}\) called in leave \(test_loop\.py:\d+\): the run has not finished"
+    assert re.match(text, str(ended.value.code))  # a text, after which python answers 1
+    last = [*json_lines(tmp_path / "run/ledger.jsonl")][-1]
+    assert (last["exit_code"], "called in leave" in last["reason"]) == (1, True)
+
+
+def test_another_exit_code_of_ones_own_stays(tmp_path: Path) -> None:
+    class Leaving(Tiny):
+        def valid(self) -> Any:
+            sys.exit(7)
+
+    with pytest.raises(SystemExit, match="7"):
+        trained(Leaving, tmp_path / "run")

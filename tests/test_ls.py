@@ -255,3 +255,13 @@ def test_a_line_of_metrics_has_an_iteration_and_no_parts(tmp_path: Path) -> None
         '{"iteration": 1, "a": 2}\n{"iteration": [1]}\n{"a": 1}\n{"iteration": 2, "a": {}}'
     )
     assert [*metric_lines(tmp_path)] == [{"iteration": 1, "a": 2}]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "ledger.jsonl", ".lock-0"])
+def test_a_pipe_in_a_run_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for file in ("config.yaml", "metrics.jsonl", "ledger.jsonl", ".lock-0"):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / "run" / file) if file == name else (tmp_path / "run" / file).touch()
+    assert listed(tmp_path, capsys)["run"]["state"] in ("new", "lost")

@@ -110,6 +110,8 @@ def test_a_number_that_is_not_finite_is_named_with_value_and_iteration() -> None
     for iteration in range(5, 10):
         meter.add(iteration, {"loss": math.nan})
     assert meter.nonfinite().count("nan") == 5
+    meter.take_all([{"loss": [1, 0, [[4, math.nan]]]}] * 4)  # what the shares of an update logged
+    assert meter.nonfinite() == "loss=nan at iteration 4"
 
 
 def test_a_line_that_never_comes_needs_no_memory() -> None:

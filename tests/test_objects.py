@@ -384,3 +384,20 @@ def test_gradients_are_restored_and_zeros_are_not_the_same_as_none() -> None:
                 assert restored.grad_.numpy().tobytes() == one.grad_.numpy().tobytes()
         backward(model)
         backward(other)
+
+
+def test_a_state_that_a_rate_a_schedule_or_a_generator_cannot_have_is_a_problem() -> None:
+    model = net()
+    fixed = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+    rate = lr.StepDecay(0.1, 2)
+    random = np.random.default_rng(3)
+    found = objects.find({"model": model, "fixed": fixed, "rate": rate, "random": random})
+    tensors, values = found.state_dict()
+    drawn = random.bit_generator.state
+    wrong: dict[str, Any] = {"fixed": [0.5], "rate": 3, "random": {**drawn, "state": {"state": 1}}}
+    for name, state in wrong.items():
+        (text,) = found.problems((tensors, {**values, name: [values[name][0], state]}))
+        assert text.startswith(f"{name}: {str(state)[:5]}")
+        assert "is no state of a" in text
+    assert random.bit_generator.state == drawn
+    assert found.problems((tensors, values)) == []

@@ -83,7 +83,8 @@ def test_damaged_and_foreign_files_are_refused_in_a_line(forked: None) -> None:
     result = run_script(TESTS / "proofs/damages.py", "--count", "4", "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     formats = re.findall(r"(\w+): 4 of 4: ", result.stdout)
-    assert formats == ["pdparams", "safetensors", "checkpoint", "shown"]
+    of_a_run = ["checkpoint", "shown", "started", "listed"]
+    assert formats == ["pdparams", "safetensors", *of_a_run, "index"]
 
 
 def test_a_script_as_other_people_write_them_continues_without_a_warning(forked: None) -> None:

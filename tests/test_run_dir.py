@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +14,13 @@ from pathlib import Path
 
 import forks
 import pytest
+from tiny import Tiny, make, trained
 
 from expbase import Config, ConfigError
+from expbase.record.meter import json_lines
 from expbase.record.run_dir import MAY_CHANGE, RunDirectory
+from expbase.state import checkpoint
+from expbase.state.checkpoint import CheckpointError
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
 # Takes the lock as a run does, and says so; ends when its stdin does.
@@ -245,3 +250,117 @@ def test_a_directory_that_may_not_be_written_to_is_named(tmp_path: Path) -> None
     assert "cannot be locked: Permission denied" in refusal(tmp_path)
     assert "cannot be made a directory: Permission denied" in refusal(tmp_path / "below")
     tmp_path.chmod(0o700)
+
+
+def gone(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def replaced(path: Path) -> None:
+    gone(path)
+    path.mkdir()
+    (path / ".lock-0").touch()
+
+
+@pytest.mark.parametrize("change", [gone, replaced, shutil.rmtree])
+def test_a_directory_that_is_not_the_one_that_was_locked_is_told(
+    output: RunDirectory, change: Callable[[Path], object]
+) -> None:
+    output.check()
+    change(output.path)
+    text = r"is not the directory any more that this run has locked: it was moved, removed or rep"
+    with pytest.raises(ConfigError, match=text):
+        output.check()
+    output.release()
+    output.check()
+
+
+def test_a_directory_that_was_moved_and_linked_is_the_same(output: RunDirectory) -> None:
+    gone(output.path)
+    output.path.symlink_to("elsewhere")
+    output.check()
+
+
+@pytest.mark.parametrize("saves", [0, 1])
+def test_a_run_whose_directory_is_gone_ends_and_makes_nothing_anew(
+    tmp_path: Path, saves: int
+) -> None:
+    """At its next save, and when it asks whether to stop."""
+
+    class Moved(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                gone(self.output_dir)
+
+    endless = {"max_iteration": 10**6, "valid_interval": 0, "save_interval": saves}
+    with pytest.raises(ConfigError, match="is not the directory any more"):
+        trained(Moved, tmp_path / "run", **endless)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    last = [*json_lines(tmp_path / "elsewhere/ledger.jsonl")][-1]
+    assert (last["event"], last["exit_code"]) == ("end", 78)
+
+
+def test_a_checkpoint_or_a_model_makes_no_run_anew(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be written: No such file or directory"):
+        checkpoint.write(tmp_path / "run/checkpoints", 1, {"model": [b"x"]})
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    gone(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is not the directory any more"):
+        exp.save_model(tmp_path / "run/model.safetensors")
+    with pytest.raises(ConfigError, match="is not the directory any more"):
+        exp.run()  # with its first line in the ledger
+    assert not (tmp_path / "run").exists()
+
+
+OWN = (
+    *("config.yaml", ".lock-0", "metrics.jsonl", "validations.jsonl", "ledger.jsonl", "STOP"),
+    *("worker_0.log", "vdlrecords.run.log"),
+)
+
+
+def test_these_are_the_files_of_a_run(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert files == {*OWN} - {"STOP"}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_something_else_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    """A pipe would be waited for, and a link may lead to somebody else's file."""
+    place = tmp_path / name
+    for make_ in (place.mkdir, lambda: os.mkfifo(place), lambda: place.symlink_to("nowhere")):
+        make_()
+        text = f"holds {name}, which is a link, a directory, a pipe or a device; expected a file."
+        assert text in refusal(tmp_path)
+        place.rmdir() if place.is_dir() else place.unlink()
+
+
+def test_only_the_folder_of_checkpoints_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").symlink_to("nowhere")  # no file of a run
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("large disk")
+    assert claimed(tmp_path) is None
+    (tmp_path / "large disk").rmdir()
+    assert "holds checkpoints, no directory; expected one." in refusal(tmp_path)
+
+
+def test_a_directory_to_which_others_may_write_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "any user of this machine may write to it, and so change what the run loads"
+    trained(Tiny, tmp_path / "run")
+    assert told not in capsys.readouterr().err
+    (tmp_path / "run").chmod(0o777)
+    trained(Tiny, tmp_path / "run")
+    assert told in capsys.readouterr().err
+
+
+def test_fresh_on_a_link_leaves_the_link_and_the_disk(output: RunDirectory, tmp_path: Path) -> None:
+    output.release()
+    link = tmp_path / "link"
+    link.symlink_to(output.path)
+    assert claimed(link, fresh=True) == output.path.with_name("one.old-1")
+    assert link.is_symlink()
+    assert [path.name for path in output.path.iterdir()] == [".lock-0"]

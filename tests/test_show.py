@@ -257,3 +257,20 @@ def test_looking_changes_nothing(tmp_path: Path, capsys: Capture) -> None:
     finally:
         os.chmod(tmp_path / "run", 0o755)
     assert files == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"time": None}, {"time": 1e300}, {"command": [3]}, {"packages": []}],
+    ids=str,
+)
+def test_a_record_with_something_else_in_it_is_a_line_and_the_rest_is_shown(
+    tmp_path: Path, capsys: Capture, damage: dict[str, Any]
+) -> None:
+    damaged = {name: value for name, value in {**START, **damage}.items() if value is not None}
+    run = run_with(tmp_path / "run", damaged, END, START, END)
+    text = shown(run, capsys)
+    assert "session 2 of 2: 2023" in text
+    assert text.count("its record in ledger.jsonl is damaged: ") == ("packages" not in damage)
+    assert main(["ls", str(tmp_path)]) == 0
+    assert main(["ls", "--json", str(tmp_path)]) == 0

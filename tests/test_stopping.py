@@ -18,7 +18,7 @@ from pathlib import Path
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, curve, make, run_of, same_bits, trained, wait_until
+from tiny import TESTS, Tiny, curve, make, run_of, run_script, same_bits, trained, wait_until
 
 from expbase import setup_steps
 from expbase.ranks.stopping import StopReason, StopRequests
@@ -399,3 +399,23 @@ def test_when_a_rank_fails_the_other_says_which_and_nothing_is_saved(tmp_path: P
     assert "ended, because another rank failed: rank 1: OSError('bad sector')" in log
     assert "[7] ended by OSError('bad sector')" in (run / "worker_1.log").read_text()
     assert not list((run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("words", [[], ["--nprocs", "2"]], ids=["one", "ranks"])
+def test_a_signal_after_the_end_changes_no_answer(tmp_path: Path, words: list[str]) -> None:
+    """Python and paddle take a second to unload."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit, os, signal\nfrom tiny import Tiny\nfrom expbase import main\n"
+        "def late():\n"
+        "    for number in (1, 2, 10, 15):\n        os.kill(os.getpid(), number)\n"
+        "    print('late', flush=True)\n"
+        "atexit.register(late)\n"
+        "class Late(Tiny):\n    def terminal(self):\n"
+        "        if self.parallel:\n            atexit.register(late)\n"
+        "if __name__ == '__main__':\n    main(Late)\n"
+    )
+    words = [*words, "--output", str(tmp_path / "run"), "--device", "cpu"]
+    result = run_script(script, *words, "training.max_iteration=2")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("late") == (3 if "2" in words else 1)

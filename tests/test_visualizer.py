@@ -94,6 +94,7 @@ def test_a_later_chdir_does_not_divert_the_file(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
     visualizer = Visualizer("run")
     os.chdir(elsewhere)
     visualizer.add_scalar("loss", 1.0, 1)

@@ -285,3 +285,16 @@ def test_weights_by_other_names_are_renamed(tmp_path: Path) -> None:
         exp.load_model(path, rename={"odd": "x"})
     assert weights_of(exp) == before
     exp.close()
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.js"])
+def test_a_pipe_in_the_place_of_a_model_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    directory = in_parts(tmp_path / "parts", layer())
+    (pipe,) = directory.glob(f"{name}*")
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(WeightsError, match="no regular file"):
+        read_weights(directory / "model.safetensors.index.json")
+    os.mkfifo(tmp_path / "x.pdparams")
+    with pytest.raises(WeightsError, match="no regular file"):
+        read_weights(tmp_path / "x.pdparams")

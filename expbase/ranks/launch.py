@@ -32,6 +32,7 @@ from expbase.ranks.processes import (
     exit_code_of,
     forking,
     handling,
+    ignore_signals_at_exit,
     signals_held,
 )
 from expbase.ranks.world import default_device
@@ -56,6 +57,7 @@ class StopSignals:
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
         """Handles them in the block."""
+        ignore_signals_at_exit(_STOP_SIGNALS)
         return handling(dict.fromkeys(_STOP_SIGNALS, self.note))
 
     def note(self, signum: int, frame: Any = None) -> None:
@@ -153,10 +155,10 @@ def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...
     atexit._clear()  # those of its parent; multiprocessing calls none in a fork
     try:
         code = _code_of_call(function, args)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = 130
+    for signum in _STOP_SIGNALS:  # what this process answers is decided
+        signal.signal(signum, signal.SIG_IGN)
     atexit._run_exitfuncs()
     sys.exit(code)
 

@@ -9,8 +9,10 @@ A leaf over the standard library.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,29 @@ def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
     if in_setup and isinstance(error, _MISTAKES):
         return MISTAKE
     return getattr(error, "exit_code", 1)
+
+
+def refuse_early_success(error: BaseException) -> None:
+    """Makes an exit with code 0, by which a run would seem to have finished, answer 1 and say so.
+
+    Python prints the code of a SystemExit, if it is a text, and answers 1.
+    """
+    if isinstance(error, SystemExit) and not error.code:
+        caller = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{caller.name} ({os.path.basename(caller.filename)}:{caller.lineno})"
+        error.code = (
+            f"sys.exit({error.code!r}) called in {place}: the run has not finished, so the process "
+            "answers 1; expected self.stop(), or an exception."
+        )
+        error.args = (error.code,)
+
+
+@functools.cache  # once in a process
+def ignore_signals_at_exit(signums: Iterable[int]) -> None:
+    """Lets no signal kill this process when the program has ended: python and paddle take a second
+    to unload, and what the process answers is decided.
+    """
+    atexit.register(lambda: [signal.signal(signum, signal.SIG_IGN) for signum in signums])
 
 
 def survive_signals() -> None:

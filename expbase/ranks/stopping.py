@@ -27,7 +27,7 @@ from typing import Any
 import paddle
 
 from expbase.ranks import world
-from expbase.ranks.processes import handling
+from expbase.ranks.processes import handling, ignore_signals_at_exit
 from expbase.record.stopwatch import Stopwatch
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
@@ -73,6 +73,7 @@ class StopRequests:
         parallel: Whether other ranks must agree.
         began: When the time limit began, by the clock, if that was before.
         stopwatch: Gets to know which rank is the slowest.
+        check: Called about twice a second; raises what ends the run.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class StopRequests:
         parallel: bool = False,
         began: float | None = None,
         stopwatch: Stopwatch | None = None,
+        check: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reason = StopReason.NONE  # the strongest request of this process so far
@@ -96,6 +98,7 @@ class StopRequests:
         self._on_all_ranks = False
         self._stopwatch = stopwatch or Stopwatch()
         self._clock = clock
+        self._check = check
         self._save_seconds = save_seconds
         self._began = clock() if began is None else began
         self._last_ctrl_c = float("-inf")
@@ -112,7 +115,8 @@ class StopRequests:
         self._now_seconds = 0.0
 
     def poll(self) -> None:
-        """Looks at the file and the clock."""
+        """Looks at the file and the clock, and whether the run may go on."""
+        self._check()
         if self._limit and self._clock() - self._began >= self._limit:
             self.add(StopReason.TIME_LIMIT)
         if self._stop_file is not None and self._stop_file.exists():
@@ -186,6 +190,7 @@ class StopRequests:
 
         paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
         signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+        ignore_signals_at_exit(signals)
         with handling(dict.fromkeys(signals, note)):
             yield
 

@@ -1,5 +1,6 @@
-"""A file that grows piece by piece, and can be cut back: logs, metrics, the records of VisualDL.
+"""The files of a run: how any of them is opened, and one that grows piece by piece.
 
+data = read_bytes(path, most=1 << 20)              # an OSError if it is a pipe, or larger
 file = AppendedFile(directory / "metrics.jsonl")   # opened at its first piece
 file.append(data)
 size = file.size()
@@ -9,10 +10,41 @@ file.cut(size)                                     # what came later is gone
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import IO
+
+
+def regular(path: str, flags: int) -> int:
+    """Opens a regular file, as the `opener` of `open`; an OSError if it is anything else.
+
+    A pipe would be waited for, and a device may have no end. What is written is written to no link:
+    another user may have planted it.
+    """
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    flags |= os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return descriptor
+
+
+def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
+    """The content of a file of at most so many bytes; `or_end`: of a longer one its end.
+
+    Raises:
+        OSError: It is no regular file, or too long.
+    """
+    with open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most and not or_end:
+            raise OSError(errno.EFBIG, f"{size} bytes long; expected at most {most}", str(path))
+        file.seek(max(size - most, 0))
+        return file.read(most)
 
 
 class AppendedFile:
@@ -20,6 +52,8 @@ class AppendedFile:
 
     Without a path nothing is written.
     """
+
+    has_lines = True  # each piece ends a line
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -30,9 +64,21 @@ class AppendedFile:
         """Opens the file, unless it is open; an OSError if that cannot be."""
         if self._file is None:
             assert self.path is not None
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)  # which would cost as much again
+            # A buffer would cost as much again. No directory is made: a run has its own already.
+            self._file = open(self.path, "ab", buffering=0, opener=regular)
+            if self.has_lines:
+                self._end_torn_line(self._file)
         return self._file
+
+    def _end_torn_line(self, file: IO[bytes]) -> None:
+        """Ends a line that a power cut has torn: it would spoil the one that comes after it."""
+        with open(self.path or "", "rb", opener=regular) as written:
+            written.seek(max(self.size() - 1, 0))
+            is_torn = written.read(1) not in (b"", b"\n")
+        if is_torn:
+            file.write(b"\n")
+            text = "its last line was torn, as by a power cut, and is lost; what follows is not"
+            print(f"{self.path}: {text}.", file=sys.stderr)
 
     def append(self, data: bytes) -> None:
         """Adds a piece at the end; if the system refuses, the piece is lost, and that is told once.
@@ -68,7 +114,8 @@ class AppendedFile:
     def cut(self, size: int) -> None:
         """Removes what was written after the file had this size, in bytes."""
         if self.path and self.size() > size:
-            os.truncate(self.path, size)
+            with open(self.path, "ab", opener=regular) as file:
+                file.truncate(size)
 
     def close(self) -> None:
         """Closes the file until the next piece. May be called twice."""

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from expbase.record.files import regular
+
 _TEXT = "%s. The stacks of all threads are in %s; %s."
 _LATER_SECONDS = 15.0
 
@@ -82,7 +84,7 @@ def _watch(
                 next_ = "this rank ends" if end is not None else "the run goes on"
                 logger.warning(_TEXT, text, path.name, next_)
                 # It writes below Python: to a file with a descriptor, not to a logger.
-                with path.open("a", encoding="utf-8") as file:
+                with open(path, "ab", opener=regular) as file:
                     faulthandler.dump_traceback(file, all_threads=True)
             finally:
                 # Only now: a rank that waits for this one writes its stacks, too. And it ends

@@ -20,15 +20,19 @@ from typing import Any
 from expbase.config import flatten
 from expbase.ranks.processes import exit_code_of
 from expbase.ranks.stopping import StopReason
+from expbase.record.files import AppendedFile
 
 LEDGER = "ledger.jsonl"
 
 
-class Ledger:
-    """Appends to the ledger of a run; without a path (on ranks other than 0) it writes nothing."""
+class Ledger(AppendedFile):
+    """The ledger of a run; without a path (on ranks other than 0) it writes nothing.
+
+    It stays open: the end is noted where the start is, also if the directory is elsewhere then.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        super().__init__(path)
         self.facts: dict[str, Any] = {}  # of this start, from provenance.py
         self.resumed: str | None = None  # the checkpoint from which this start goes on
         self.has_begun = False  # whether this start is noted
@@ -51,12 +55,12 @@ class Ledger:
 
     def write(self, event: str, **facts: Any) -> None:
         """Appends a "start" or "end" with JSON values, on disk when this returns; or an OSError."""
-        if self._path is None:
+        if self.path is None:
             return
         record = {"event": event, "time": round(time.time(), 3), **facts}
-        with self._path.open("ab", buffering=0) as file:  # one piece, which no kill tears
-            file.write(f"{json.dumps(record)}\n".encode())
-            os.fsync(file.fileno())
+        file = self.open()
+        file.write(f"{json.dumps(record)}\n".encode())  # one piece, which no kill tears
+        os.fsync(file.fileno())
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

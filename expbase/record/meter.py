@@ -23,12 +23,13 @@ from typing import Any
 
 import paddle
 
-from expbase.record.files import AppendedFile
+from expbase.record.files import AppendedFile, read_bytes
 
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most
 _IN_LINES = "speed/steps_per_second", "speed/seconds_left"  # of the speeds: a line is short
 _UNITS = 1 << 1074  # of the smallest float, in 1
+_MOST_BYTES = 1 << 30  # of a file of lines
 _UNREAD = 1000  # numbers of a name, at most
 
 
@@ -91,12 +92,12 @@ class Meter:
 
     def nonfinite(self) -> str:
         """The first numbers that are not finite, with names and iterations; "" if all are."""
-        bad = [
-            f"{name}={value} at iteration {iteration}"
+        bad = {  # the shares of an update may have the same one
+            f"{name}={value} at iteration {iteration}": None
             for name, one in self._read().items()
             for iteration, value in one.bad
-        ]
-        return ", ".join(bad[:_NAMED])
+        }
+        return ", ".join([*bad][:_NAMED])
 
     def state_dict(self) -> dict[str, list[Any]]:
         """What was added since the last line, by name."""
@@ -187,12 +188,9 @@ def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
 
     A line that is torn or of another kind is skipped.
     """
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():
         return
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - last, 0) if last else 0)
-        data = file.read()
-    for text in data.splitlines():
+    for text in read_bytes(path, last or _MOST_BYTES, or_end=last is not None).splitlines():
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):

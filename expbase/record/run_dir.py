@@ -10,7 +10,10 @@ One run owns one directory at a time, until its process is dead.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from expbase.config import (
     get_default_training_config,
     load_yaml,
 )
+from expbase.record.files import regular
 from expbase.record.meter import METRICS
 from expbase.state import checkpoint
 
@@ -31,6 +35,12 @@ LOCK = ".lock-{rank}"
 # A run may continue although other keys of `training` differ: these change what is computed.
 _COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps", "shares")
 MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() - _COMPUTED_FROM}
+
+# What a run writes to beside its checkpoints.
+_FILES = (
+    *(CONFIG, METRICS, "validations.jsonl", "ledger.jsonl", "vdlrecords.run.log"),
+    *("worker_*.log", "STOP", LOCK.format(rank="*")),
+)
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
@@ -44,6 +54,7 @@ class RunDirectory:
         self.path = Path(path).absolute()
         self._config = self.path / CONFIG  # written once the directory is a run's
         self._lock = contextlib.ExitStack()
+        self._locked: tuple[Path, os.stat_result] | None = None  # the file of the lock
 
     def make(self) -> None:
         """Makes the directory; a ConfigError says why that cannot be."""
@@ -61,15 +72,18 @@ class RunDirectory:
         """Takes the directory for one rank of this process; a ConfigError if another run has it."""
         import fcntl  # here: Windows has none, and is refused in words
 
-        name = os.path.realpath(self.path / LOCK.format(rank=rank))  # the same for links to it
+        path = self.path / LOCK.format(rank=rank)
+        name = os.path.join(os.path.realpath(self.path), path.name)  # the same for links to it
         with contextlib.ExitStack() as undo:
             try:
+                self._check_files()
                 if name in _held:
                     raise BlockingIOError
-                file = undo.enter_context(open(name, "ab"))
+                file = undo.enter_context(open(name, "ab", opener=regular))
                 # Not flock: workers that outlive a killed process would still hold that one.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+                locked = os.fstat(file.fileno())
+                is_there = os.path.samestat(locked, os.stat(name))
             except (BlockingIOError, FileNotFoundError):
                 is_there = False  # the other one has it, or has moved it aside
             except OSError as error:
@@ -85,9 +99,45 @@ class RunDirectory:
             _held.add(name)
             undo.callback(_held.discard, name)
             self._lock = undo.pop_all()
+            self._locked = path, locked
+
+    def check(self) -> None:
+        """Raises a ConfigError if the directory is not the one that was locked any more."""
+        if self._locked is None:
+            return
+        path, locked = self._locked
+        try:
+            if os.path.samestat(locked, os.stat(path)):
+                return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return  # a disk that does not answer now
+        raise self._error(
+            "is not the directory any more that this run has locked: it was moved, removed or "
+            "replaced. The run ends, and makes nothing there anew. Leave a directory where it is "
+            "while its run lasts; to go on from what was moved, give its new place as --output."
+        )
+
+    def _check_files(self) -> None:
+        """Raises a ConfigError if in the place of a file of a run there is something else."""
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                is_ours = any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _FILES)
+                if is_ours and not entry.is_file(follow_symlinks=False):
+                    raise self._error(
+                        f"holds {entry.name}, which is a link, a directory, a pipe or a device; "
+                        "expected a file. Move it away."
+                    )
+                if entry.name == checkpoint.FOLDER and not entry.is_dir():
+                    raise self._error(f"holds {entry.name}, no directory; expected one.")
+
+    def is_open_to_others(self) -> bool:
+        """Whether any user of the machine may write to it, and so make a run load what is his."""
+        return bool(self.path.stat().st_mode & stat.S_IWOTH)
 
     def release(self) -> None:
         """Ends the lock. May be called twice."""
+        self._locked = None
         self._lock.close()
 
     def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
@@ -124,10 +174,12 @@ class RunDirectory:
         if not self._config.exists():
             return None
         number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+        path = Path(os.path.realpath(self.path))  # what a link leads to stays on its disk
+        while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
             number += 1
         with contextlib.suppress(FileNotFoundError):  # another rank of this machine has done it
-            self.path.rename(aside)
+            path.rename(aside)
+            path.mkdir(exist_ok=True)
         return aside
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

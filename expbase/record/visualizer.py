@@ -105,6 +105,8 @@ class _RecordFile(AppendedFile):
     quickly, the last ones are lost with the process, and write errors are swallowed.
     """
 
+    has_lines = False
+
     def get_filename(self) -> str:
         return str(self.path)
 

@@ -42,6 +42,7 @@ _TYPES = {  # paddle's name, by the name in a file
 # What a type that numpy lacks is viewed as: of the same size. As a smaller one, a slice shows bytes
 # of another tensor (paddle 3.3); as a greater one, any tensor kills the process (3.0.0, 3.1.0).
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+_MOST_AXES = 64  # numpy's limit; paddle's is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
 
@@ -187,6 +188,8 @@ def parse(content: Any) -> dict[str, Array]:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype = _TYPES[entry["dtype"]]
             shape = tuple(entry["shape"])
+            if len(shape) > _MOST_AXES or max(shape, default=0) >= 1 << 63:  # slow to multiply
+                raise ValueError(f"{name:.80} has no shape that a tensor can have")
             start = end
             end += math.prod(shape) * np.dtype(_IN_NUMPY.get(dtype, dtype)).itemsize
             if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from expbase.state.arrays import Array
+from expbase.state.threads import result_of
 
 
 class Background:
@@ -33,10 +34,11 @@ class Background:
     def wait(self) -> None:
         """Returns when the job has ended. The first call raises what the job raised."""
         if self._job is not None:
-            futures.wait([self._job])
             job = self._job
-            self._job = None
-            job.result()
+            try:
+                result_of(job, self._executor)
+            finally:
+                self._job = None
 
     @property
     def is_done(self) -> bool:

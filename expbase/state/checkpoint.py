@@ -27,9 +27,15 @@ from typing import Any
 import numpy as np
 
 from expbase.ranks.processes import MISTAKE
+from expbase.record.files import read_bytes, regular
+from expbase.state.threads import result_of
 
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
+MOST_BYTES = 1 << 26  # of a manifest, or an index
+_MOST_DIGITS = 300
+# What is raised at a value that is not what it should be.
+DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 _NAME = re.compile(r"step-(\d{8,})$")
 
 
@@ -76,23 +82,33 @@ def write(
     target = directory / name_of(iteration)
     temporary = directory / f".writing-{target.name}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        _remove(temporary)
+        directory.mkdir(exist_ok=True)  # but not the run's, which may have been moved away
+        temporary.mkdir()
         entries = {name: _write_file(temporary / name, parts) for name, parts in files.items()}
         _write_file(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
         _flush(temporary)
-        shutil.rmtree(target, ignore_errors=True)  # no run saves an iteration twice
+        _remove(target)  # no run saves an iteration twice
         temporary.rename(target)
         _flush(directory)
         return target
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         if not isinstance(error, OSError):
             raise
         raise CheckpointError(
             f"{target}: cannot be written: {error.strerror or error}. Earlier checkpoints are "
             "intact. Make room or correct the permissions, and run the same command again."
         ) from error
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory, or what is in its place; what the system refuses stays."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()  # rmtree would wait for a pipe
 
 
 def flush_logs(run: Path) -> None:
@@ -106,6 +122,7 @@ def write_single_file(path: Path, parts: Iterable[Any]) -> None:
     """Writes one file; it appears complete or not at all, and is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{path.name}")
+    _remove(temporary)  # of a killed process
     try:
         _write_file(temporary, parts)
         os.replace(temporary, path)
@@ -123,15 +140,17 @@ def verify(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     files = {path / name: entry for name, entry in manifest["files"].items()}
     with ThreadPoolExecutor() as executor:
-        list(executor.map(_verify_file, files, files.values()))  # raises what one of them raised
+        for job in [executor.submit(_verify_file, *item) for item in files.items()]:
+            result_of(job, executor)  # raises what it raised
     return manifest
 
 
 def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
     with reading(file):
-        if not file.is_file() or file.stat().st_size != entry["size"]:  # no pipe: it has no end
+        if not file.is_file() or file.stat().st_size != entry["size"]:
             raise CheckpointError(f"{file}: is no file of {entry['size']} bytes.")
-        with file.open("rb") as stream:  # in pieces of which each gets the memory of the one before
+        # In pieces of which each gets the memory of the one before.
+        with open(file, "rb", opener=regular) as stream:
             if checksum_of(iter(lambda: stream.read(1 << 16), b"")) != entry["crc32"]:
                 raise CheckpointError(f"{file}: its content has changed since it was written.")
 
@@ -146,14 +165,21 @@ def reading(file: Path) -> Iterator[None]:
             f"{file}: cannot be read: {error.strerror}. That is no damage, and nothing was "
             "changed. Correct the permissions or the disk, and run the same command again."
         ) from error
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except DAMAGES as error:
         raise CheckpointError(f"{file}: damaged, or not of expbase: {error!r:.300}") from error
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
     """The bytes of each file but the manifest, mapped into memory; they are not verified."""
     names = read_manifest(path)["files"]
-    return {name: np.memmap(path / name, np.uint8, mode="r") for name in names}
+    return {name: mapped(path / name) for name in names}
+
+
+def mapped(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a file, mapped into memory, which the ranks of one machine share."""
+    with open(file, "rb", opener=regular) as opened:
+        is_empty = not os.fstat(opened.fileno()).st_size  # which cannot be mapped
+        return np.empty(0, np.uint8) if is_empty else np.memmap(opened, np.uint8, mode="r")
 
 
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
@@ -167,11 +193,11 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
             run must not begin anew because it was started twice.
     """
     for unfinished in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
 
     def move_aside(damaged: Path, error: CheckpointError) -> None:
         aside = directory / f"damaged-{damaged.name}"
-        shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same iteration
+        _remove(aside)  # an earlier one of the same iteration
         damaged.rename(aside)
         say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
 
@@ -241,7 +267,7 @@ def prune(
         if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
             doomed = directory / f".deleting-{path.name}"
             path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
             deleted.append(path.name)
     return deleted
 
@@ -249,12 +275,12 @@ def prune(
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
     """Writes and flushes a file; returns its size and checksum."""
     buffers = [memoryview(part).cast("B") for part in parts]
-    with ThreadPoolExecutor(1) as executor, path.open("wb") as file:
+    with ThreadPoolExecutor(1) as executor, path.open("xb") as file:  # no link
         crc32 = executor.submit(checksum_of, buffers)  # while this thread waits for the disk
         file.writelines(buffers)
         file.flush()
         os.fsync(file.fileno())
-        return {"size": sum(map(len, buffers)), "crc32": crc32.result()}
+        return {"size": sum(map(len, buffers)), "crc32": result_of(crc32, executor)}
 
 
 def checksum_of(buffers: Iterable[Any]) -> int:
@@ -274,8 +300,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     with reading(file):
         if not file.is_file():
             raise CheckpointError(f"{file}: there is no such file.")
-        raw = file.read_bytes()
-        manifest: dict[str, Any] = json.loads(raw)
+        raw = read_bytes(file, MOST_BYTES)
+        manifest: dict[str, Any] = json.loads(raw, parse_int=_whole_number)
         # The manifest has no checksum outside itself. Instead it is written again from what was
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
@@ -283,6 +309,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not same or elsewhere:
         raise CheckpointError(f"{file}: its content has changed since it was written.")
     return manifest
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:  # thousands take long
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _flush(path: Path) -> None:

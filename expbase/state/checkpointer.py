@@ -128,8 +128,10 @@ class Checkpointer:
 
     @property
     def newest_name(self) -> str:
-        """Of the newest good checkpoint, for a message."""
-        return self.newest_saved.name if self.newest_saved else "none yet"
+        """Of the newest good checkpoint, for a message; rank 0 alone has written it."""
+        there = checkpoint.listed(self._directory)[-1:] if self._rank else []
+        newest = there[0] if there else self.newest_saved
+        return newest.name if newest else "none yet" if self._rank == 0 else "rank 0's newest"
 
     def close(self) -> None:
         """Returns when this rank writes no more; raises what went wrong. May be called twice."""

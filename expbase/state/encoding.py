@@ -189,7 +189,7 @@ class Encoder:
         return class_name(maker) if name is None else name
 
     def _items(self, items: Any, path: str) -> Any:
-        """The items of a list; a long one of numbers, of rows or of arrays of one kind as arrays."""
+        """The items of a list; a long one of numbers, rows or arrays of one kind as arrays."""
         kinds = {*map(type, items)}
         kind = next(iter(kinds)) if len(kinds) == 1 and len(items) >= _LONG else None
         if kind in _NUMBERS:

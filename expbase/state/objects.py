@@ -11,6 +11,7 @@ ones, so another process, or another order of construction, can read them.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import types
@@ -134,7 +135,12 @@ class StatefulObjects:
             optimizers.make_accumulators(inner, tensors.get(name, {}), own)
         saved = {name: kind for name, (kind, _) in values.items()}
         here = self._kinds() | _described(self._live_tensors())
-        return misfits(saved | _described(tensors), here, "checkpoint")
+        others = self._others()
+        return misfits(saved | _described(tensors), here, "checkpoint") + [
+            f"{name}: {value!r:.80} is no state of a {kind}."
+            for name, (kind, value) in values.items()
+            if name in others and not _takes(others[name], value)
+        ]
 
     def load_state_dict(self, state: State) -> list[str]:
         """Restores a state that has no `problems`; always exact."""
@@ -328,6 +334,18 @@ def set_state(value: Any, state: Any) -> None:
     # will switch itself off again.
     elif state or not isinstance(value, paddle.amp.AmpScaler):
         state_setter(value)(state)
+
+
+def _takes(value: Any, state: Any) -> bool:
+    """Whether a rate, a schedule or a generator may have a state; of others their class decides."""
+    if isinstance(value, Optimizer):
+        return state is None or isinstance(state, (int, float))
+    try:
+        if isinstance(value, GENERATORS):
+            set_state(copy.deepcopy(value), state)
+    except Exception:
+        return False
+    return not isinstance(value, LRScheduler) or isinstance(state, dict)
 
 
 def has_state(value: Any) -> bool:

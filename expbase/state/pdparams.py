@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from expbase.record.files import regular
 from expbase.state.arrays import Array
 
 _PROGRAM = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickler.py"))]
@@ -51,7 +52,7 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         PdparamsError: It is no such file, or holds what such values do not need.
     """
     with (
-        path.open("rb") as file,
+        open(path, "rb", opener=regular) as file,
         subprocess.Popen(
             _PROGRAM,
             stdin=file,

@@ -20,6 +20,8 @@ from expbase.record.meter import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
 
+_END_BYTES = 1 << 20  # of the file: its last line is in them
+
 Scores = list[Sequence[Any]]  # iterations and their scores, best first
 
 
@@ -71,4 +73,4 @@ def best_of(run: Path) -> Scores:
 
 
 def _last_line(path: Path | None) -> dict[str, Any]:
-    return next(reversed([*json_lines(path)] if path else []), {})
+    return next(reversed([*json_lines(path, _END_BYTES)] if path else []), {})

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 
 from expbase.ranks import world
 from expbase.ranks.processes import MISTAKE
+from expbase.record.files import read_bytes
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, is_piece, parse, serialize
 from expbase.state.objects import misfits
@@ -73,12 +73,13 @@ def read_weights(path: Path) -> dict[str, Weights]:
 
 
 def _mapped(path: Path) -> Weights:
-    return parse(np.memmap(path, np.uint8, mode="r"))  # ranks of one machine share the memory
+    return parse(checkpoint.mapped(path))
 
 
 def _in_parts(index: Path) -> Weights:
     with checkpoint.reading(index):
-        names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        content = json.loads(read_bytes(index, checkpoint.MOST_BYTES))
+        names = sorted({*content["weight_map"].values()})
         parts = [index.with_name(name) for name in names]
     return {name: array for part in parts for name, array in _mapped(part).items()}
 

@@ -11,6 +11,7 @@ The runs' files are only read, and the pages load nothing from the network.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -25,17 +26,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from expbase.ranks.processes import die_with_parent
+from expbase.record.files import regular
 from expbase.record.visualizer import FILE_NAME, RECORD_HEAD
-from expbase.tools import add_tool
+from expbase.tools import add_tool, hosts
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
+
+_COPIES = "expbase-board-"  # how the name of their directory begins
 
 
 def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
     """The record files of the runs at and below a folder, by the paths of their copies."""
     runs = find(folder)
     files = {copies / run.relative_to(folder) / FILE_NAME: run / FILE_NAME for run in runs}
-    return {copy: path for copy, path in files.items() if os.access(path, os.R_OK)}
+    return {c: path for c, path in files.items() if path.is_file() and os.access(path, os.R_OK)}
 
 
 def update(files: dict[Path, Path]) -> bool:
@@ -46,7 +50,7 @@ def update(files: dict[Path, Path]) -> bool:
 def _extend(copy: Path, path: Path) -> bool:
     """Appends the new whole records of a file to its copy; False if it does not begin with it."""
     copy.parent.mkdir(parents=True, exist_ok=True)
-    with copy.open("a+b") as copied, path.open("rb") as file:
+    with copy.open("a+b") as copied, open(path, "rb", opener=regular) as file:
         size = copied.tell()
         start = max(size - 256, 0)
         copied.seek(start)
@@ -74,7 +78,7 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
     update(record_files(folder, copies))
     # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
     # read up to 20 s ago. Without -L it answers some browsers with an error.
-    command = [sys.executable, "-m", "visualdl.server.app", f"--logdir={copies.name}",
+    command = [sys.executable, hosts.__file__, host, f"--logdir={copies.name}",
                "--host", host, "--port", str(port), "-L", "en", "--cache-timeout", "1",
                "--disable-telemetry"]  # fmt: skip
     log = copies.with_name("visualdl.log")
@@ -131,14 +135,35 @@ def free_port(host: str, port: int) -> int:
         return int(tried.getsockname()[1])
 
 
+@contextlib.contextmanager
+def _room_for_copies() -> Iterator[Path]:
+    """A temporary directory; those of boards that were killed are removed."""
+    import fcntl  # here: Windows has none, and is refused in words
+
+    def lock(path: Path) -> None:
+        """Holds it until this process is dead."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    with contextlib.ExitStack() as stack:
+        for left in Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
+            with contextlib.suppress(OSError):  # another board has it, or another user
+                lock(left)
+                shutil.rmtree(left)
+        made = Path(tempfile.mkdtemp(prefix=f".{_COPIES}"))
+        directory = made.with_name(made.name[1:])
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        lock(made)
+        made.rename(directory)  # only now: whoever finds it finds it locked
+        yield directory
+
+
 def main(args: argparse.Namespace) -> int:
     """Runs the tool until a signal ends it."""
     folder = args.dir.resolve()
-    with (
-        ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="expbase-board-") as directory,
-    ):
-        copies = Path(directory, folder.name)
+    with ended_by_signals(), _room_for_copies() as directory:
+        copies = directory / folder.name
         if not record_files(folder, copies):
             raise ValueError(
                 f"no runs with VisualDL records below {folder}. A run has some as soon as it has "

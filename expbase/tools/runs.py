@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expbase.config import ConfigError, load_yaml
+from expbase.config import load_yaml
+from expbase.record.files import regular
 from expbase.record.ledger import LEDGER, flat
 from expbase.record.meter import METRICS, json_lines
 from expbase.record.run_dir import CONFIG, LOCK
@@ -103,32 +104,49 @@ class Run:
 def read_run(path: Path, name: str) -> Run:
     """What is known about the run of a directory."""
     run = Run(name)
-    try:
-        for line in metric_lines(path, last=1 << 16):
-            run.iteration = line["iteration"]
-            run.loss = line.get("train/loss", run.loss)
-        if saved := checkpoint.listed(path / checkpoint.FOLDER):
-            run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
-            with contextlib.suppress(Exception):  # a damaged file may hold anything
-                run.best_iteration, run.best = best_of(path)[0]
-        run.sessions = sessions(path)
-        run.config = flat(load_yaml(path / CONFIG))
-    except (OSError, ConfigError) as error:
-        # One line; the path of the run is in its row already.
-        run.note = " ".join(str(error).replace(f"{path}/", "").split())
-    start = next((session.start for session in reversed(run.sessions) if session.start), {})
-    run.config = start.get("config", run.config)
-    run.max_iteration = run.config.get("training.max_iteration") or 0
-    code = start.get("git") or {}
-    run.experiment = str(start.get("experiment", ""))
-    run.commit = code.get("commit")
-    run.dirty = bool(code.get("dirty"))
-    run.state = "running" if _is_locked(path / _LOCK) else _state(run)
+    for read in (_read_progress, _read_ledger, _read_config):
+        try:
+            read(run, path)
+        except (OSError, *checkpoint.DAMAGES) as error:
+            # One line; the path of the run is in its row already.
+            run.note = run.note or " ".join(str(error).replace(f"{path}/", "").split())
+    if _is_locked(path / _LOCK):
+        run.state = "running"
     files = [file for file in (path / LEDGER, path / METRICS) if file.exists()]
     now = time.time()
     newest = max((file.stat().st_mtime for file in files), default=now)
     run.age = max(round(now - newest, 1), 0.0)  # a clock may have been set back
     return run
+
+
+def _read_progress(run: Run, path: Path) -> None:
+    for line in metric_lines(path, last=1 << 16):
+        run.iteration = line["iteration"]
+        run.loss = line.get("train/loss", run.loss)
+    if saved := checkpoint.listed(path / checkpoint.FOLDER):
+        run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
+        with contextlib.suppress(Exception):  # a damaged file may hold anything
+            run.best_iteration, run.best = best_of(path)[0]
+
+
+def _read_ledger(run: Run, path: Path) -> None:
+    run.state = "lost"
+    run.sessions = sessions(path)
+    run.state = _state(run)
+    start = next((session.start for session in reversed(run.sessions) if session.start), {})
+    run.config = dict(start.get("config", {}))
+    run.max_iteration = run.config.get("training.max_iteration") or 0
+    code = start.get("git") or {}
+    run.experiment = str(start.get("experiment", ""))
+    run.commit = code.get("commit") and str(code["commit"])
+    run.dirty = bool(code.get("dirty"))
+
+
+def _read_config(run: Run, path: Path) -> None:
+    config = flat(load_yaml(path / CONFIG))
+    if not run.config:  # that of the last start holds
+        run.config = config
+        run.max_iteration = config.get("training.max_iteration") or 0
 
 
 def _state(run: Run) -> str:
@@ -145,9 +163,9 @@ def _state(run: Run) -> str:
 
 def _is_locked(path: Path) -> bool:
     """Whether another process holds the lock, which is asked for and not taken."""
-    if not os.access(path, os.R_OK):
+    if not (path.is_file() and os.access(path, os.R_OK)):
         return False
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         try:
             os.lockf(file.fileno(), os.F_TEST, 0)
         except PermissionError:

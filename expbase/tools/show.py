@@ -65,19 +65,31 @@ def describe(path: Path, run: Run) -> Iterator[str]:
     before: dict[str, Any] = {}
     for number, session in enumerate(run.sessions, 1):
         is_running = number == len(run.sessions) and run.state == "running"
+        title = f"session {number} of {len(run.sessions)}"
         yield ""
-        yield f"session {number} of {len(run.sessions)}: {_span(session, is_running)}"
-        if session.end:
-            yield "ended: {reason}, exit code {exit_code}".format_map(session.end)
-        for name in ("restart", "resumed"):
-            if session.start.get(name):
-                yield f"{name}: {session.start[name]}"
-        if session.start:
-            yield f"command: {shlex.join(['python', *(session.start.get('command') or ())])}"
-            facts = {name: session.start.get(name) for name in _FACTS}
-            for key, (old, new) in differences(before or _unsaid(facts), facts).items():
-                yield f"{key}: {new}" if old is None else f"{key}: {old} → {new}"
-            before = facts
+        try:
+            lines = [f"{title}: {_span(session, is_running)}", *_how(session, before)]
+            before = _facts(session) or before
+        except (OSError, *checkpoint.DAMAGES) as error:
+            lines = [f"{title}: its record in {LEDGER} is damaged: {error!r:.80}"]
+        yield from lines
+
+
+def _facts(session: Session) -> dict[str, Any]:
+    return {name: session.start.get(name) for name in _FACTS} if session.start else {}
+
+
+def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
+    """How a session ended and was made, after one with these facts."""
+    if session.end:
+        yield "ended: {reason}, exit code {exit_code}".format_map(session.end)
+    for name in ("restart", "resumed"):
+        if session.start.get(name):
+            yield f"{name}: {session.start[name]}"
+    if facts := _facts(session):
+        yield f"command: {shlex.join(['python', *(session.start.get('command') or ())])}"
+        for key, (old, new) in differences(before or _unsaid(facts), facts).items():
+            yield f"{key}: {new}" if old is None else f"{key}: {old} → {new}"
 
 
 def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Proves that foreign and damaged files are refused in a line, and do no harm.
 
-Files of three formats are made, and each is damaged in a random way: cut off, with other bytes,
-with numbers, names and lists in the places of each other, huge, nested, twice, or in their place a
-directory, a link or a pipe. Pickles also get programs that run something. Each is read in a process
-of its own, as load_model or a resume would: it must be read, or be one error of ours without a
-traceback; nothing that it names may run; no process may crash, take more than 10 s, or need more
-than 1.5 times its size and 200 MB.
+Files of all formats of a run are made, and each is damaged in a random way: cut off, with other
+bytes, with numbers, names and lists in the places of each other, huge, nested, twice, or in their
+place a directory, a link or a pipe. Pickles also get programs that run something. Each is read in a
+process of its own, as load_model, a start or a tool would: it must be read, or be one error of ours
+without a traceback; nothing that it names may run; no process may crash, take more than 10 s, or
+need more than 1.5 times its size and 200 MB.
 
     python tests/proofs/damages.py [--count 300] [--seed 0] [FORMAT …]
 """
@@ -39,8 +39,10 @@ warnings.simplefilter("ignore")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np  # noqa: E402
+import paddle  # noqa: E402
 from tiny import Tiny, make, trained  # noqa: E402
 
+from expbase.__main__ import main as tool  # noqa: E402
 from expbase.config import ConfigError  # noqa: E402
 from expbase.state import checkpoint  # noqa: E402
 from expbase.state.checkpoint import CheckpointError  # noqa: E402
@@ -52,6 +54,20 @@ TIMES, MORE_BYTES = 1.5, 200 << 20
 OURS = (CheckpointError, WeightsError, ConfigError)
 MARK = Path(tempfile.gettempdir()) / f"damages-{os.getpid()}"  # what a program in a file makes
 TOUCH = f"open({str(MARK)!r}, 'w')"
+
+
+class Full(Tiny):
+    """With a generator, and a rate that no schedule decides."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.random = np.random.default_rng(3)
+        self.other = paddle.optimizer.SGD(0.5, parameters=self.model.parameters())
+        self.seen = [0.5]
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.seen.append(self.random.random())
 
 
 class Ran:
@@ -82,6 +98,8 @@ VALUES: tuple[Callable[[], Any], ...] = (
     lambda: nested(5000),
     lambda: float("nan"),
     lambda: [10**30] * 3000,
+    lambda: [int("7" * 4000)] * 3000,
+    lambda: 10**30,
     lambda: "y" * 100_000,
 )
 
@@ -205,7 +223,9 @@ def of_checkpoint(folder: Path, good: Path, source: random.Random) -> Path:
         return run
     data = file.read_bytes()
     manifest = json.loads((path / checkpoint.MANIFEST).read_bytes())
-    if file.name == checkpoint.MANIFEST:
+    if source.random() < 0.03:
+        file.write_bytes(b"")
+    elif file.name == checkpoint.MANIFEST:
         manifest = other_json(manifest, source)
     elif file.suffix == ".json":
         file.write_bytes(text_of(other_json(json.loads(data), source), source))
@@ -214,6 +234,67 @@ def of_checkpoint(folder: Path, good: Path, source: random.Random) -> Path:
     if source.random() < 0.7:
         write_manifest(path, manifest, file.name)
     return run
+
+
+def of_run(folder: Path, good: Path, source: random.Random) -> Path:
+    """A run of which a file beside the checkpoints is damaged, or something else."""
+    run = folder / "run"
+    shutil.copytree(good, run)
+    names = ("config.yaml", "metrics.jsonl", "validations.jsonl", "ledger.jsonl", "worker_0.log",
+             "vdlrecords.run.log", ".lock-0", "STOP")  # fmt: skip
+    file = run / source.choice(names)
+    if source.random() < 0.25:
+        file.unlink(missing_ok=True)
+        links = (lambda: file.symlink_to("/dev/zero"), lambda: file.symlink_to("/nowhere"))
+        source.choice((file.mkdir, lambda: os.mkfifo(file), lambda: None, *links))()
+    elif file.suffix == ".yaml":
+        file.write_bytes(other_yaml(file.read_bytes(), source))
+    elif file.suffix == ".jsonl" and source.random() < 0.7:
+        records = [json.loads(line) for line in file.read_bytes().splitlines()]
+        number = source.randrange(len(records))
+        lines = [json.dumps(record).encode() for record in records]
+        lines[number] = text_of(other_json(records[number], source), source)
+        file.write_bytes(b"\n".join(lines) + b"\n" * source.choice((0, 1)))
+    elif file.exists():
+        file.write_bytes(other_bytes(file.read_bytes(), source))
+    return run
+
+
+def other_yaml(data: bytes, source: random.Random) -> bytes:
+    """Other bytes, aliases of aliases, or other values."""
+    lines = data.splitlines()
+    line = source.randrange(len(lines))
+    bomb = b"".join(b"b%d: &b%d [%s]\n" % (n, n, b", ".join([b"*b%d" % (n - 1)] * 9))
+                    for n in range(1, 12))  # fmt: skip
+    more = (
+        *(b"b0: &b0 x\n" + bomb, b"b0: &b0 [*b0]\n", b"m: &m {<<: *m}\n", b"x: !!bool maybe\n"),
+        *(b"x: 0x" + b"f" * 100_000, b"x: 1" + b":1" * 100_000, b"x: " + b"[" * 10_000),
+        *(b"".join(b"k%d: 1\n" % n for n in range(30_000)), b"x: 2020-13-45\n", b"? [1]\n: 2\n"),
+        b"#" * (1 << 21),
+    )
+    way = source.randrange(3)
+    if way == 0:
+        return other_bytes(data, source)
+    if way == 1:
+        return data + source.choice(more)
+    key = lines[line].partition(b":")[0]
+    lines[line] = key + b": " + json.dumps(source.choice(VALUES[:-4])()).encode()[:5000]
+    return b"\n".join(lines)
+
+
+def of_index(folder: Path, good: Path, source: random.Random) -> Path:
+    """A model in parts, whose index or whose part is damaged, or a pipe."""
+    index = folder / "model.safetensors.index.json"
+    content = {"weight_map": {"0.weight": "part.safetensors", "3.bias": "part.safetensors"}}
+    part = of_tensors(folder, good, source).rename(folder / "part.safetensors")
+    if source.random() < 0.2:
+        part.unlink()
+        os.mkfifo(part)
+    index.write_bytes(text_of(other_json(content, source), source))
+    if source.random() < 0.1:
+        index.unlink()
+        os.mkfifo(index)
+    return index
 
 
 def write_manifest(path: Path, manifest: Any, changed: str) -> None:
@@ -234,7 +315,7 @@ def write_manifest(path: Path, manifest: Any, changed: str) -> None:
 
 def resume(run: Path) -> None:
     """As the same command would."""
-    exp = make(Tiny, run, max_iteration=4, save_interval=2)
+    exp = make(Full, run, max_iteration=4, save_interval=2)
     exp.setup()
     exp.resume_or_load()
     exp.close()
@@ -243,6 +324,18 @@ def resume(run: Path) -> None:
 def look(run: Path) -> None:
     """As `python -m expbase show` does at a checkpoint."""
     show.of_checkpoint(checkpoint.listed(run / checkpoint.FOLDER)[0])
+
+
+def start(run: Path) -> None:
+    """As the same command would, to the end, after whom the tools look."""
+    trained(Full, run, max_iteration=4, save_interval=2)
+    list_and_show(run)
+
+
+def list_and_show(run: Path) -> None:
+    """As somebody who looks at the runs in a folder; they answer with a line, and code 1."""
+    for words in (["ls", str(run.parent)], ["ls", "--json", str(run.parent)], ["show", str(run)]):
+        tool(words)
 
 
 @dataclass(frozen=True)
@@ -259,6 +352,9 @@ FORMATS = {
     "safetensors": Format("model.safetensors", of_tensors, read_weights),
     "checkpoint": Format("run", of_checkpoint, resume),
     "shown": Format("run", of_checkpoint, look),
+    "started": Format("run", of_run, start),
+    "listed": Format("run", of_run, list_and_show),
+    "index": Format("model.safetensors", of_index, read_weights),
 }
 
 
@@ -268,7 +364,7 @@ def make_good(folder: Path) -> None:
         assert os.waitpid(pid, 0)[1] == 0
         return
     with contextlib.redirect_stderr(io.StringIO()):
-        exp = trained(Tiny, folder / "run", max_iteration=2, save_interval=2)
+        exp = trained(Full, folder / "run", max_iteration=2, save_interval=2)
         exp.save_model(folder / "model.safetensors")
         exp.save_model(folder / "model.pdparams")
     os._exit(0)
