@@ -23,7 +23,7 @@ from expbase.config import (
     fill,
     fill_in,
 )
-from expbase.experiment import ExperimentBase
+from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
 from expbase.ranks import world
 from expbase.ranks.processes import MISTAKE, ended_by_sigterm, exit_code_of
@@ -110,11 +110,11 @@ def add_options_of_main(parser: argparse.ArgumentParser) -> None:
 
 
 def main(
-    experiment: type[ExperimentBase],
+    experiment: type[E],
     *,
     parser: argparse.ArgumentParser | None = None,
     argv: Sequence[str] | None = None,
-) -> ExperimentBase | None:
+) -> E | Any:
     """Runs an experiment class from the command line.
 
     Args:
@@ -124,7 +124,8 @@ def main(
             none, and must give them.
 
     Returns:
-        The experiment, closed; None if it was in other processes, or if there was none.
+        The experiment, closed. None if it was in other processes (--nprocs, --restarts), or if
+        there was none (--print_config): the type says Any, so that a test need not ask.
 
     Raises:
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
@@ -177,7 +178,7 @@ def load_config(
     return config
 
 
-def _start(*words: Any) -> ExperimentBase | None:
+def _start(*words: Any) -> Any:
     """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
     if args.restarts and not in_front():  # a tool wants to see the failure

@@ -33,8 +33,14 @@ class Events:
 
     # Setup
 
+    def prepare(self) -> None:
+        """The first thing in setup: downloads, environment."""
+
     def on_setup_begin(self) -> None:
         """Before setup_dataloader; device, output directory, logger and seed are set up."""
+
+    def startup(self) -> None:
+        """After setup_model: fills parameters, sets the iteration to count from."""
 
     def on_setup_end(self) -> None:
         """After everything was built and checked; the state is not restored yet."""
@@ -145,6 +151,9 @@ class Events:
 
     def on_exception(self, exception: BaseException) -> None:
         """After an exception in training, which goes on; one that is raised here is logged only."""
+
+    def terminal(self) -> None:
+        """The final step of a start, once, also after a failure. Signals wait for it."""
 
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))

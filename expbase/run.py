@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase import checks, schedule
+from expbase.config import Config
 from expbase.data.iterator import TrainIterator
 from expbase.evaluation import Evaluation
 from expbase.events import Subscribers
@@ -48,7 +49,7 @@ _ALIKE_SECONDS = 10.0  # within which a validation fails on all ranks
 class Run:
     """Drives one start of an experiment, and owns the parts that it needs."""
 
-    def __init__(self, experiment: Any, config: Any, args: argparse.Namespace) -> None:
+    def __init__(self, experiment: Any, config: Config, args: argparse.Namespace) -> None:
         self.experiment = experiment
         self.config = config
         self.args = args
@@ -85,12 +86,15 @@ class Run:
 
     iteration = property(lambda self: self.loop.iteration)
     epoch = property(lambda self: self.loop.epoch)
-    # Epochs that are used up: as many as began, but for the one under way.
-    epochs_ended = property(lambda self: self.epoch - (self.data.epoch > 0 and not self.data.ended))
     # Whether the config asks for no iteration after the present one.
     is_last = property(
         lambda self: schedule.is_last(self.training, self.iteration, self.epochs_ended)
     )
+
+    @property
+    def epochs_ended(self) -> int:
+        """Epochs that are used up: as many as began, but for the one under way."""
+        return self.loop.epoch - (self.data.epoch > 0 and not self.data.ended)
 
     @property
     def finished(self) -> bool:
