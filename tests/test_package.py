@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from pages import code_of, headings, links, slug
 
 import expbase
@@ -56,7 +57,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def requirements(text: str) -> set[str]:
+def lines_of(text: str) -> set[str]:
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return {line for line in lines if line}
 
@@ -79,16 +80,31 @@ def imported(path: Path) -> set[str]:
 
 
 def test_installing_expbase_never_installs_a_paddle() -> None:
-    required = requirements(options()["options"]["install_requires"])
+    required = lines_of(options()["options"]["install_requires"])
     assert required
     assert not [name for name in required if name.lower().startswith("paddle")]
 
 
 def test_requirements_txt_and_setup_cfg_name_the_same_ranges() -> None:
     parser = options()
-    required = requirements(parser["options"]["install_requires"])
-    cpu = requirements(parser["options.extras_require"]["cpu"])
-    assert requirements((ROOT / "requirements.txt").read_text()) == required | cpu
+    required = lines_of(parser["options"]["install_requires"])
+    cpu = {f'{name}; extra == "cpu"' for name in lines_of(parser["options.extras_require"]["cpu"])}
+    assert lines_of((ROOT / "requirements.txt").read_text()) == required | cpu
+
+
+def test_requirements_txt_names_paddle_and_installs_none_over_a_users_own() -> None:
+    named = {}
+    for line in lines_of((ROOT / "requirements.txt").read_text()):
+        requirement = Requirement(line)
+        marker = requirement.marker
+        named[requirement.name] = marker is None or marker.evaluate({"extra": ""})
+    assert named["visualdl"]
+    assert named["yacs"]
+    assert not named["paddlepaddle"]
+
+
+def test_who_installs_a_paddle_by_hand_gets_a_protobuf_that_fleet_can_use() -> None:
+    assert "protobuf>=3.20.2,<7" in lines_of(options()["options"]["install_requires"])
 
 
 def test_the_exported_names_are_these_and_at_most_ten() -> None:
