@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ from expbase.config import (
     dump_yaml,
     fill,
     fill_in,
+    flatten,
 )
 from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
@@ -33,7 +34,6 @@ from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError
 
 _OPTIONS = {
-    "--config": ("FILE", "YAML file that changes default values"),
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
     "--output": ("DIR", "of the run; {key} is replaced by a config value: runs/lr{optim.lr}"),
     "--checkpoint_path": ("DIR", "a checkpoint of another run, to continue with its whole state"),
@@ -84,6 +84,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
+    add("--config", action="append", metavar="FILE",
+        help="YAML file that changes default values; of several a later one wins")  # fmt: skip
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
     # PaddleSpeech calls it --ngpu.
@@ -133,7 +135,11 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
-        args = parser.parse_intermixed_args(argv)
+        args, unknown = parser.parse_known_intermixed_args(argv)
+        if unknown:
+            words = list(sys.argv[1:] if argv is None else argv)
+            hint = _as_config_value(unknown[0], words, flatten(experiment.default_config()))
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         config = load_config(experiment, args)
         if args.print_config:
             print(dump_yaml(config), end="")
@@ -148,6 +154,15 @@ def main(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
             args.output = str(Path(folder, "run"))
         return _start(parser.prog, experiment, config, args)
+
+
+def _as_config_value(option: str, words: Sequence[str], keys: Iterable[str]) -> str:
+    """The end of a message about an unknown option: how to set the config value of that name."""
+    name, equals, value = option.lstrip("-").partition("=")
+    if not equals and option in words:
+        value = "".join(words[words.index(option) + 1 :][:1])
+    near = [key for key in keys if f".{key}".endswith("." + name.replace("-", "_"))]
+    return f". Did you mean {near[0]}={value}?" if near else ""
 
 
 def check_options(args: argparse.Namespace) -> None:
