@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -135,11 +135,7 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
-        args, unknown = parser.parse_known_intermixed_args(argv)
-        if unknown:
-            words = list(sys.argv[1:] if argv is None else argv)
-            hint = _as_config_value(unknown[0], words, flatten(experiment.default_config()))
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
         config = load_config(experiment, args)
         if args.print_config:
             print(dump_yaml(config), end="")
@@ -156,13 +152,21 @@ def main(
         return _start(parser.prog, experiment, config, args)
 
 
-def _as_config_value(option: str, words: Sequence[str], keys: Iterable[str]) -> str:
-    """The end of a message about an unknown option: how to set the config value of that name."""
-    name, equals, value = option.lstrip("-").partition("=")
-    if not equals and option in words:
-        value = "".join(words[words.index(option) + 1 :][:1])
-    near = [key for key in keys if f".{key}".endswith("." + name.replace("-", "_"))]
-    return f". Did you mean {near[0]}={value}?" if near else ""
+def _parse(
+    parser: argparse.ArgumentParser, words: list[str], experiment: type[ExperimentBase]
+) -> argparse.Namespace:
+    """The options; an unknown one with the name of a config value is answered with how to set it."""
+    args, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        option = unknown[0]
+        name, equals, value = option.lstrip("-").partition("=")
+        if not equals and option in words:
+            value = "".join(words[words.index(option) + 1 :][:1])
+        ending = "." + name.replace("-", "_")
+        keys = [key for key in flatten(experiment.default_config()) if f".{key}".endswith(ending)]
+        hint = f". Did you mean {keys[0]}={value}?" if keys else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from expbase.config import did_you_mean
+from expbase.front import is_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -170,6 +171,10 @@ class Filter:
     num_called: int = 0  # how often its event happened, this time included
     num_executed: int = 0  # how often the listener acted so far
 
+    def is_tried(self) -> bool:
+        """Whether it acts because it never has: --smoke is too short for every hundredth time."""
+        return self.num_executed == 0 and is_trial()
+
     def passes(self, experiment: Any) -> bool:
         """Counts the event once more; returns whether the listener acts."""
         self.num_called += 1
@@ -203,9 +208,9 @@ def on(
     """
     _check_on(event, {"every": every, "once": once, "filter_fn": filter_fn})
     if every is not None:
-        filter_fn = lambda filter_, _: filter_.num_called % every == 0  # noqa: E731
+        filter_fn = lambda filter_, _: filter_.num_called % every == 0 or filter_.is_tried()  # noqa: E731
     if once is not None:
-        filter_fn = lambda filter_, _: filter_.num_called == once  # noqa: E731
+        filter_fn = lambda filter_, _: filter_.num_called == once or filter_.is_tried()  # noqa: E731
     spec = Filter(event, filter_fn)
 
     def mark(method: F) -> F:

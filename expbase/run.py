@@ -27,6 +27,7 @@ from typing import Any
 from expbase import checks, schedule
 from expbase.config import Config
 from expbase.data.iterator import TrainIterator
+from expbase.data.workers import explain_dead_worker
 from expbase.evaluation import Evaluation
 from expbase.events import Subscribers
 from expbase.first_updates import LOOK_AFTER, FirstUpdates
@@ -405,6 +406,7 @@ class Run:
         was_training = self.life is Life.TRAINING
         if error is not loop.failure:
             loop.failure = error
+            explain_dead_worker(error)
             self._say_failure(error)
         loop.end()
         if was_training:
