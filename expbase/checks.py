@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
 
 from expbase import schedule
+from expbase.command_line import check_system
 from expbase.config import Config, ConfigError, check_training, fill, fill_in
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
@@ -83,8 +83,7 @@ def _check_sharding(found: objects.StatefulObjects) -> None:
 
 def check_platform() -> None:
     """Raises a ConfigError on Windows, or if this version of paddle is too old."""
-    if sys.platform == "win32":  # no signals, no locks, no /proc
-        raise ConfigError("Windows: expected Linux. Install Python, paddle and expbase in WSL2.")
+    check_system()
     major = int(paddle.__version__.partition(".")[0])  # 0 for a build between two versions
     if 0 < major < 3:
         raise ConfigError(

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from expbase import _paddle  # noqa: F401  # first: of a process that was spawned, too
 from expbase.checks import check_platform, inspected
+from expbase.command_line import Paragraphs
 from expbase.config import (
     Config,
     ConfigError,
@@ -53,17 +54,6 @@ _INSPECTIONS = {
     "--evaluate": "validate best, last or an iteration on self.test_loader, else self.valid_loader",
     "--export": "write self.model of best, last or an iteration for inference, into DIR/export",
 }
-
-
-class Paragraphs(argparse.HelpFormatter):
-    """Fits each paragraph of a text to the terminal; what is indented stays as it is."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n\n".join(
-            part if re.search("^ ", part, re.MULTILINE) else fill(part, width, indent)
-            for part in text.strip().split("\n\n")
-        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -155,7 +145,7 @@ def main(
 def _parse(
     parser: argparse.ArgumentParser, words: list[str], experiment: type[ExperimentBase]
 ) -> argparse.Namespace:
-    """The options; an unknown one with the name of a config value is answered with how to set it."""
+    """The options; one with the name of a config value is answered with how that is set."""
     args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         option = unknown[0]

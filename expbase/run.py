@@ -441,4 +441,6 @@ class Run:
             self.on_close.callback(self._note_end)
 
     def _note_end(self) -> None:
-        self.ledger.end(self.iteration, self.loop.failure, self.loop.stopped_by)
+        stopped_by = self.loop.stopped_by
+        reason = str(stopped_by or "finished")
+        self.ledger.end(self.iteration, self.loop.failure, reason, stopped_by.exit_code)

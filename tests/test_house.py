@@ -23,9 +23,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports from its own layer or from those before it, never in a circle.
 LAYERS = (
-    {"_version", "front", "record.files", "record.sources", "state.unpickler"},
+    {"_paddle", "_version", "front", "record.files", "record.sources", "state.unpickler"},
     {"config", "ranks.processes", "state.arrays"},
-    {"record.console", "record.logs", "record.meter", "record.stopwatch"},
+    {"command_line", "record.console", "record.logs", "record.meter", "record.stopwatch"},
     {"state.rng", "state.encoding", "state.checkpoint", "state.background", "state.optimizers"},
     {"ranks.world", "ranks.launch"},
     {"state.pdparams", "state.weights", "state.objects", "state.entries", "state.snapshot"},

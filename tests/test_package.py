@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import inspect
 import os
 import shlex
 import subprocess
@@ -45,6 +44,7 @@ def look():
 before = look()
 sys.stdout.write("|"), sys.stderr.write("|")
 import expbase
+from expbase import *
 sys.stdout.write("|"), sys.stderr.write("|")
 for one, other in zip(before, look()):
     assert one == other, (one, other)
@@ -110,8 +110,13 @@ def test_who_installs_a_paddle_by_hand_gets_a_protobuf_that_fleet_can_use() -> N
 def test_the_exported_names_are_these_and_at_most_ten() -> None:
     assert set(expbase.__all__) == EXPORTED
     assert len(expbase.__all__) == len(EXPORTED) <= 10
-    public = {name for name, value in vars(expbase).items() if not inspect.ismodule(value)}
-    assert {name for name in public if not name.startswith("_")} == EXPORTED
+    assert {name for name in dir(expbase) if not name.startswith("_")} == EXPORTED
+    for name in EXPORTED:
+        assert getattr(expbase, name).__name__ == name
+    stub = ast.parse((ROOT / "expbase" / "__init__.pyi").read_text())
+    assert {alias.name for node in stub.body for alias in node.names} == {*EXPORTED, "__version__"}  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="module 'expbase' has no attribute 'mian'"):
+        expbase.mian  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_an_experiment_imports_no_yacs() -> None:
 
 def test_types_are_shipped() -> None:
     assert (ROOT / "expbase" / "py.typed").exists()
-    assert "py.typed" in options()["options.package_data"]["expbase"]
+    assert {"py.typed", "*.pyi"} < {*options()["options.package_data"]["expbase"].split()}
 
 
 def test_importing_expbase_does_nothing_that_importing_paddle_has_not_done() -> None:
@@ -140,7 +145,7 @@ def test_importing_expbase_does_nothing_that_importing_paddle_has_not_done() -> 
 
 
 def test_without_paddle_the_import_says_what_to_install() -> None:
-    result = python("import sys; sys.modules['paddle'] = None; import expbase")
+    result = python("import sys; sys.modules['paddle'] = None; from expbase import main")
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: expbase needs PaddlePaddle: pip install")
