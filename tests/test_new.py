@@ -108,7 +108,7 @@ def test_a_folder_in_the_clone_is_one_that_its_git_shows(
     monkeypatch.setattr(new, "_CLONE", tmp_path / "clone")
     capsys.readouterr()
     assert main(["new", folder]) == 0
-    told = f"{folder}: is in the clone of expbase, whose git shows it as a change, "
+    told = f"{folder}: lies in the clone of expbase, whose git shows it as untracked; "
     assert capsys.readouterr().err.startswith(told) == folder.startswith("clone/")
 
 

@@ -44,8 +44,8 @@ def main(args: argparse.Namespace) -> int:
     print(f"change  data and model in {script}, numbers in {config}")
     if (_CLONE / ".git").exists() and folder.resolve().is_relative_to(_CLONE):
         print(
-            f"{folder}: is in the clone of expbase, whose git shows it as a change, and a run as one "
-            "of changed code; expected a folder outside of it.",
+            f"{folder}: lies in the clone of expbase, whose git shows it as untracked; expected a "
+            "folder outside of it for an experiment of your own.",
             file=sys.stderr,
         )
     return 0
