@@ -6,29 +6,36 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from expbase.command_line import check_system
 
-_FILES = {
+TOOLS = {
     "new": "tools.new",
     "run": "extras.runner",
     "board": "tools.board",
     "ls": "tools.ls",
     "plot": "tools.plot",
+    "rm": "tools.rm",
     "show": "tools.show",
     "verify": "tools.verify",
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one tool; returns its exit code."""
+def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
+    """The command line of these tools. Some need paddle, whose import takes seconds."""
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
+    for name in names:
+        importlib.import_module(f"expbase.{TOOLS[name]}").add_parser(tools)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one tool; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # The one that is asked for: others may need paddle, which takes seconds.
-    for name in [name for name in _FILES if name in words[:1]] or _FILES:
-        importlib.import_module(f"expbase.{_FILES[name]}").add_parser(tools)
+    asked = [name for name in words[:1] if name in TOOLS]
+    parser = parser_of(asked or TOOLS)
     if not words:
         parser.print_help()
         return 2

@@ -31,7 +31,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "object": lambda data: b"{}\n",
 }
 NO_RUNS = ["missing", "link", "empty", "others", "file"]
-COMMANDS = ("ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "show KIND")
+COMMANDS = (
+    *("ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "rm KIND", "show KIND"),
+)
 # Of the files of a run, those without which a command fails; all others do without any of them.
 NEEDED = {"plot KIND": ["metrics.jsonl"]}
 FILES = [
@@ -125,7 +127,7 @@ def test_a_command_answers_clearly_and_changes_nothing(
     kinds: dict[str, Path], capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     failed = {kind for kind, path in kinds.items() if answer(command, path, capsys)}
-    if command.startswith("ls"):
+    if command.startswith(("ls", "rm")):
         assert failed == {"missing", "link", "file"}
     elif command in ("show KIND", "show KIND --json"):
         assert failed == {*NO_RUNS}
@@ -199,7 +201,7 @@ def test_help_fits_80_columns_and_tells_the_exit_codes(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     texts = [default_argument_parser().format_help()]
-    for tool in ("new", "ls", "board", "plot", "show", "verify", "run"):
+    for tool in ("new", "ls", "board", "plot", "rm", "show", "verify", "run"):
         code, out, err = called([tool, "--help"], capsys)
         assert (code, err) == (0, "")
         texts.append(out)
@@ -226,7 +228,13 @@ def test_a_tool_that_only_reads_imports_no_paddle_and_visualdl(
     kinds: dict[str, Path], tmp_path: Path
 ) -> None:
     run = str(kinds["crashed"])
-    commands = [["board", "--help"], ["ls", run], ["show", run], ["new", str(tmp_path / "mine")]]
+    commands = [
+        ["board", "--help"],
+        ["ls", run],
+        ["show", run],
+        ["rm", run],
+        ["new", str(tmp_path / "mine")],
+    ]
     code = (
         "import sys\nsys.modules.update(paddle=None, visualdl=None)\n"  # to import them is an error
         "from expbase.__main__ import main\n"
