@@ -333,6 +333,22 @@ def test_a_layer_that_is_gone_and_had_changed_values_is_an_error(tmp_path: Path)
         trained(Tiny, tmp_path, max_iteration=4)
 
 
+def test_a_value_in_the_place_of_a_method_a_property_or_an_object_is_a_problem(
+    tmp_path: Path,
+) -> None:
+    exp: Any = make(Tiny, tmp_path)
+    exp.setup()
+    exp.close()
+    exp.epsilon = 0.1
+    held = {"log": 1, "iteration": 2, "rank": 3, "optimizer": 1.5, "epsilon": 0.2, "new": [4]}
+    owners = {"": (exp, {})}
+    assert values.Values(lambda: owners, [], print).problems(held) == [
+        f"{name}: a value in the checkpoint, and no value here."
+        for name in ("iteration", "log", "optimizer", "rank")
+    ]
+    assert values.Values(lambda: owners, [*held], print).problems(held) == []  # a user names them
+
+
 def test_a_snapshot_puts_back_what_has_changed_and_names_what_is_too_large() -> None:
     holder: Any = Holder()
     holder.numbers, holder.array, holder.large = [1, [2]], np.zeros(3), np.zeros(100)

@@ -14,6 +14,7 @@ Parameters, too: a list of them says which they are, and what is in them is save
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 import pickle
@@ -90,9 +91,11 @@ class Values:
         owners = self.owners()
         missing = [path for path in self._named if path not in state]
         lost = [path for path in state if find_owner(owners, path)[0] is None]
+        others = [path for path in {*state}.difference(self._named) if _is_taken(owners, path)]
         return [
             *(f"{path}: missing in the checkpoint." for path in missing),
             *(f"{path}: in the checkpoint, and not here." for path in lost),
+            *(f"{path}: a value in the checkpoint, and no value here." for path in sorted(others)),
         ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -173,6 +176,17 @@ def find_owner(owners: Owners, path: str) -> tuple[Any, str]:
         owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
         owner = unwrap(owner)
     return owner, name
+
+
+def _is_taken(owners: Owners, path: str) -> bool:
+    """Whether a path is that of a method, a property or an object with a state of its own."""
+    owner, name = find_owner(owners, path)
+    if isinstance(owner, dict):
+        return False
+    of_class = getattr(type(owner), name, None)
+    if isinstance(of_class, property) or inspect.isroutine(of_class):
+        return True
+    return hasattr(getattr(owner, name, None), "state_dict")
 
 
 def is_plain(value: Any) -> bool:
