@@ -28,9 +28,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Events:
     """Every point at which an experiment can act, in the order of a run."""
 
+    __signature__: inspect.Signature
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _listeners_of(cls)
+        # What help() and notebooks show: without this the words of __new__, which takes any.
+        cls.__signature__ = inspect.signature(functools.partial(cls.__init__, None))
 
     # Setup
 

@@ -63,6 +63,19 @@ def test_a_type_checker_outside_of_the_repository_knows_expbase(tmp_path: Path) 
     ]
 
 
+def test_help_shows_what_an_experiment_is_made_with() -> None:
+    class Mine(ExperimentBase):
+        pass
+
+    class Other(ExperimentBase):
+        def __init__(self, number: int) -> None:
+            pass
+
+    assert [*inspect.signature(ExperimentBase).parameters] == ["config", "args"]
+    assert [*inspect.signature(Mine).parameters] == ["config", "args"]
+    assert [*inspect.signature(Other).parameters] == ["number"]
+
+
 def test_every_public_attribute_has_a_type_and_says_what_it_is() -> None:
     members = vars(ExperimentBase)
     public = {name: value for name, value in members.items() if not name.startswith("_")}
