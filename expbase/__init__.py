@@ -1,32 +1,35 @@
-"""expbase: the experiment template for PaddlePaddle. Start at expbase/experiment.py."""
+"""expbase: the experiment template for PaddlePaddle. Start at expbase/experiment.py.
 
-import warnings
+A name is imported, and paddle with it, when it is first asked for: a tool that only reads needs no
+paddle. What type checkers and editors read is __init__.pyi.
+"""
 
-try:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No ccache found")  # of use to who compiles paddle's ops
-        import paddle  # noqa: F401  # asked for first, so that its absence has a plain answer
-except ModuleNotFoundError as error:
-    if error.name != "paddle":  # paddle before 3.3 needs setuptools, and does not say so
-        raise
-    raise ModuleNotFoundError(
-        "expbase needs PaddlePaddle: pip install paddlepaddle-gpu, or paddlepaddle for the CPU."
-    ) from None
+import importlib
+from typing import Any
 
 from expbase._version import __version__ as __version__
-from expbase.cli import default_argument_parser, main
-from expbase.config import Config, ConfigError, get_default_training_config
-from expbase.events import on
-from expbase.experiment import ExperimentBase
-from expbase.ranks.world import rank_zero_only
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "ExperimentBase",
-    "default_argument_parser",
-    "get_default_training_config",
-    "main",
-    "on",
-    "rank_zero_only",
-]
+_FILES = {
+    "Config": "config",
+    "ConfigError": "config",
+    "ExperimentBase": "experiment",
+    "default_argument_parser": "cli",
+    "get_default_training_config": "config",
+    "main": "cli",
+    "on": "events",
+    "rank_zero_only": "ranks.world",
+}
+__all__ = [*_FILES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module 'expbase' has no attribute {name!r}")
+    importlib.import_module("expbase._paddle")  # first, so that its absence has a plain answer
+    value = getattr(importlib.import_module(f"expbase.{_FILES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

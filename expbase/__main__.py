@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from expbase.checks import check_platform
-from expbase.extras import runner
-from expbase.tools import board, ls, new, plot, show, verify
+from expbase.command_line import check_system
+
+TOOLS = {
+    "new": "tools.new",
+    "run": "extras.runner",
+    "board": "tools.board",
+    "ls": "tools.ls",
+    "plot": "tools.plot",
+    "rm": "tools.rm",
+    "show": "tools.show",
+    "verify": "tools.verify",
+}
+
+
+def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
+    """The command line of these tools. Some need paddle, whose import takes seconds."""
+    parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
+    tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
+    for name in names:
+        importlib.import_module(f"expbase.{TOOLS[name]}").add_parser(tools)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
-    tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
-    for tool in (new, runner, board, ls, plot, show, verify):
-        tool.add_parser(tools)
     words = list(sys.argv[1:] if argv is None else argv)
+    asked = [name for name in words[:1] if name in TOOLS]
+    parser = parser_of(asked or TOOLS)
     if not words:
         parser.print_help()
         return 2
@@ -26,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words[:end])
     args.words = words[end + 1 :]  # for the user's script
     try:
-        check_platform()
+        check_system()
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, head say, reads no more

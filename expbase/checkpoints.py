@@ -139,7 +139,7 @@ def _resume(run: Run, path: Path) -> None:
         run.warn(f"not exact: {note}")
 
 
-def load_checkpoint(run: Run, which: str, directory: Path) -> None:
+def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
     """Loads models, optimizers and values of a checkpoint, to look at them."""
     by_hand = run.life is Life.RESTORED and not run.loop.is_over
     if by_hand or run.life is Life.TRAINING:
@@ -148,6 +148,7 @@ def load_checkpoint(run: Run, which: str, directory: Path) -> None:
             "weights; expected it after train(): in on_train_end, say."
         )
     run.checkpointer.close()  # the last one may still be under way
+    directory = run.output_dir if of_run is None else Path(of_run)
     path = world.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
     assert path is not None
     position = run.checkpointer.load_for_inspection(path)
@@ -159,17 +160,18 @@ def load_checkpoint(run: Run, which: str, directory: Path) -> None:
 
 def inspect(run: Run) -> None:
     """--evaluate and --export: prints what was found as one line of JSON."""
-    experiment = run.experiment
-    experiment.load_checkpoint(checks.inspected(run.args) or "")
-    found: dict[str, Any] = {"iteration": run.iteration, "epoch": run.epoch}
-    if getattr(run.args, "export", None) in (None, False):
-        found["loader"] = "valid_loader" if experiment.test_loader is None else "test_loader"
-        results = experiment.evaluate(experiment.test_loader)
-        found = {name: json_value(value) for name, value in results.items()} | found
-    else:
-        name = checkpoint.name_of(run.iteration)
-        path = Path(run.args.output) / "export" / name / "model"
-        experiment.export(path)
-        found["exported"] = str(path)
-    if run.rank == 0:
-        print(json.dumps(found))
+    with run.closing():
+        experiment = run.experiment
+        experiment.load_checkpoint(checks.inspected(run.args) or "")
+        found: dict[str, Any] = {"iteration": run.iteration, "epoch": run.epoch}
+        if getattr(run.args, "export", None) in (None, False):
+            found["loader"] = "valid_loader" if experiment.test_loader is None else "test_loader"
+            results = experiment.evaluate(experiment.test_loader)
+            found = {name: json_value(value) for name, value in results.items()} | found
+        else:
+            name = checkpoint.name_of(run.iteration)
+            path = Path(run.args.output) / "export" / name / "model"
+            experiment.export(path)
+            found["exported"] = str(path)
+        if run.rank == 0:
+            print(json.dumps(found))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
 
 from expbase import schedule
-from expbase.config import Config, ConfigError, fill_in
+from expbase.command_line import check_system
+from expbase.config import Config, ConfigError, check_training, fill, fill_in
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
 from expbase.ranks.processes import SHARED_MEMORY
@@ -93,13 +93,43 @@ def _check_sharding(found: objects.StatefulObjects) -> None:
 
 def check_platform() -> None:
     """Raises a ConfigError on Windows, or if this version of paddle is too old."""
-    if sys.platform == "win32":  # no signals, no locks, no /proc
-        raise ConfigError("Windows: expected Linux. Install Python, paddle and expbase in WSL2.")
+    check_system()
     major = int(paddle.__version__.partition(".")[0])  # 0 for a build between two versions
     if 0 < major < 3:
         raise ConfigError(
             f"paddle {paddle.__version__}: expected 3.0 to 3.3, with which expbase was tried. The "
             "tensors of this one cannot be saved: no __dlpack__."
+        )
+
+
+def checked_config(experiment: type, base: type, config: Mapping[str, Any], args: Any) -> Config:
+    """The completed config of an experiment that is being made with these.
+
+    Raises:
+        TypeError: One of the methods is missing, or cannot be called.
+        ConfigError: The config, the args or this version of paddle cannot be used.
+    """
+    check_platform()
+    # What mixins add is there, however the config was made.
+    completed = fill({**fill(experiment.default_config()), **config})  # type: ignore[attr-defined]
+    check_training(completed.training)
+    check_arguments(args, completed)
+    check_class(experiment, base, completed.training, args)
+    return completed
+
+
+def check_attribute(base: type, name: str, value: Any) -> None:
+    """Raises an AttributeError if an attribute would hide a method, or is only to be read."""
+    ours = getattr(base, name, None)
+    if isinstance(ours, property) and ours.fset is None:
+        raise AttributeError(
+            f"self.{name}: {value!r} given, and expbase sets it; expected another name."
+        )
+    # A function may take the place of a method; a layer is called, too, and is none.
+    if inspect.isroutine(ours) and (not callable(value) or isinstance(value, paddle.nn.Layer)):
+        raise AttributeError(
+            f"self.{name}: {type(value).__name__} given, which hides the method of that name; "
+            "expected another name."
         )
 
 
@@ -131,7 +161,9 @@ def check_class(experiment: type, base: type, training: Any, args: Any) -> None:
 
 
 def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
-    """What `log` was given without a keyword; a TypeError if it has no names."""
+    """What `log` was given without a keyword, if anything; a TypeError if it has no names."""
+    if mapping is None and not others:
+        return {}
     if others or not isinstance(mapping, Mapping):
         raise TypeError(
             f"log: {mapping!r} given without a name; expected self.log(loss=loss) or "

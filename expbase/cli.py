@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from expbase import _paddle  # noqa: F401  # first: of a process that was spawned, too
 from expbase.checks import check_platform, inspected
+from expbase.command_line import Paragraphs
 from expbase.config import (
     Config,
     ConfigError,
@@ -22,8 +23,9 @@ from expbase.config import (
     dump_yaml,
     fill,
     fill_in,
+    flatten,
 )
-from expbase.experiment import ExperimentBase
+from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
 from expbase.ranks import world
 from expbase.ranks.processes import MISTAKE, ended_by_sigterm, exit_code_of
@@ -33,7 +35,6 @@ from expbase.state.checkpoint import CheckpointError
 from expbase.state.weights import WeightsError
 
 _OPTIONS = {
-    "--config": ("FILE", "YAML file that changes default values"),
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
     "--output": ("DIR", "of the run; {key} is replaced by a config value: runs/lr{optim.lr}"),
     "--checkpoint_path": ("DIR", "a checkpoint of another run, to continue with its whole state"),
@@ -55,17 +56,6 @@ _INSPECTIONS = {
 }
 
 
-class Paragraphs(argparse.HelpFormatter):
-    """Fits each paragraph of a text to the terminal; what is indented stays as it is."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n\n".join(
-            part if re.search("^ ", part, re.MULTILINE) else fill(part, width, indent)
-            for part in text.strip().split("\n\n")
-        )
-
-
 class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake."""
 
@@ -84,6 +74,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
+    add("--config", action="append", metavar="FILE",
+        help="YAML file that changes default values; of several a later one wins")  # fmt: skip
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
     # PaddleSpeech calls it --ngpu.
@@ -110,11 +102,11 @@ def add_options_of_main(parser: argparse.ArgumentParser) -> None:
 
 
 def main(
-    experiment: type[ExperimentBase],
+    experiment: type[E],
     *,
     parser: argparse.ArgumentParser | None = None,
     argv: Sequence[str] | None = None,
-) -> ExperimentBase | None:
+) -> E | Any:
     """Runs an experiment class from the command line.
 
     Args:
@@ -124,7 +116,8 @@ def main(
             none, and must give them.
 
     Returns:
-        The experiment, closed; None if it was in other processes, or if there was none.
+        The experiment, closed. None if it was in other processes (--nprocs, --restarts), or if
+        there was none (--print_config): the type says Any, so that a test need not ask.
 
     Raises:
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
@@ -132,7 +125,7 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
-        args = parser.parse_intermixed_args(argv)
+        args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
         config = load_config(experiment, args)
         if args.print_config:
             print(dump_yaml(config), end="")
@@ -147,6 +140,23 @@ def main(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
             args.output = str(Path(folder, "run"))
         return _start(parser.prog, experiment, config, args)
+
+
+def _parse(
+    parser: argparse.ArgumentParser, words: list[str], experiment: type[ExperimentBase]
+) -> argparse.Namespace:
+    """The options; one with the name of a config value is answered with how that is set."""
+    args, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        option = unknown[0]
+        name, equals, value = option.lstrip("-").partition("=")
+        if not equals and option in words:
+            value = "".join(words[words.index(option) + 1 :][:1])
+        ending = "." + name.replace("-", "_")
+        keys = [key for key in flatten(experiment.default_config()) if f".{key}".endswith(ending)]
+        hint = f". Did you mean {keys[0]}={value}?" if keys else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -177,7 +187,7 @@ def load_config(
     return config
 
 
-def _start(*words: Any) -> ExperimentBase | None:
+def _start(*words: Any) -> Any:
     """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
     if args.restarts and not in_front():  # a tool wants to see the failure

@@ -94,9 +94,10 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         is_plain = isinstance(value, dict) and not isinstance(value, Config)
         super().__setattr__(name, Config(value) if is_plain else value)
 
-    def merge_from_file(self, path: str | Path) -> None:
-        """Changes the values that a YAML file names."""
-        self.merge_from_other_cfg(load_yaml(path), str(path))
+    def merge_from_file(self, paths: str | Path | Sequence[str | Path]) -> None:
+        """Changes the values that a YAML file names; of several files a later one wins."""
+        for path in [paths] if isinstance(paths, (str, Path)) else paths:
+            self.merge_from_other_cfg(load_yaml(path), str(path))
 
     def merge_from_list(self, words: Sequence[str]) -> None:
         """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both."""

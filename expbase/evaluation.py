@@ -160,6 +160,7 @@ class Evaluation:
 
     def batches(self, loader: Any, iteration: int) -> Iterator[Any]:
         """This rank's part of a loader's batches, from now on and not from the first one on."""
+        loader = self.evaluated_loader if loader is None else loader
         purpose = _PURPOSES.get(self.phase, rng.VALID)
         loop = self.adapter(loader).once(purpose, iteration)
         self.loops_begun += 1

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from expbase.config import did_you_mean
+from expbase.front import is_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,14 +28,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Events:
     """Every point at which an experiment can act, in the order of a run."""
 
+    __signature__: inspect.Signature
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _listeners_of(cls)
+        # What help() and notebooks show: without this the words of __new__, which takes any.
+        cls.__signature__ = inspect.signature(functools.partial(cls.__init__, None))
 
     # Setup
 
+    def prepare(self) -> None:
+        """The first thing in setup: downloads, environment."""
+
     def on_setup_begin(self) -> None:
         """Before setup_dataloader; device, output directory, logger and seed are set up."""
+
+    def startup(self) -> None:
+        """After setup_model: fills parameters, sets the iteration to count from."""
 
     def on_setup_end(self) -> None:
         """After everything was built and checked; the state is not restored yet."""
@@ -146,6 +157,9 @@ class Events:
     def on_exception(self, exception: BaseException) -> None:
         """After an exception in training, which goes on; one that is raised here is logged only."""
 
+    def terminal(self) -> None:
+        """The final step of a start, once, also after a failure. Signals wait for it."""
+
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
 
@@ -160,6 +174,10 @@ class Filter:
     filter_fn: Callable[[Filter, Any], bool] | None  # None: it acts every time
     num_called: int = 0  # how often its event happened, this time included
     num_executed: int = 0  # how often the listener acted so far
+
+    def is_tried(self) -> bool:
+        """Whether it acts because it never has: --smoke is too short for every hundredth time."""
+        return self.num_executed == 0 and is_trial()
 
     def passes(self, experiment: Any) -> bool:
         """Counts the event once more; returns whether the listener acts."""
@@ -194,9 +212,9 @@ def on(
     """
     _check_on(event, {"every": every, "once": once, "filter_fn": filter_fn})
     if every is not None:
-        filter_fn = lambda filter_, _: filter_.num_called % every == 0  # noqa: E731
+        filter_fn = lambda filter_, _: filter_.num_called % every == 0 or filter_.is_tried()  # noqa: E731
     if once is not None:
-        filter_fn = lambda filter_, _: filter_.num_called == once  # noqa: E731
+        filter_fn = lambda filter_, _: filter_.num_called == once or filter_.is_tried()  # noqa: E731
     spec = Filter(event, filter_fn)
 
     def mark(method: F) -> F:

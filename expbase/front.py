@@ -40,6 +40,11 @@ def set_in_front(mixins: Sequence[type]) -> None:
     _mixins[:] = mixins
 
 
+def is_trial() -> bool:
+    """Whether a mixin wants everything to happen once: what is done at every 100th time, too."""
+    return any(getattr(mixin, "is_trial", False) for mixin in _mixins)
+
+
 def with_mixins(experiment: type[T]) -> type[T]:
     """The class with the mixins before it, under its own name."""
     if not _mixins:

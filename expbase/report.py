@@ -11,7 +11,7 @@ import logging
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase import schedule
@@ -79,6 +79,19 @@ class Report:
             fire("on_log", metrics)
             self.metrics.last = metrics
             self.metrics.write(iteration, epoch, metrics, is_routine=True)
+
+    def differences(self, lost: Sequence[str], otherwise: Sequence[str]) -> None:
+        """What is not as it was at the checkpoint that was restored."""
+        for text in lost:
+            self._logger.warning("not exact: %s", text)
+        for text in otherwise:
+            self._logger.info("%s", text)
+
+    def no_checkpoint(self, iteration: int) -> None:
+        """A save() of the user's has made none, and there is none yet."""
+        self._logger.warning(
+            "[%d] save: made no checkpoint; expected super().save() in it.", iteration
+        )
 
     def validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
         """The results of the validation of an iteration."""

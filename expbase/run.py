@@ -9,9 +9,8 @@
             checkpoint says is to be done (validate, end the epoch), and a stop
 
 A Run owns the parts, which do not know it. What a user may override is called by way of the
-experiment. Life and Step are drawn in life.py, what is due when is in schedule.py, how the parts
-are set up in setup_steps.py, what a checkpoint holds and how it is restored in checkpoints.py.
-Signals, and how the ranks agree to stop, are in ranks/stopping.py; launch.py there forwards them.
+experiment. Setup is in setup_steps.py, what a checkpoint holds in checkpoints.py, signals are in
+ranks/stopping.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from expbase import checks, schedule
+from expbase.config import Config
 from expbase.data.iterator import TrainIterator
+from expbase.data.workers import explain_dead_worker
 from expbase.evaluation import Evaluation
 from expbase.events import Subscribers
 from expbase.first_updates import LOOK_AFTER, FirstUpdates
@@ -49,7 +50,7 @@ _ALIKE_SECONDS = 10.0  # within which a validation fails on all ranks
 class Run:
     """Drives one start of an experiment, and owns the parts that it needs."""
 
-    def __init__(self, experiment: Any, config: Any, args: argparse.Namespace) -> None:
+    def __init__(self, experiment: Any, config: Config, args: argparse.Namespace) -> None:
         self.experiment = experiment
         self.config = config
         self.args = args
@@ -86,12 +87,15 @@ class Run:
 
     iteration = property(lambda self: self.loop.iteration)
     epoch = property(lambda self: self.loop.epoch)
-    # Epochs that are used up: as many as began, but for the one under way.
-    epochs_ended = property(lambda self: self.epoch - (self.data.epoch > 0 and not self.data.ended))
     # Whether the config asks for no iteration after the present one.
     is_last = property(
         lambda self: schedule.is_last(self.training, self.iteration, self.epochs_ended)
     )
+
+    @property
+    def epochs_ended(self) -> int:
+        """Epochs that are used up: as many as began, but for the one under way."""
+        return self.loop.epoch - (self.data.epoch > 0 and not self.data.ended)
 
     @property
     def finished(self) -> bool:
@@ -172,11 +176,7 @@ class Run:
         if self.life is Life.READY:  # a loop by hand, without run()
             self.experiment.resume_or_load()
         self.begin_record()
-        lost, otherwise = self.state.values.look()
-        for text in lost:
-            self.warn(f"not exact: {text}")
-        for text in otherwise:
-            self.logger.info("%s", text)
+        self.report.differences(*self.state.values.look())
         self.report.leave_log_to_zero()
         self.stop.start(self.iteration)
         self.stopwatch.start(self.iteration)
@@ -234,7 +234,6 @@ class Run:
             self._validate()
 
     def _decide(self) -> None:
-        """Decides whether the loop goes on."""
         loop = self.loop
         loop.epochs_before = self.epochs_ended
         loop.is_over = self.is_last or bool(loop.stopped_by)
@@ -244,7 +243,6 @@ class Run:
         if updates == 1:
             self.checkpointer.refuse_changes(self.state.saved())
             self.update.check_first()
-        # A start that continues a run may be too short for what comes every now and then.
         is_whole_run = updates == self.iteration and self.is_last
         if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):
             has_logged = self.report.metrics.is_used or not self.training.log_interval
@@ -348,9 +346,7 @@ class Run:
         self.experiment.save()
         loop.step = before
         if loop.saved_at < 0 and not self.read_only:
-            self.warn(
-                f"[{self.iteration}] save: made no checkpoint; expected super().save() in it."
-            )
+            self.report.no_checkpoint(self.iteration)
 
     def _save_at_end(self) -> None:
         """A checkpoint at the very end of an iteration: the run stops, or it was asked for since.
@@ -416,6 +412,7 @@ class Run:
         was_training = self.life is Life.TRAINING
         if error is not loop.failure:
             loop.failure = error
+            explain_dead_worker(error)
             self._say_failure(error)
         loop.end()
         if was_training:
@@ -451,4 +448,6 @@ class Run:
             self.on_close.callback(self._note_end)
 
     def _note_end(self) -> None:
-        self.ledger.end(self.iteration, self.loop.failure, self.loop.stopped_by)
+        stopped_by = self.loop.stopped_by
+        reason = str(stopped_by or "finished")
+        self.ledger.end(self.iteration, self.loop.failure, reason, stopped_by.exit_code)

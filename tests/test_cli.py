@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tiny import Tiny
 
 from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, front, main
@@ -88,6 +89,18 @@ def test_a_negative_value_is_no_option() -> None:
     }  # fmt: skip
 
 
+def test_of_several_config_files_a_later_one_wins_as_print_config_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base.yaml").write_text("optim: {lr: 1}\ntraining: {seed: 1, save_interval: 7}\n")
+    (tmp_path / "large.yaml").write_text("training: {seed: 2}\n")
+    files = [f"--config={tmp_path / name}" for name in ("base.yaml", "large.yaml")]
+    main(Demo, argv=[*files, "--print_config"])
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["optim"]["lr"] == 1.0
+    assert (shown["training"]["seed"], shown["training"]["save_interval"]) == (2, 7)
+
+
 def test_print_config_prints_what_load_yaml_reads_back_and_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +145,32 @@ def test_a_mistake_is_answered_with_one_line_and_code_78(
     assert text.startswith("train.py: error: ")
     assert answer in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--max_iteration 5", "training.max_iteration=5"),
+        ("--output=x --max-iteration=5 training.seed=3", "training.max_iteration=5"),
+        ("--optim.lr 1e-3", "optim.lr=1e-3"),
+        ("--lr", "optim.lr="),
+    ],
+)
+def test_a_config_value_that_is_given_as_an_option_is_answered_with_how_it_is_given(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(Demo, argv=words.split())
+    assert caught.value.code == 78
+    assert capsys.readouterr().err.endswith(f". Did you mean {meant}?\n")
+
+
+def test_an_unknown_option_of_no_configs_name_is_named_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(Demo, argv=["--ouptut=x"])
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --ouptut=x\n")
 
 
 def test_what_another_start_may_mend_is_no_mistake() -> None:

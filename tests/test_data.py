@@ -11,6 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from paddle.io import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from tiny import Tiny, trained
 
 from expbase.data import loaders
 from expbase.data.iterator import TrainIterator
@@ -638,7 +640,7 @@ def test_persistent_workers_serve_the_next_epoch_and_validation_has_its_own() ->
 # --- errors ------------------------------------------------------------------------------------
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """What a traceback shows, the notes of Python 3.11, too."""
     return "".join(traceback.format_exception(error))
 
@@ -662,6 +664,20 @@ def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int)
     else:
         assert caught.traceback[-1].name == "__getitem__"
     batches.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["(Fatal) Blocking queue is killed because …", "DataLoader process (pid 7) exited"],
+)
+def test_the_error_of_a_worker_that_died_names_the_causes(said: str, tmp_path: Path) -> None:
+    class Killed(Tiny):
+        def train_batch(self) -> None:
+            raise SystemError(said)
+
+    with pytest.raises(SystemError) as caught:
+        trained(Killed, tmp_path)
+    assert told(caught.value).count("a forked worker: expected numpy arrays. Else it had no") == 1
 
 
 class TwoArguments(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import multiprocessing
@@ -1078,6 +1079,38 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
     assert "in saving, after the failure: CheckpointError" in log
     assert "[3] the update was made of batch 3 of epoch 1, samples [" in log
     assert "of the data set; the same command comes to it again, from none yet" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("log", {}, "self.log: dict given, which hides the method of that name; expected another"),
+        ("on_log", 3, "self.on_log: int given, which hides the method of that name; expected"),
+        ("average", paddle.nn.AvgPool1D(2), "self.average: AvgPool1D given, which hides the"),
+        ("rank", 3, "self.rank: 3 given, and expbase sets it; expected another name."),
+        ("config", {}, "self.config: {} given, and expbase sets it; expected another name."),
+    ],
+)
+def test_an_attribute_does_not_take_a_name_of_expbases(
+    name: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    class Named(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            setattr(self, name, value)
+
+    with pytest.raises(AttributeError) as caught:
+        trained(Named, tmp_path / "run")
+    assert str(caught.value).startswith(said)
+
+
+def test_a_function_may_take_the_place_of_a_method(tmp_path: Path) -> None:
+    class Replaced(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.train_batch = functools.partial(self.train_batch)  # type: ignore[method-assign]
+
+    assert trained(Replaced, tmp_path / "run", max_iteration=2).finished
 
 
 def test_an_override_that_cannot_be_called_is_named_at_construction(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports from its own layer or from those before it, never in a circle.
 LAYERS = (
-    {"_version", "front", "record.files", "record.sources"},
+    {"_paddle", "_version", "front", "record.files", "record.sources"},
     {"state.unpickler", "state.threads", "state.generators"},
     {"config", "ranks.processes", "state.arrays"},
-    {"record.console", "record.logs", "record.meter", "record.stopwatch"},
+    {"command_line", "record.console", "record.logs", "record.meter", "record.stopwatch"},
     {"state.rng", "state.things", "state.checkpoint", "state.background", "state.optimizers"},
     {"state.encoding", "state.prints"},
     {"ranks.world", "ranks.launch"},

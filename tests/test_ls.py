@@ -203,6 +203,39 @@ def test_what_all_runs_of_an_experiment_share_is_not_repeated_beside_another_exp
     ]
 
 
+def test_columns_are_chosen_and_rows_are_sorted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 2), ("b", 10), ("c", 1)):
+        trained(Tiny, tmp_path / name, max_iteration=2, seed=seed)
+    trained(Tiny, tmp_path / "d", max_iteration=2)
+    for file in ("ledger.jsonl", "config.yaml"):
+        (tmp_path / "d" / file).write_text("")
+    capsys.readouterr()
+
+    def shown(*words: str) -> list[list[str]]:
+        assert main(["ls", str(tmp_path), *words]) == 0
+        return [row.split() for row in capsys.readouterr().out.splitlines()]
+
+    columns = ["--columns", "training.seed", "run"]
+    by_seed = ["--sort", "training.seed"]
+    head, *rows = shown(*columns, *by_seed)
+    assert (head, rows) == (columns[1:], [["1", "c"], ["2", "a"], ["10", "b"], ["d"]])
+    assert shown(*columns, *by_seed, "--reverse")[1:] == [
+        ["10", "b"],
+        ["2", "a"],
+        ["1", "c"],
+        ["d"],
+    ]
+    assert [row[0] for row in shown("--sort", "state")] == ["run", "a", "b", "c", "d"]
+    first, *_ = shown("--json", *by_seed, "--reverse")
+    assert first[:2] == ['{"name":', '"b",']
+    for words, name in ((["--sort", "los"], "--sort"), (["--columns", "los"], "--columns")):
+        assert main(["ls", str(tmp_path), *words]) == 1
+        text = f"{name}: unknown column 'los'. Did you mean 'loss'?"
+        assert text in capsys.readouterr().err
+
+
 def test_a_cell_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         keys = {"monitor": "accuracy", "keep_last": seed, "keep_every": seed, "hang_seconds": seed}

@@ -17,6 +17,12 @@ from expbase.tools import new
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted(script.parent.name for script in ROOT.glob("experiments/*/train.py"))
+# Of those whose script or config needs more.
+NEEDED = {
+    "ctr": ["README.md", "blocks.py", "startup.py"],
+    "flow": ["galaxy.py"],
+    "multitask": ["lines.py"],
+}
 Capture = pytest.CaptureFixture[str]
 
 
@@ -62,13 +68,13 @@ def test_the_script_to_begin_from_is_that_of_the_readme() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_copy_holds_the_files_of_the_experiment_and_no_more(
+def test_a_copy_holds_the_files_that_the_experiment_needs_and_no_more(
     name: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (_, *steps) = made(capsys, "copy", "--from", name)
     source = ROOT / "experiments" / name
-    kinds = (".py", ".yaml", ".md")  # and not what a run has left there
-    expected = {file.name: file.read_bytes() for file in source.iterdir() if file.suffix in kinds}
+    needed = ["train.py", "config.yaml", *NEEDED.get(name, [])]
+    expected = {file: (source / file).read_bytes() for file in needed}
     assert {file.name: file.read_bytes() for file in Path("copy").iterdir()} == expected
     by_runner = ["train", "python", "-m", "expbase", "run", "copy/config.yaml"]
     assert (by_runner in steps) == (name == "ctr")  # whose YAML is for the runner
@@ -82,6 +88,9 @@ def test_what_a_run_has_left_in_an_experiment_is_not_copied(
         "train.py",
         "config.yaml",
         "nohup.out",
+        "notes.md",
+        "other.py",
+        "other.yaml",
         "runs/a/worker_0.log",
         "__pycache__/x.pyc",
     ):
@@ -89,6 +98,18 @@ def test_what_a_run_has_left_in_an_experiment_is_not_copied(
         (tmp_path / "experiments/line" / file).write_text("a: 1\n")
     assert made(capsys, "copy")[0] == ["copy:", "config.yaml,", "train.py"]
     assert sorted(path.name for path in Path("copy").iterdir()) == ["config.yaml", "train.py"]
+
+
+@pytest.mark.parametrize("folder", ["clone/mine", "clone/experiments/mine", "mine"])
+def test_a_folder_in_the_clone_is_one_that_its_git_shows(
+    folder: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clone/.git").mkdir(parents=True)
+    monkeypatch.setattr(new, "_CLONE", tmp_path / "clone")
+    capsys.readouterr()
+    assert main(["new", folder]) == 0
+    told = f"{folder}: lies in the clone of expbase, whose git shows it as untracked; "
+    assert capsys.readouterr().err.startswith(told) == folder.startswith("clone/")
 
 
 def test_what_is_there_already_is_left_as_it_is(tmp_path: Path, capsys: Capture) -> None:

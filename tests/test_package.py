@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import inspect
 import os
 import shlex
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from pages import code_of, headings, links, slug
 
 import expbase
@@ -44,6 +44,7 @@ def look():
 before = look()
 sys.stdout.write("|"), sys.stderr.write("|")
 import expbase
+from expbase import *
 sys.stdout.write("|"), sys.stderr.write("|")
 for one, other in zip(before, look()):
     assert one == other, (one, other)
@@ -56,7 +57,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def requirements(text: str) -> set[str]:
+def lines_of(text: str) -> set[str]:
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return {line for line in lines if line}
 
@@ -79,23 +80,43 @@ def imported(path: Path) -> set[str]:
 
 
 def test_installing_expbase_never_installs_a_paddle() -> None:
-    required = requirements(options()["options"]["install_requires"])
+    required = lines_of(options()["options"]["install_requires"])
     assert required
     assert not [name for name in required if name.lower().startswith("paddle")]
 
 
 def test_requirements_txt_and_setup_cfg_name_the_same_ranges() -> None:
     parser = options()
-    required = requirements(parser["options"]["install_requires"])
-    cpu = requirements(parser["options.extras_require"]["cpu"])
-    assert requirements((ROOT / "requirements.txt").read_text()) == required | cpu
+    required = lines_of(parser["options"]["install_requires"])
+    cpu = {f'{name}; extra == "cpu"' for name in lines_of(parser["options.extras_require"]["cpu"])}
+    assert lines_of((ROOT / "requirements.txt").read_text()) == required | cpu
+
+
+def test_requirements_txt_names_paddle_and_installs_none_over_a_users_own() -> None:
+    named = {}
+    for line in lines_of((ROOT / "requirements.txt").read_text()):
+        requirement = Requirement(line)
+        marker = requirement.marker
+        named[requirement.name] = marker is None or marker.evaluate({"extra": ""})
+    assert named["visualdl"]
+    assert named["yacs"]
+    assert not named["paddlepaddle"]
+
+
+def test_who_installs_a_paddle_by_hand_gets_a_protobuf_that_fleet_can_use() -> None:
+    assert "protobuf>=3.20.2,<7" in lines_of(options()["options"]["install_requires"])
 
 
 def test_the_exported_names_are_these_and_at_most_ten() -> None:
     assert set(expbase.__all__) == EXPORTED
     assert len(expbase.__all__) == len(EXPORTED) <= 10
-    public = {name for name, value in vars(expbase).items() if not inspect.ismodule(value)}
-    assert {name for name in public if not name.startswith("_")} == EXPORTED
+    assert {name for name in dir(expbase) if not name.startswith("_")} == EXPORTED
+    for name in EXPORTED:
+        assert getattr(expbase, name).__name__ == name
+    stub = ast.parse((ROOT / "expbase" / "__init__.pyi").read_text())
+    assert {alias.name for node in stub.body for alias in node.names} == {*EXPORTED, "__version__"}  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="module 'expbase' has no attribute 'mian'"):
+        expbase.mian  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -113,7 +134,7 @@ def test_an_experiment_imports_no_yacs() -> None:
 
 def test_types_are_shipped() -> None:
     assert (ROOT / "expbase" / "py.typed").exists()
-    assert "py.typed" in options()["options.package_data"]["expbase"]
+    assert {"py.typed", "*.pyi"} < {*options()["options.package_data"]["expbase"].split()}
 
 
 def test_importing_expbase_does_nothing_that_importing_paddle_has_not_done() -> None:
@@ -124,7 +145,7 @@ def test_importing_expbase_does_nothing_that_importing_paddle_has_not_done() -> 
 
 
 def test_without_paddle_the_import_says_what_to_install() -> None:
-    result = python("import sys; sys.modules['paddle'] = None; import expbase")
+    result = python("import sys; sys.modules['paddle'] = None; from expbase import main")
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: expbase needs PaddlePaddle: pip install")

@@ -21,7 +21,9 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
     picture = tmp_path / "curves.png"
     words = ["plot", str(tmp_path / "s1"), str(tmp_path / "s2"), "--output", str(picture)]
     assert main(words) == 0
-    assert capsys.readouterr().out == f"{picture}\n"
+    assert capsys.readouterr().out == f"written: {picture}\n"
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"replaced: {picture}\n"
     image = np.asarray(Image.open(picture).convert("RGB"))
     assert image.shape[1] > image.shape[0]  # two fields side by side
     for colour in ((31, 119, 180), (255, 127, 14)):  # of the first run, of the second
@@ -45,10 +47,44 @@ def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
     training, validation = plot.draw({"run": run}, ["train/loss", "valid/a"], 0.5).axes
     logged, smooth = training.lines
     assert logged.get_xydata().tolist() == [[1, 1.0], [2, 3.0], [4, 2.0]]
-    assert smooth.get_xydata().tolist() == [[1, 1.0], [2, 3.5 / 1.5], [4, 3.75 / 1.75]]
+    assert smooth.get_xdata().tolist() == [1, 2, 4]
+    assert smooth.get_ydata()[1] == pytest.approx((0.5 * 1 + 3 + 0.5 * 2) / 2)
+    assert training.get_title("right") == "thick: smoothed by 0.5"
     assert [line.get_ydata().tolist() for line in validation.lines] == [[1.0, 3.0, 2.0]]
+    assert validation.get_title("right") == ""
     (training,) = plot.draw({"run": run}, ["train/loss"], 0.0).axes
     assert len(training.lines) == 1
+    assert training.get_title("right") == ""
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.6, 0.99])
+def test_the_smooth_line_goes_through_its_points_at_the_ends_too(weight: float) -> None:
+    falling = 5 - np.arange(40) / 10
+    np.testing.assert_allclose(plot.smoothed(falling, weight), falling)
+    noisy = falling + np.where(np.arange(40) % 2, 0.3, -0.3)
+    smooth = plot.smoothed(noisy, weight)
+    for end in (slice(0, 6), slice(-6, None)):
+        assert min(noisy[end] - smooth[end]) < 0 < max(noisy[end] - smooth[end])
+    assert [*plot.smoothed([1.0, 2.0], weight)] == [1.0, 2.0]
+
+
+def test_learning_rates_are_drawn_as_they_are() -> None:
+    rates = {"train/lr": {1: 1.0, 2: 0.1, 3: 0.2}, "train/lr/d": {1: 0.1}, "train/lrs": {1: 0.1}}
+    assert plot.chosen([{**rates, "speed/a": {1: 1.0}}], []) == [*rates]
+    one, other, no_rate = plot.draw({"run": rates}, [*rates], 0.6).axes
+    assert [len(axes.lines) for axes in (one, other, no_rate)] == [1, 1, 2]
+
+
+def test_a_picture_of_one_run_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    draw = plot.draw
+    monkeypatch.setattr(plot, "draw", lambda *args: figures.append(draw(*args)) or figures[0])
+    monkeypatch.chdir(tmp_path)
+    log("mine", '{"iteration": 1, "train/a": 1.0}\n')
+    monkeypatch.chdir("mine")
+    assert main(["plot", "."]) == 0
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["mine"]
 
 
 def test_metrics_are_chosen_by_the_ends_of_their_names() -> None:
@@ -74,8 +110,8 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
     [
         ("no", "no/metrics.jsonl: no metrics; expected the output directory of a run"),
         ("empty", "empty/metrics.jsonl: no metrics; expected the output directory of a run"),
-        ("run --smooth 1", "alpha must satisfy: 0 < alpha <= 1"),
-        ("run --output no/such/a.png", "[Errno 2] No such file or directory: 'no/such/a.png'"),
+        ("run --smooth 1", "--smooth: 1 given; expected 0 or more, and less than 1."),
+        ("run --output no/such/a.png", "[Errno 2] No such file or directory: '"),
         ("run --output a.jp", "Format 'jp' is not supported (supported formats: "),
         ("run --metrics los", "--metrics: 'los' given; expected some of train/a, speed/b"),
     ],

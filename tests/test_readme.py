@@ -203,11 +203,7 @@ def train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parser_of_tools() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser()
-    tools = parser.add_subparsers()
-    for name in ("board", "ls", "new", "plot", "runner", "show", "verify"):
-        getattr(__main__, name).add_parser(tools)
-    return parser
+    return __main__.parser_of(__main__.TOOLS)
 
 
 def test_a_run_is_continued_as_the_readme_says(

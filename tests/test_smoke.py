@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import Tiny, run_script
 
-from expbase import main
+from expbase import main, on
 
 ALWAYS = ["--smoke", "--device", "cpu"]
 
@@ -63,6 +63,31 @@ def test_an_experiment_that_works_passes_and_nothing_is_left(
     assert "[2] epoch=1 valid/accuracy=" in shown.err
     assert "expbase board" not in shown.err  # of a directory that is gone
     assert left(temporary) == []
+
+
+class Rare(Tiny):
+    """One whose listeners act late."""
+
+    @on("on_train_batch_end", every=1000)
+    def draw_samples(self) -> None:
+        print("drawn at", self.iteration)
+
+    @on("on_evaluate_end", once=3)
+    def look(self, results: Mapping[str, float]) -> None:
+        print("looked")
+
+    @on("on_train_batch_end", filter_fn=lambda filter_, exp: filter_.num_called == 3)
+    def never(self) -> None:
+        print("no condition of a user's is overruled")
+
+
+def test_listeners_that_act_late_act_once(
+    temporary: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(Rare, argv=ALWAYS)
+    assert capfd.readouterr().out.splitlines()[:-1] == ["drawn at 1", "looked"]
+    main(Rare, argv=["--output", "run", "--device=cpu", "training.max_iteration=2"])
+    assert capfd.readouterr().out == ""
 
 
 def test_it_starts_anywhere_in_a_run(temporary: Path, capfd: pytest.CaptureFixture[str]) -> None:

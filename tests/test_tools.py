@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import forks
 import pytest
 from tiny import Tiny, make, trained
 
@@ -31,7 +31,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "object": lambda data: b"{}\n",
 }
 NO_RUNS = ["missing", "link", "empty", "others", "file"]
-COMMANDS = ("ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "show KIND")
+COMMANDS = (
+    *("ls KIND", "ls KIND --json", "board KIND --port 0", "plot KIND", "rm KIND", "show KIND"),
+)
 # Of the files of a run, those without which a command fails; all others do without any of them.
 NEEDED = {"plot KIND": ["metrics.jsonl"]}
 FILES = [
@@ -125,7 +127,7 @@ def test_a_command_answers_clearly_and_changes_nothing(
     kinds: dict[str, Path], capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     failed = {kind for kind, path in kinds.items() if answer(command, path, capsys)}
-    if command.startswith("ls"):
+    if command.startswith(("ls", "rm")):
         assert failed == {"missing", "link", "file"}
     elif command in ("show KIND", "show KIND --json"):
         assert failed == {*NO_RUNS}
@@ -199,7 +201,7 @@ def test_help_fits_80_columns_and_tells_the_exit_codes(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     texts = [default_argument_parser().format_help()]
-    for tool in ("new", "ls", "board", "plot", "show", "verify", "run"):
+    for tool in ("new", "ls", "board", "plot", "rm", "show", "verify", "run"):
         code, out, err = called([tool, "--help"], capsys)
         assert (code, err) == (0, "")
         texts.append(out)
@@ -222,12 +224,26 @@ def test_wrong_usage_is_answered_with_the_usage_and_code_2(
         assert "error: " in err.splitlines()[-1]
 
 
-def test_a_tool_starts_without_visualdl_matplotlib_and_pandas() -> None:
+def test_a_tool_that_only_reads_imports_no_paddle_and_visualdl(
+    kinds: dict[str, Path], tmp_path: Path
+) -> None:
+    run = str(kinds["crashed"])
+    commands = [
+        ["board", "--help"],
+        ["ls", run],
+        ["show", run],
+        ["rm", run],
+        ["new", str(tmp_path / "mine")],
+    ]
     code = (
-        "import sys\nfrom expbase.__main__ import main\n"
-        "try:\n    main(['board', '--help'])\nexcept SystemExit:\n    pass\n"
-        "assert not {'visualdl', 'matplotlib', 'pandas'} & sys.modules.keys()\n"
+        "import sys\nsys.modules.update(paddle=None, visualdl=None)\n"  # to import them is an error
+        "from expbase.__main__ import main\n"
+        f"for words in {commands}:\n"
+        "    try:\n        assert main(words) == 0\n"
+        "    except SystemExit as end:\n        assert not end.code\n"
+        "    assert not {'matplotlib', 'pandas'} & sys.modules.keys()\n"
+        f"assert main(['plot', {run!r}, '--output', {str(tmp_path / 'curves.png')!r}]) == 0\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
-    result = forks.run(command)  # from a process that has expbase, and tells what came with it
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -338,6 +338,21 @@ def test_a_layer_that_is_gone_and_had_changed_values_is_an_error(tmp_path: Path)
         trained(Tiny, tmp_path, max_iteration=4)
 
 
+def test_a_value_in_the_place_of_a_method_a_property_or_an_object_is_a_problem(
+    tmp_path: Path,
+) -> None:
+    exp: Any = trained(Tiny, tmp_path)
+    exp.epsilon = 0.1
+    held = {"log": 1, "iteration": 2, "rank": 3, "optimizer": 1.5, "epsilon": 0.2, "new": [4]}
+    state = run_of(exp).state
+    assert state.values.problems(held) == [
+        f"{name}: a value in the checkpoint, and no value here."
+        for name in ("log", "iteration", "rank", "optimizer")
+    ]
+    state.registered += held
+    assert state.values.problems(held) == []  # a user names them
+
+
 def test_a_snapshot_puts_back_what_has_changed_and_names_what_is_too_large() -> None:
     holder: Any = Holder()
     holder.numbers, holder.array, holder.large = [1, [2]], np.zeros(3), np.zeros(100)

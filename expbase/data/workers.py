@@ -76,17 +76,9 @@ class Fetcher:
             try:
                 batch = dataset.batch(taken[1])
             except Exception as error:
-                self._explain(error, dataset.under_way(taken[1]))
+                _add_note(error, f"{self._name}: raised {dataset.under_way(taken[1])}")
                 raise
             yield to_tensors(batch, place), taken, last
-
-    def _explain(self, error: Exception, what: str) -> None:
-        """Makes an error of the data set tell for which samples it was raised."""
-        note = f"{self._name}: raised {what}"
-        if hasattr(error, "add_note"):
-            error.add_note(note)
-        else:  # Python 3.10
-            error.args += (note,)
 
     def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
@@ -103,7 +95,7 @@ class Fetcher:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
                 match batch:
                     case [_, Exception() as error, str() as what]:
-                        self._explain(error, what)
+                        _add_note(error, f"{self._name}: raised {what}")
                         raise error
                 yield batch, taken, last
         finally:
@@ -123,6 +115,26 @@ class Fetcher:
         loader.auto_collate_batch = True
         loader.collate_fn = operator.itemgetter(0)
         return loader
+
+
+def explain_dead_worker(error: BaseException) -> None:
+    """Makes what paddle raises when a worker has died name the causes."""
+    texts = ("Blocking queue is killed", "DataLoader process")
+    if isinstance(error, SystemError) and any(text in str(error) for text in texts):
+        _add_note(
+            error,
+            "A worker of a DataLoader has died. Tensors of paddle do that, if a data set or a "
+            "collate_fn makes them in a forked worker: expected numpy arrays. Else it had no more "
+            "memory, or no more room in /dev/shm.",
+        )
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Adds a line to an error: which samples it was raised for, say."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.args += (note,)
 
 
 class _BatchDataset:

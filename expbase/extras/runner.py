@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs, count, report_user_errors, spawn
+from expbase.cli import count, report_user_errors, spawn
+from expbase.command_line import Paragraphs
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages

@@ -19,7 +19,6 @@ from typing import Any
 
 from expbase.config import flatten
 from expbase.ranks.processes import exit_code_of
-from expbase.ranks.stopping import StopReason
 from expbase.record.files import AppendedFile
 
 LEDGER = "ledger.jsonl"
@@ -45,11 +44,10 @@ class Ledger(AppendedFile):
         facts = {**self.facts, "ranks": ranks, "resumed": self.resumed, "restart": reason}
         self.write("start", iteration=iteration, config=flat(config), **facts)
 
-    def end(self, iteration: int, failure: BaseException | None, stopped_by: StopReason) -> None:
-        """Notes how a start has ended."""
-        reason = repr(failure) if failure else str(stopped_by or "finished")
-        code = stopped_by.exit_code
+    def end(self, iteration: int, failure: BaseException | None, reason: str, code: int) -> None:
+        """Notes how a start has ended; a failure counts for more than another reason."""
         if failure:
+            reason = repr(failure)
             code = exit_code_of(failure, in_setup=not self.has_begun)
         self.write("end", iteration=iteration, reason=reason, exit_code=code)
 

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import paddle
-
 from expbase.record.files import AppendedFile, read_bytes
 
 METRICS = "metrics.jsonl"
@@ -127,7 +125,7 @@ class _Sum:
 
     def add(self, iteration: int, value: Any) -> None:
         # A copy, because the value may be changed in place before it is read.
-        kept = value.detach().clone() if isinstance(value, paddle.Tensor) else copy.copy(value)
+        kept = value.detach().clone() if hasattr(value, "detach") else copy.copy(value)
         self.unread.append((iteration, kept))
         if len(self.unread) == _UNREAD:
             self.read()

@@ -150,5 +150,7 @@ class UserState:
         if not isinstance(value, GENERATORS):
             return False
         loader = self.everything.get("train_loader")
-        dataset = self.values.path_of(getattr(loader, "dataset", None))
-        return bool(getattr(loader, "num_workers", 0)) and path.startswith(f"{dataset}.")
+        if not getattr(loader, "num_workers", 0):
+            return False
+        copied = [self.values.path_of(part) for part in (loader.dataset, loader.collate_fn)]
+        return any(path.startswith(f"{where}.") for where in copied)

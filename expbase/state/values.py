@@ -16,6 +16,7 @@ place that had changed is not what it was. Nothing changes without one of the th
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -190,6 +191,10 @@ class Values:
         """Whether it is a part of another state, or was named."""
         return self._reached.is_held(path) or path in self._reached.registered
 
+    def _is_excluded(self, path: str) -> bool:
+        """Whether it was state when it was saved, and is not now."""
+        return path not in self._reached.registered and self._reached.is_left_out(path)
+
     def _warn(self, lost: list[str], found: Places) -> None:
         self._warned |= {*lost}
         if lost:
@@ -204,14 +209,16 @@ class Values:
         missing = [path for path in self._reached.registered if path not in state]
         values = [path for path in state if not path.startswith("@")]
         lost = [path for path in values if self.find(path)[0] is None]
+        others = [p for p in values if not self._is_elsewhere(p) and _is_taken(*self.find(p))]
         return [
             *(f"{path}: missing in the checkpoint." for path in missing),
             *(f"{path}: in the checkpoint, and not here." for path in lost),
+            *(f"{path}: a value in the checkpoint, and no value here." for path in sorted(others)),
         ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Sets the values; returns why that is not exact."""
-        values = {path: value for path, value in state.items() if not path.startswith("@")}
+        values = {p: v for p, v in state.items() if not (p[0] == "@" or self._is_excluded(p))}
         encoded = [value for value in values.values() if isinstance(value, Encoded)]
         decoder = Decoder(encoded[0].arrays if encoded else {}, self._inventory)
         for path, value in values.items():
@@ -219,7 +226,8 @@ class Values:
                 value = decoder.decode(value.content, _ROOT + path)
             put(*self.find(path), value)
         for path in state[_DELETED]:
-            remove(*self.find(path))
+            if not self._is_excluded(path):
+                remove(*self.find(path))
         return [
             f"{shown(path.removeprefix(_ROOT))} (set): pop() and loops may come to its items in "
             "another order than before; sorted(…) is the same in every process"
@@ -334,6 +342,13 @@ class Snapshot(Things):
             else:
                 too_large.append(path)
         return too_large
+
+
+def _is_taken(owner: Any, name: str) -> bool:
+    """Whether a name is that of a method, a property or an object with a state of its own."""
+    of_class = getattr(type(owner), name, None)
+    is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
+    return is_code or hasattr(getattr(owner, name, None), "state_dict")
 
 
 def shown(path: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from expbase.cli import Paragraphs
+from expbase.command_line import Paragraphs
 from expbase.state.checkpoint import CheckpointError
 
 

@@ -1,12 +1,15 @@
 """Makes a folder to begin from, with train.py and config.yaml: a copy of an experiment of ours.
 
-The copy is yours to change. Nothing is overwritten.
+The copy is yours to change. Nothing is overwritten. Of the other files of the experiment those are
+copied that its script or its config need.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
+import sys
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,8 +18,8 @@ from expbase.config import load_yaml
 from expbase.tools import add_tool, make_folder
 
 _EXPERIMENTS = Path(__file__).parents[1] / "experiments"  # in a checkout a link to the folder
+_CLONE = Path(__file__).parents[2].resolve()  # if there is one
 _KNOWN = sorted(script.parent.name for script in _EXPERIMENTS.glob("*/train.py"))
-_COPIED = (".py", ".yaml", ".md")  # no runs, no __pycache__
 
 
 def add_parser(tools: Any) -> None:
@@ -29,9 +32,8 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     folder: Path = args.dir
     make_folder(folder)
-    for file in (_EXPERIMENTS / args.name).iterdir():
-        if file.suffix in _COPIED:
-            shutil.copyfile(file, folder / file.name)
+    for file in _files_of(_EXPERIMENTS / args.name):
+        shutil.copyfile(file, folder / file.name)
     print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     script = quote(str(folder / "train.py"))
     config = quote(str(folder / "config.yaml"))
@@ -40,4 +42,21 @@ def main(args: argparse.Namespace) -> int:
         train = f"python -m expbase run {config}"
     print(f"try     python {script} --smoke\ntrain   {train}")
     print(f"change  data and model in {script}, numbers in {config}")
+    if (_CLONE / ".git").exists() and folder.resolve().is_relative_to(_CLONE):
+        print(
+            f"{folder}: lies in the clone of expbase, whose git shows it as untracked; expected a "
+            "folder outside of it for an experiment of your own.",
+            file=sys.stderr,
+        )
     return 0
+
+
+def _files_of(experiment: Path) -> list[Path]:
+    """The files that an experiment needs: what a user has left beside them is not asked for."""
+    found = [experiment / "train.py", experiment / "config.yaml"]
+    for file in found:  # which grows
+        needs = r"(\w+)\.py\b" if file.suffix == ".yaml" else r"(?m)^(?:from|import) (\w+)"
+        names = dict.fromkeys(re.findall(needs, file.read_text(encoding="utf-8")))
+        beside = [experiment / f"{name}.py" for name in names]
+        found += [path for path in beside if path.is_file() and path not in found]
+    return [*found, *experiment.glob("README.md")]

@@ -1,15 +1,19 @@
 """Curves of runs as a picture, from metrics.jsonl: several runs in one picture, no browser.
 
-Each metric has its axes; runs have colours. The thick line of a training metric is its
-average, with weights that fall by --smooth from point to point.
+Each metric has its axes; runs have colours. The thin line of a training metric has its numbers; the
+thick one is smoothed: at each point it is the line that fits the points around it best, whose
+weights fall by --smooth from one to the next. Learning rates and validations are as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from expbase.record.meter import METRICS
 from expbase.tools import add_tool
@@ -45,7 +49,7 @@ def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
     """
     names = dict.fromkeys(name for run in found for name in run)
     if not wanted:
-        return [n for n in names if not n.startswith(("speed/", "train/lr"))] or [*names]
+        return [name for name in names if not name.startswith("speed/")] or [*names]
     picked: list[str] = []
     for word in wanted:
         fitting = [name for name in names if f"/{name}".endswith(f"/{word}")]
@@ -55,11 +59,30 @@ def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
     return list(dict.fromkeys(picked))
 
 
+def smoothed(values: Sequence[float], weight: float) -> Any:
+    """A line through the values: at each of them the fit to those around it.
+
+    A mean of them would lie above all of them at an end of a curve that falls.
+    """
+    if len(values) < 3 or not weight:
+        return values
+    reach = min(len(values) - 1, math.ceil(math.log(1e-4, weight)))
+    offsets = np.arange(reach, -reach - 1, -1)
+
+    def around(numbers: Any, power: int) -> Any:
+        """The sum of the numbers round each place by their weights and distances."""
+        kernel = weight ** abs(offsets) * offsets**power
+        return np.convolve(numbers, kernel)[reach : reach + len(values)]
+
+    ones = np.ones(len(values))
+    total, first, second = (around(ones, power) for power in range(3))
+    heights = second * around(values, 0) - first * around(values, 1)
+    return heights / (second * total - first**2)
+
+
 def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: float) -> Any:
     """A matplotlib figure of metrics, by their names, of runs, by theirs."""
-    # Here, and not at the top: these two take a second, and no other tool needs them.
-    from matplotlib.figure import Figure
-    from pandas import Series
+    from matplotlib.figure import Figure  # here: it takes a second, and no other tool needs it
 
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
@@ -67,23 +90,31 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: 
     drawn: dict[str, Any] = {}  # a line of each run, for the legend
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, number)
+        is_smoothed = smooth > 0 and _is_noisy(name)
         for index, run in enumerate(runs):
-            curve = Series(runs[run].get(name, {}), dtype=float)
+            curve = runs[run].get(name, {})
+            values: Any = [*curve.values()]
             colour = f"C{index % 10}"
-            if name.startswith("train/") and smooth:
-                axes.plot(curve, color=colour, alpha=0.25, linewidth=0.8)
-                curve = curve.ewm(alpha=1 - smooth).mean()
+            if is_smoothed:
+                axes.plot([*curve], values, color=colour, alpha=0.25, linewidth=0.8)
+                values = smoothed(values, smooth)
             if len(curve):
                 marker = "o" if len(curve) == 1 else None
-                (drawn[run],) = axes.plot(curve, color=colour, marker=marker)
+                (drawn[run],) = axes.plot([*curve], values, color=colour, marker=marker)
         axes.set_title(name, loc="left", fontsize=10)
+        if is_smoothed:
+            axes.set_title(f"thick: smoothed by {smooth:g}", loc="right", fontsize=8, color="0.4")
         axes.set_xlabel("iteration")
         axes.grid(alpha=0.3)
-    if len(runs) > 1:
-        # Lines and names are passed: of itself matplotlib leaves out a name that begins with _.
-        place: Any = {"loc": "outside upper center", "ncols": min(len(drawn), 4)}
-        figure.legend([*drawn.values()], [*drawn], **place)
+    # Lines and names are passed: of itself matplotlib leaves out a name that begins with _.
+    place: Any = {"loc": "outside upper center", "ncols": min(len(drawn), 4)}
+    figure.legend([*drawn.values()], [*drawn], **place)
     return figure
+
+
+def _is_noisy(name: str) -> bool:
+    """Whether it is a metric of training, and no learning rate."""
+    return name.startswith("train/") and not f"{name}/".startswith("train/lr/")
 
 
 def add_parser(tools: Any) -> None:
@@ -92,8 +123,9 @@ def add_parser(tools: Any) -> None:
     add("--output", type=Path, default=Path("curves.png"), metavar="FILE",
         help="the picture: .png, .svg or .pdf (default: curves.png)")  # fmt: skip
     add("--metrics", nargs="+", default=[], metavar="NAME",
-        help="loss, valid/accuracy … (default: all but speeds and rates)")  # fmt: skip
-    add("--smooth", type=float, default=0.6, metavar="WEIGHT", help="0: not at all (default: 0.6)")
+        help="loss, valid/accuracy … (default: all but speeds)")  # fmt: skip
+    add("--smooth", type=float, default=0.6, metavar="WEIGHT",
+        help="from 0, not at all, to less than 1 (default: 0.6)")  # fmt: skip
 
 
 def _runs_at(path: Path) -> list[Path]:
@@ -103,8 +135,13 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def main(args: argparse.Namespace) -> int:
-    found = {str(run): curves(run) for path in args.runs for run in _runs_at(path)}
+    if not 0 <= args.smooth < 1:
+        raise ValueError(f"--smooth: {args.smooth:g} given; expected 0 or more, and less than 1.")
+    paths = [run for path in args.runs for run in _runs_at(path)]
+    found = {str(run) if run.name else run.resolve().name: curves(run) for run in paths}
     figure = draw(found, chosen(found.values(), args.metrics), args.smooth)
-    figure.savefig(args.output, dpi=120)
-    print(printable(str(args.output)))
+    output = args.output.absolute()
+    how = "replaced" if output.exists() else "written"
+    figure.savefig(output, dpi=120)
+    print(printable(f"{how}: {output}"))
     return 0

@@ -1,7 +1,7 @@
 """Handwritten digits, 8 x 8 pixels: scikit-learn's bundled data, a small convolutional net.
 
-`build_net`, `compute_loss` and `compute_metrics` can each be replaced in a subclass, see
-macro_f1.py; they are this experiment's own idea, and not the template's.
+`build_net`, `compute_loss` and `compute_metrics` can each be replaced in a subclass, as in
+experiments/digits/macro_f1.py; they are this experiment's own idea, and not the template's.
 """
 
 import json

@@ -125,7 +125,7 @@ MISTAKES = [
     update(
         "writes the rank",
         "super().train_batch()\nself.rank = 1",
-        r"property 'rank' of .* has no setter",
+        r"self\.rank: 1 given, and expbase sets it; expected another name",
         1,
     ),
     Case(
@@ -136,7 +136,18 @@ MISTAKES = [
                 super().setup_model()
                 self.config = {}
         """,
-        r"property 'config' of .* has no setter",
+        r"self\.config: \{\} given, and expbase sets it; expected another name",
+        78,
+    ),
+    Case(
+        "a list of losses called log",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.log = []
+        """,
+        r"self\.log: list given, which hides the method of that name; expected another name",
         78,
     ),
     Case(
@@ -149,7 +160,7 @@ MISTAKES = [
                 super().setup_dataloader()
                 self.logger = logging.getLogger("mine")
         """,
-        r"property 'logger' of .* has no setter",
+        r"self\.logger: .* given, and expbase sets it; expected another name",
         78,
     ),
     Case(

@@ -71,7 +71,9 @@ def known_to_git() -> list[str]:
 
 def expected(known: Iterable[str]) -> tuple[set[str], set[str]]:
     """What belongs into both, under its path there, and what into the sdist alone."""
-    code = {name for name in known if name.startswith("expbase/") and name.endswith(".py")}
+    code = {
+        name for name in known if name.startswith("expbase/") and name.endswith((".py", ".pyi"))
+    }
     experiments = {f"expbase/{name}" for name in known if name.startswith("experiments/")}
     beside = {"PKG-INFO", *({*known} & _BESIDE)}
     return code | experiments | {"expbase/py.typed"}, beside

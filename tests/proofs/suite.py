@@ -124,7 +124,7 @@ class Setting:
             return "it needs root"
         log = folder / "missing.txt"
         try:
-            with self.started(["-W", "ignore", "-c", "import expbase"], log) as process:
+            with self.started(["-W", "ignore", "-c", "from expbase import main"], log) as process:
                 code = process.wait(LONG_SECONDS)
         except FileNotFoundError as error:
             return str(error)

@@ -1,0 +1,59 @@
+"""Removes starts that failed before training began, after a question: what they left is no run.
+
+Below a directory, or the one that is named. What has a checkpoint, a logged line or a running
+process stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from expbase.record.run_dir import LOCK
+from expbase.state.checkpoint import FOLDER
+from expbase.tools import add_tool
+from expbase.tools.ls import print_table
+from expbase.tools.runs import Run, find, printable, read_run
+
+
+def add_parser(tools: Any) -> None:
+    add = add_tool(tools, main, "0, or 1 if there is no such directory, or a no").add_argument
+    add("dir", type=Path, metavar="DIR", help="a directory with runs in it, or a run")
+    add("--yes", action="store_true", help="without the question, for scripts")
+
+
+def main(args: argparse.Namespace) -> int:
+    below = find(args.dir)
+    runs = {path: read_run(path, str(path.relative_to(args.dir))) for path in below}
+    failed = {path: run for path, run in runs.items() if _is_nothing(path, run)}
+    if not failed:
+        print(f"no failed starts in {printable(str(args.dir))}")
+        return 0
+    print_table([*failed.values()], ["run", "experiment", "state", "age", "differs in"])
+    if not args.yes and not _is_wanted(len(failed)):
+        print("nothing was removed")
+        return 1
+    for path in failed:
+        with (path / LOCK.format(rank=0)).open("a") as file:
+            os.lockf(file.fileno(), os.F_TLOCK, 0)  # an OSError if it was started meanwhile
+            shutil.rmtree(path)
+    print(f"removed: {len(failed)}")
+    return 0
+
+
+def _is_nothing(path: Path, run: Run) -> bool:
+    """Whether nobody trains there, and nobody ever has."""
+    has_begun = run.iteration > 0 or any(session.start for session in run.sessions)
+    return run.state == "failed" and not has_begun and not [*path.glob(f"{FOLDER}/*")]
+
+
+def _is_wanted(count: int) -> bool:
+    """Asks; no answer, of a script say, is a no."""
+    try:
+        return input(f"remove these {count}, with all that is in them? [y/N] ").lower() == "y"
+    except EOFError:
+        print()
+        return False

@@ -1,0 +1,87 @@
+"""What editors and type checkers know of expbase, asked from outside of the repository."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from expbase import ExperimentBase
+
+RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
+SCRIPT = """
+from argparse import Namespace
+from expbase import ExperimentBase, main
+class Mine(ExperimentBase):
+    letters: str
+    def train_batch(self) -> None:
+        reveal_type(self.iteration)
+        reveal_type(self.output_dir)
+        reveal_type(self.logger)
+        self.rank = 3
+def test_it_learns() -> None:
+    exp = main(Mine, argv=[])
+    assert exp.finished
+    reveal_type(exp)
+reveal_type(Mine({}, Namespace()))
+Mine({}, 3)
+"""
+# The types of paddle and numpy would take most of the time; the recipes have none, and import much.
+CONFIG = """
+[mypy]
+strict = True
+[mypy-numpy.*,paddle.*,rich.*]
+follow_imports = skip
+[mypy-boto3,optuna.*,sklearn.*,tensorboardX,wandb]
+ignore_missing_imports = True
+"""
+UNTYPED = (
+    *("--allow-untyped-defs", "--allow-untyped-calls", "--allow-incomplete-defs"),
+    *("--allow-subclassing-any", "--check-untyped-defs"),
+)
+
+
+def test_a_type_checker_outside_of_the_repository_knows_expbase(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    recipes = map(str, sorted(RECIPES.glob("*.py")))
+    command = [sys.executable, "-m", "mypy", "--cache-dir", "cache", *UNTYPED, "mine.py", *recipes]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert re.findall('mine.py:([0-9]+): note: Revealed type is "(.*)"', said) == [
+        ("7", "int"),
+        ("8", "pathlib.Path"),
+        ("9", "logging.Logger"),
+        ("14", "mine.Mine | Any"),
+        ("15", "mine.Mine"),
+    ]
+    errors = [line for line in said.splitlines() if ": error: " in line]
+    assert [error.partition("error: ")[2] for error in errors] == [
+        'Property "rank" defined in "ExperimentBase" is read-only  [misc]',
+        'Argument 2 to "Mine" has incompatible type "int"; expected "Namespace"  [arg-type]',
+    ]
+
+
+def test_help_shows_what_an_experiment_is_made_with() -> None:
+    class Mine(ExperimentBase):
+        pass
+
+    class Other(ExperimentBase):
+        def __init__(self, number: int) -> None:
+            pass
+
+    assert [*inspect.signature(ExperimentBase).parameters] == ["config", "args"]
+    assert [*inspect.signature(Mine).parameters] == ["config", "args"]
+    assert [*inspect.signature(Other).parameters] == ["number"]
+
+
+def test_every_public_attribute_has_a_type_and_says_what_it_is() -> None:
+    members = vars(ExperimentBase)
+    public = {name: value for name, value in members.items() if not name.startswith("_")}
+    properties = {name: value for name, value in public.items() if isinstance(value, property)}
+    assert len(properties) > 20
+    for name, value in properties.items():
+        assert value.fget is not None
+        assert inspect.signature(value.fget).return_annotation is not inspect.Signature.empty, name
+        assert value.__doc__, name
