@@ -290,9 +290,7 @@ class ExperimentBase(Events):
         self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names what is not state: a frozen judge, a large cache, `"model.cache"`. No line is
-        about it, and a resumed run has what setup makes.
-        """
+        """Names what is no state, nor in a line: a frozen judge, a large cache, `"model.cache"`."""
         self.__run.state.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------

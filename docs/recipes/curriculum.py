@@ -1,4 +1,4 @@
-"""A curriculum: noise on the images that grows from epoch to epoch, as the model bears it."""
+"""A curriculum: noise on the images that grows from epoch to epoch."""
 
 import numpy as np
 import paddle

@@ -1,4 +1,4 @@
-"""A batch that grows by epochs, instead of a rate that falls (Smith, arXiv:1711.00489)."""
+"""A batch that grows, instead of a rate that falls (Smith and others, arXiv:1711.00489)."""
 
 import paddle
 import paddle.nn.functional as F

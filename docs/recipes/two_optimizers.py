@@ -1,4 +1,4 @@
-"""Two optimizers for one model: Adam, then SGD (SWATS: Keskar, Socher, arXiv:1712.07628)."""
+"""Adam at first, then SGD, for one model, as in SWATS (Keskar and Socher, arXiv:1712.07628)."""
 
 import paddle
 import paddle.nn.functional as F
