@@ -26,12 +26,14 @@ def load(
 ) -> None:
     """Loads weights, and nothing else; what fitted goes into the log."""
     run.events.fire("on_load_model")
-    found = _on_all_ranks(Path(path))
+    place = world.on_rank_zero(lambda: weights.find_weights(Path(path)), "load_model")
+    assert place is not None
+    found = _on_all_ranks(place)
     if rename is not None:
         found = {model: weights.renamed(of_model, rename) for model, of_model in found.items()}
     texts = weights.load(found, run.state.saved().layers, into, partial=partial)
     for name, text in texts.items():
-        run.logger.info("loaded %s from %s: %s", name, path, text)
+        run.logger.info("loaded %s from %s: %s", name, place, text)
 
 
 def _on_all_ranks(path: Path) -> dict[str, weights.Weights]:

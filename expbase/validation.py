@@ -54,6 +54,12 @@ def _results_of_valid(run: Run) -> dict[str, float]:
     of_ranks = world.gather_objects((numbers, evaluation.loops_begun))
     checks.check_loops([begun for _, begun in of_ranks])
     first = of_ranks[0][0]  # what only rank 0 returns was left to it
+    if results is None and not first and not evaluation.has_warned:
+        evaluation.has_warned = True
+        run.warn(
+            f"[{run.iteration}] valid: returned None and logged nothing, so it has no result; "
+            "expected numbers by name, or `return {}` if that is meant."
+        )
     difference = checks.first_difference([{**first, **results} for results, _ in of_ranks])
     if difference and not evaluation.has_warned:
         evaluation.has_warned = True

@@ -200,7 +200,7 @@ def test_the_second_loader_continues_exactly(tmp_path: Path) -> None:
 
 def test_the_parts_learn_at_different_rates(tmp_path: Path) -> None:
     run("warmup", tmp_path / "trained", "training.max_iteration=31")
-    trained = read_weights(tmp_path / "trained")["model"]
+    trained = read_weights(find(tmp_path / "trained"))["model"]
     options = ["--init_model_path", str(tmp_path / "trained"), "--init_partial"]
 
     class Noting(experiment_of("fine_tuning")):  # type: ignore[misc]
@@ -224,7 +224,7 @@ def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) 
     exp = run(Noting, tmp_path, "training.max_iteration=5")
     for one, other in zip(arrays(exp.model), exp.validated, strict=True):
         assert (one != other).any()
-    saved = read_weights(tmp_path)["model"]["0.weight"]
+    saved = read_weights(find(tmp_path))["model"]["0.weight"]
     assert saved.data.tobytes() == exp.model[0].weight.numpy().tobytes()
 
 
