@@ -269,4 +269,5 @@ class _Site(yaml.SafeLoader):
     """Reads mkdocs.yml, in which the names of Python's objects do not matter here."""
 
 
+_Site.add_multi_constructor("!ENV", lambda loader, tag, node: None)
 _Site.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, tag, node: None)
