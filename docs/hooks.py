@@ -1,8 +1,8 @@
 """Hooks of mkdocs: what is right on GitHub becomes right on the site, wherever it lies.
 
-A link that leaves docs/ leads to a page with that file, made here: nobody knows the address of
-the repository. The line with the link to the other language, and the switch at the top of a page,
-lead to the same page there, by a relative address: so the site may lie under any path. Each
+A link that leaves docs/ leads to a page with that file, made here: the address of the repository
+may be unknown. The switch at the top of a page leads to the same page in the other language, by a
+relative address: so the site may lie under any path. The line with that link is left out. Each
 language has a search of its own.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
-from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
 CHINESE = "zh/"
@@ -24,7 +23,11 @@ INDEX = "search/search_index.json"
 SOURCE = "source"  # the folder of the site with files of the repository
 _LINK = re.compile(r"\[([^]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"(^````?\w*\n.*?^````?$)", re.DOTALL | re.MULTILINE)
-_OTHER_LANGUAGE = re.compile(r"^\[(中文|English)\]\([^)]*\)$", re.MULTILINE)
+_OTHER_LANGUAGE = re.compile(r"^\[(中文|English)\]\([^)]*\)\n", re.MULTILINE)
+_SEVERAL = re.compile(
+    r"<b><code>(?:<[^>]*>)*(\w+,)(?:<[^>]*>)*</code></b>\s*\(<code>(.*?)</code>\)", re.DOTALL
+)
+_TAG = re.compile(r"<[^>]*>")
 _CODE = re.compile(r"<code>[^<]*</code>")
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z]\w*")
 _ALONE = "---\nhide: [toc]\nsearch: {exclude: true}\n---\n"
@@ -37,15 +40,24 @@ def on_files(files: Any, config: Any) -> Any:
     language = config.theme["language"]
     texts = [(f"docs/{f.src_uri}", f.content_string) for f in files if f.src_uri.endswith(".md")]
     wanted = {path for place, text in texts for path in _outside(place, text)}
-    for path in sorted(wanted):
+    read = {path: (ROOT / path).read_text(encoding="utf-8") for path in wanted}
+    more = {path for place in wanted if _is_page(place) for path in _outside(place, read[place])}
+    read |= {path: (ROOT / path).read_text(encoding="utf-8") for path in more}
+    for path in sorted(read):
         kind = _KINDS.get(Path(path).suffix, "text")
-        code = (ROOT / path).read_text(encoding="utf-8").replace("````", "` ` ` `")
-        text = f"{_ALONE}# {path}\n\n````{kind}\n{code}````\n"
-        page = File.generated(config, f"{SOURCE}/{path}.md", content=text)
+        code = read[path].replace("````", "` ` ` `")
+        shown = read[path] if path in wanted and _is_page(path) else f"````{kind}\n{code}````\n"
+        title = "" if shown == read[path] else f"# {path}\n\n"
+        page = File.generated(config, f"{SOURCE}/{path}.md", content=_ALONE + title + shown)
         if language != "en":
             page.dest_uri = f"{language}/{page.dest_uri}"
         files.append(page)
     return files
+
+
+def _is_page(path: str) -> bool:
+    """Whether a file of the repository is shown as a page, and not as code."""
+    return path.endswith(".md")
 
 
 def _outside(place: str, text: str) -> list[str]:
@@ -64,33 +76,40 @@ def _path(place: str, target: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turns the links of a page into those of the site."""
     place = page.file.src_uri
-    if place.startswith(f"{SOURCE}/"):
+    made = place.startswith(f"{SOURCE}/")
+    origin = place.removeprefix(f"{SOURCE}/").removesuffix(".md") if made else f"docs/{place}"
+    if not _is_page(origin):
         return markdown
 
     def turned(link: re.Match[str]) -> str:
-        path = _path(f"docs/{place}", link[2])
-        if path.startswith("docs/"):
-            label = link[1]
-            if label.endswith(".md") and (ROOT / path).is_file():  # the name of a file: its title
-                label = (ROOT / path).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-            return f"[{label}]({link[2]}{link[3] or ''})"
-        if not (ROOT / path).is_file():
-            return f"{link[1]} (`{path}`)" if link[1] != path else f"`{path}`"
-        return f"[{link[1]}]({posixpath.relpath(f'{SOURCE}/{path}.md', posixpath.dirname(place))})"
+        if "://" in link[2]:
+            return link[0]
+        path = _path(origin, link[2])
+        is_file = (ROOT / path).is_file()
+        label = link[1]
+        if not is_file and not path.startswith("docs/"):
+            return f"{label} (`{path}`)" if label != path else f"`{path}`"
+        if label.endswith(".md") and is_file:  # the name of a file: its title
+            label = (ROOT / path).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        there = path.removeprefix("docs/") if path.startswith("docs/") else f"{SOURCE}/{path}.md"
+        address = posixpath.relpath(there, posixpath.dirname(place))
+        return f"[{label}]({address}{link[3] or ''})"
 
-    def other_language(link: re.Match[str]) -> str:
-        locale = "zh" if link[1] == "中文" else "en"
-        address = get_relative_url(page.file.alternates[locale].url, page.url)
-        return f'<a href="{address}" hreflang="{locale}">{link[1]}</a>'
-
-    markdown = _OTHER_LANGUAGE.sub(other_language, markdown, count=1)
+    markdown = _OTHER_LANGUAGE.sub("", markdown, count=1)
     parts = _FENCE.split(markdown)
     parts[::2] = [_LINK.sub(turned, part) for part in parts[::2]]
     return "".join(parts)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Keeps the hyphens of an option beside its name where a line is broken."""
+    """Keeps the hyphens of an option beside its name where a line is broken.
+
+    And puts names that a docstring explains together, `rank, world_size: …`, side by side again:
+    mkdocstrings takes the first one for the name and the others for its type.
+    """
+    html = _SEVERAL.sub(
+        lambda m: f"<b><code>{m[1]} {_TAG.sub('', m[2]).strip('()')}</code></b>", html
+    )
     return _CODE.sub(lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
 
 

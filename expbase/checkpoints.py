@@ -45,8 +45,13 @@ def _data_and_values(run: Run) -> dict[str, Any]:
 def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
+
+    @world.rank_zero_only
+    def on_checkpoint_written(path: Path) -> None:
+        run.events.fire("on_checkpoint_written", path)
+
     checkpointer.contents = lambda: contents(run)
-    checkpointer.on_written = run.on_checkpoint_written
+    checkpointer.on_written = on_checkpoint_written
     # Of the files now, which are loaded: one may be edited while they run.
     checkpointer.sources = sources.checksums(type(run.experiment))
     checkpointer.facts = {"config": flat(run.config), "versions": provenance.versions()}

@@ -37,8 +37,8 @@ from expbase.state.weights import WeightsError
 _OPTIONS = {
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
     "--output": ("DIR", "of the run; {key} is replaced by a config value: runs/lr{optim.lr}"),
-    "--checkpoint_path": ("DIR", "a checkpoint of another run, to continue with its whole state"),
-    "--init_model_path": ("PATH", "weights to start from, weights only"),
+    "--checkpoint_path": ("DIR", "another run, RUN or RUN/best, to continue with its whole state"),
+    "--init_model_path": ("PATH", "weights to start from: a file, RUN (its newest ones), RUN/best"),
     "--device": ("NAME", "cpu, gpu, gpu:0, xpu … (default: gpu if there is one, else cpu)"),
 }
 _SWITCHES = {

@@ -258,7 +258,8 @@ class ExperimentBase(Events):
 
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
-        self.visualizer = Visualizer(self.output_dir if self.__run.writes else None)
+        run = self.__run
+        self.visualizer = Visualizer(run.output_dir if run.writes else None, run.warn)
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
@@ -420,8 +421,7 @@ class ExperimentBase(Events):
         """Loads weights, and nothing else; what fitted goes into the log. Nothing in them is run.
 
         Args:
-            path: A checkpoint, a run, a `.pdparams`, a `.safetensors` or the directory of one,
-                which may be in parts with a `model.safetensors.index.json`.
+            path: RUN (its newest checkpoint), `RUN/best`, `RUN/400`, or a model's file or folder.
             into: The name of the layer among the attributes: for a file with one model, if there
                 are several layers and none is called `model`.
             partial: Whether missing, additional and differently shaped weights are allowed.

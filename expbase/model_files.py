@@ -11,6 +11,7 @@ from expbase.config import ConfigError
 from expbase.ranks import world
 from expbase.run import Run
 from expbase.state import local, weights
+from expbase.state.checkpoint import CheckpointError
 from expbase.state.objects import unwrap
 
 
@@ -27,23 +28,29 @@ def load(
 ) -> None:
     """Loads weights, and nothing else; what fitted goes into the log."""
     run.events.fire("on_load_model")
-    found = _on_all_ranks(Path(path))
+    place, found = _on_all_ranks(Path(path))
     if rename is not None:
         found = {model: weights.renamed(of_model, rename) for model, of_model in found.items()}
     texts = weights.load(found, run.state.saved().layers, into, partial=partial)
     for name, text in texts.items():
-        run.logger.info("loaded %s from %s: %s", name, path, text)
+        run.logger.info("loaded %s from %s: %s", name, place, text)
 
 
-def _on_all_ranks(path: Path) -> dict[str, weights.Weights]:
-    """The weights that rank 0 finds at a path; whoever finds the same ones there reads them."""
+def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, weights.Weights]]:
+    """Where rank 0 finds weights, and these; whoever finds the same ones at the path reads them."""
     found: dict[str, weights.Weights] = {}
-    world.on_rank_zero(lambda: found.update(weights.read_weights(path)), "load_model")
+
+    def read() -> Path:
+        place = weights.find_weights(path)
+        found.update(weights.read_weights(place))
+        return place
+
+    place = world.on_rank_zero(read, "load_model")
     if world.rank():
-        with contextlib.suppress(weights.WeightsError):
-            found = weights.read_weights(path)
+        with contextlib.suppress(weights.WeightsError, CheckpointError):
+            read()
     world.wait_for_all("load_model")
-    return local.as_on_rank_zero(found)
+    return place, local.as_on_rank_zero(found)
 
 
 def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -> None:

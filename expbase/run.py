@@ -87,10 +87,11 @@ class Run:
 
     iteration = property(lambda self: self.loop.iteration)
     epoch = property(lambda self: self.loop.epoch)
-    # Whether the config asks for no iteration after the present one.
-    is_last = property(
-        lambda self: schedule.is_last(self.training, self.iteration, self.epochs_ended)
-    )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the config asks for no iteration after the present one."""
+        return schedule.is_last(self.training, self.iteration, self.epochs_ended)
 
     @property
     def epochs_ended(self) -> int:
@@ -433,11 +434,6 @@ class Run:
             report.quietly("the batch", report.failed_batch, iteration, self.epoch)
         if not self.ledger.has_begun:
             report.quietly("ledger", self._note_end)
-
-    @world.rank_zero_only
-    def on_checkpoint_written(self, path: Path) -> None:
-        """Fires the event of that name."""
-        self.events.fire("on_checkpoint_written", path)
 
     def begin_record(self) -> None:
         """Notes in the ledger that this start trains, once, and that its end is to be noted."""

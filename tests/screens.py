@@ -3,6 +3,7 @@
     still(["$ ls", "a  b"], columns=80)
     moving([Frame(0.0, [Row("$ ls")]), Frame(0.4, [Row("$ ls"), Row("a  b")])], columns=80)
 
+A recording begins with its last frame, then moves through all of them, once, and stays at the last.
 The file has no script and no font. Where nothing moves (a reader who wants no motion, a program
 that knows no animation) the last frame is shown. It is a dark terminal on any page.
 """
@@ -52,7 +53,7 @@ def still(lines: Sequence[str], columns: int) -> str:
 
 
 def moving(frames: Sequence[Frame], columns: int) -> str:
-    """A recording, which begins again after its last frame."""
+    """A recording, which begins with its last frame, to be seen at once, and is shown once."""
     end = frames[-1].seconds + HOLD_SECONDS
     names: dict[str, str] = {}
     drawn = []
@@ -66,7 +67,7 @@ def moving(frames: Sequence[Frame], columns: int) -> str:
             drawn.append(_drawn(number, row, columns, attributes))
     style = [
         _STYLE,
-        f".m{{animation:{end:.2f}s step-end infinite}}",
+        f".m{{animation:{end:.2f}s step-end {-frames[-1].seconds:.2f}s 2}}",
         *(f"@keyframes {name}{{{steps}}}" for steps, name in names.items()),
         "@media (prefers-reduced-motion:reduce){.m{animation:none}}",
     ]

@@ -37,6 +37,7 @@ from expbase import ExperimentBase, default_argument_parser, get_default_trainin
 from expbase.cli import add_options_of_main
 from expbase.events import EVENTS
 from expbase.extras import mixins
+from expbase.record.visualizer import Visualizer
 
 # --- tables ----------------------------------------------------------------------------------
 
@@ -92,6 +93,19 @@ def test_the_signatures_on_the_page_of_methods_are_those_of_the_code() -> None:
             words = {word.strip("*").split("=")[0] for word in given.split(", ")} - {""}
             parameters = {*inspect.signature(getattr(ExperimentBase, name)).parameters}
             assert words == parameters - {"self", "misplaced"}, name
+
+
+def test_the_signatures_of_the_board_s_methods_are_those_of_the_code() -> None:
+    for page in PAIRS["validation"]:
+        text = page.read_text(encoding="utf-8")
+        shown = dict(re.findall(r"^\| `(add_\w+)\((.*?)\)` \|", text, re.M))
+        assert shown.keys() == {name for name in dir(Visualizer) if name.startswith("add_")}
+        for name, given in shown.items():
+            parameters = [*inspect.signature(getattr(Visualizer, name)).parameters.values()]
+            defaults = [f"*, {p.name}={p.default}" for p in parameters if p.kind is p.KEYWORD_ONLY]
+            positional = [p.name for p in parameters[1:] if p.kind is not p.KEYWORD_ONLY]
+            assert given == ", ".join([*positional, *defaults])
+            assert f"board.{name}(" in text
 
 
 def test_every_message_in_the_tables_of_messages_is_one_of_expbase() -> None:
@@ -253,4 +267,5 @@ class _Site(yaml.SafeLoader):
     """Reads mkdocs.yml, in which the names of Python's objects do not matter here."""
 
 
+_Site.add_multi_constructor("!ENV", lambda loader, tag, node: None)
 _Site.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, tag, node: None)

@@ -1081,3 +1081,19 @@ def test_a_loss_of_which_more_is_better_is_told(
     exp.close()
     told = "expected training.monitor_mode='min'" in (tmp_path / "run/worker_0.log").read_text()
     assert told == is_told
+
+
+@pytest.mark.parametrize("returned", [None, {}])
+def test_a_valid_without_a_result_is_told_once_unless_it_is_meant(
+    tmp_path: Path, returned: Any
+) -> None:
+    class Drawing(Tiny):
+        def valid(self) -> Any:
+            for _ in self.valid_batches():
+                pass
+            return returned
+
+    trained(Drawing, tmp_path, valid_interval=2)
+    told = (tmp_path / "worker_0.log").read_text()
+    text = "[2] valid: returned None and logged nothing, so it has no result; expected numbers by"
+    assert told.count("returned None") == told.count(text) == int(returned is None)

@@ -86,6 +86,13 @@ def test_the_recording_needs_nothing_but_itself_and_stands_still_where_that_is_w
 # --- what draws ------------------------------------------------------------------------------
 
 
+def test_a_recording_begins_with_its_last_frame_and_ends_with_it() -> None:
+    made = screens.moving(FRAMES, columns=20)
+    assert f".m{{animation:{2 + screens.HOLD_SECONDS:.2f}s step-end -2.00s 2}}" in made
+    (shift,) = re.findall(r"\.m\{animation:(\S+)s step-end -(\S+)s 2\}", PROMISE.read_text())
+    assert float(shift[0]) - float(shift[1]) == pytest.approx(screens.HOLD_SECONDS)
+
+
 def test_a_row_is_visible_from_when_it_came_to_when_it_went(tmp_path: Path) -> None:
     path = tmp_path / "a.svg"
     path.write_text(screens.moving(FRAMES, columns=20), encoding="utf-8")

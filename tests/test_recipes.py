@@ -235,7 +235,7 @@ def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
 
 def test_the_parts_learn_at_different_rates(tmp_path: Path) -> None:
     run("warmup", tmp_path / "trained", "training.max_iteration=31")
-    trained = read_weights(tmp_path / "trained")["model"]
+    trained = read_weights(find(tmp_path / "trained"))["model"]
     options = ["--init_model_path", str(tmp_path / "trained"), "--init_partial"]
 
     class Noting(experiment_of("fine_tuning")):  # type: ignore[misc]
@@ -259,8 +259,52 @@ def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) 
     exp = run(Noting, tmp_path, "training.max_iteration=5")
     for one, other in zip(arrays(exp.model), exp.validated, strict=True):
         assert (one != other).any()
-    saved = read_weights(tmp_path)["model"]["0.weight"]
+    saved = read_weights(find(tmp_path))["model"]["0.weight"]
     assert saved.data.tobytes() == exp.model[0].weight.numpy().tobytes()
+
+
+def test_the_mean_is_that_of_the_last_checkpoints(tmp_path: Path) -> None:
+    run("mean_weights", tmp_path, "training.max_iteration=120")
+    names = [path.name for path in sorted((tmp_path / "checkpoints").iterdir())]
+    assert names == [f"step-{iteration:08}" for iteration in (40, 60, 80, 100, 120)]
+    parts = [read_weights(tmp_path / f"checkpoints/{name}")["model"]["0.weight"] for name in names]
+    floats = [np.frombuffer(part.data.tobytes(), "float32") for part in parts]
+    (mean,) = read_weights(tmp_path / "mean.safetensors").values()
+    found = np.frombuffer(mean["0.weight"].data.tobytes(), "float32")
+    np.testing.assert_allclose(found, np.mean(floats, axis=0), rtol=1e-5, atol=1e-8)
+    assert (floats[-1] != floats[0]).any()
+    assert "evaluated step-00000120: [120] loss=" in told(tmp_path)
+
+
+def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactly(
+    tmp_path: Path,
+) -> None:
+    recipe = module_of("by_length")
+    shapes: list[tuple[int, int]] = []
+
+    class Noting(recipe.Speech):  # type: ignore[misc]
+        stops_at = 0
+
+        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+            frames, lengths, _ = batch
+            shapes.append((frames.shape[0] * frames.shape[1], int(lengths.sum())))
+
+        def on_train_batch_end(self) -> None:
+            if self.iteration == self.stops_at:
+                self.stop()
+
+    words = ["training.max_iteration=50", "training.save_interval=50"]
+    run(Noting, tmp_path / "straight", *words)
+    straight = [*shapes]
+    assert sum(padded for padded, _ in straight) < 1.1 * sum(frames for _, frames in straight)
+    assert sorted(straight[:20]) == sorted(straight[20:40])
+    assert straight[:20] != straight[20:40]
+    shapes.clear()
+    Noting.stops_at = 27  # in the middle of the second epoch
+    for _ in range(2):
+        run(Noting, tmp_path / "stopped", *words)
+    assert shapes == straight
+    same_bits(*(find(tmp_path / name) for name in ("straight", "stopped")))
 
 
 def test_a_run_that_stops_early_stays_stopped_and_ends_with_its_best(tmp_path: Path) -> None:

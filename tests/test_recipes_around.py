@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,12 +10,16 @@ import re
 import shutil
 import signal
 import sys
+import urllib.request
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import forks
+import numpy as np
+import paddle
 import pytest
+from sklearn.metrics import f1_score
 from test_recipes import DOCS, experiment_of, module_of, run
 from tiny import TESTS, curve, metrics, run_ranks, same_bits
 
@@ -168,6 +173,21 @@ def test_swanlab_is_another_import_and_a_fresh_run_another_curve(
     assert len({line["id"] for line in library.lines()}) == 2
 
 
+def test_sound_and_pictures_come_with_the_numbers_of_a_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(RECIPES)
+    library = standin("tracker", "wandb", monkeypatch)
+    recipe = module_of("tracking_media")
+    run(recipe.Seen, tmp_path / "run", "training.max_iteration=20", "training.valid_interval=10")
+    sys.modules.pop("tracking")
+    sent = [line for line in library.lines() if "zero" in (line["data"] or {})]
+    assert [line["step"] for line in sent] == [10, 20]
+    assert sent[0]["data"] == {"zero": [8, 8], "tone": [6400, 8000]}
+    assert [*points(library.lines(), "valid/accuracy")] == [10, 20]
+
+
 def test_tensorboard_hides_what_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +314,88 @@ def test_the_ramp_finds_a_rate_that_trains_better_than_others(tmp_path: Path) ->
         return metrics(output)[-1]["train/loss"]
 
     assert loss_with(float(found)) < min(loss_with(float(found) / 30), loss_with(float(found) * 30))
+
+
+# --- messages, means, counts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("end", "text"), [
+    ("finished", "run: finished, at iteration 5"), ("stopped", "run: stopped, at iteration 3"),
+    ("failed", "run: failed: Interrupted(), at iteration 3"),
+])  # fmt: skip
+def test_a_chat_is_told_how_a_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, text: str
+) -> None:
+    class Told(experiment_of("told")):  # type: ignore[misc]
+        def on_train_batch_end(self) -> None:
+            if self.iteration == 3 and end == "stopped":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if self.iteration == 3 and end == "failed":
+                raise Interrupted
+
+    sent: list[Any] = []
+
+    def urlopen(request: Any, timeout: float) -> Any:
+        sent.append((request.full_url, json.loads(request.data)))
+        raise OSError("the chat is away")  # which is no failure of the run
+
+    monkeypatch.setenv("WEBHOOK", "http://127.0.0.1/chat")
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    with contextlib.suppress(Interrupted, SystemExit):
+        run(Told, tmp_path / "run", "training.max_iteration=5")
+    assert sent == [("http://127.0.0.1/chat", {"text": text})]
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert "no message was sent: the chat is away" in log
+    if end == "finished":
+        run(Told, tmp_path / "run", "--evaluate", "last")
+        assert len(sent) == 1
+
+
+def epoch_losses(output: Path) -> dict[int, float]:
+    from visualdl import LogReader
+
+    records = LogReader(file_path=str(output / "vdlrecords.run.log"))
+    return {point.id: point.value for point in records.get_data("scalar", "epoch/loss")}
+
+
+def test_the_mean_over_an_epoch_is_that_of_all_its_samples_however_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    class Noting(experiment_of("epoch_means")):  # type: ignore[misc]
+        def log(self, **scalars: Any) -> None:
+            noted.append(scalars["loss"].item())
+            super().log(**scalars)
+
+    noted: list[float] = []
+    words = [*WORDS, "training.max_epoch=2", "training.max_iteration=0"]
+    run(Noting, tmp_path / "straight", *words)
+    sizes = [50] * 29 + [47]  # of the batches of 1497 samples
+    expected = [np.average(noted[start:][:30], weights=sizes) for start in (0, 30)]
+    assert [*epoch_losses(tmp_path / "straight").values()] == pytest.approx(expected, rel=1e-5)
+    experiment = interrupted(experiment_of("epoch_means"))
+    with pytest.raises(Interrupted):
+        run(experiment, tmp_path / "killed", *words)
+    run(experiment, tmp_path / "killed", *words)
+    assert epoch_losses(tmp_path / "killed") == epoch_losses(tmp_path / "straight")
+
+
+def test_counts_add_up_over_batches_and_ranks(tmp_path: Path) -> None:
+    recipe = module_of("counted")
+    labels = paddle.to_tensor([0, 1, 2, 2, 1])
+    logits = paddle.nn.functional.one_hot(paddle.to_tensor([0, 1, 1, 2, 1]), 3)
+    whole, *parts = (recipe.Confusion(3) for _ in range(4))  # the last rank has no batch
+    whole.add(labels, logits)
+    for part, rows in zip(parts, (slice(0, 2), slice(2, 5)), strict=False):
+        part.add(labels[rows], logits[rows])
+    expected = {
+        "accuracy": 0.8,
+        "macro_f1": f1_score([0, 1, 2, 2, 1], [0, 1, 1, 2, 1], average="macro"),
+        "confused": 1,
+    }
+    assert whole.results(lambda counts: [counts]) == pytest.approx(expected)
+    assert parts[0].results(lambda _: [part.counts for part in parts]) == pytest.approx(expected)
+    run(recipe.Counted, tmp_path, "training.max_iteration=100", "training.valid_interval=100")
+    assert curve(tmp_path, "valid/macro_f1")[100] > 0.8
 
 
 # --- the rest ----------------------------------------------------------------------------------

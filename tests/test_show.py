@@ -153,6 +153,12 @@ def test_a_copied_checkpoint_has_its_config_and_versions(tmp_path: Path, capsys:
     assert str(tmp_path) not in (path / "manifest.json").read_text()
 
 
+def test_a_checkpoint_is_shown_by_its_name_in_the_run(tmp_path: Path, capsys: Capture) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    path = tmp_path / "run/checkpoints/step-00000002"
+    assert shown(tmp_path / "run/last", capsys) == shown(path, capsys)
+
+
 @pytest.mark.parametrize("config", [None, 3, "x", [1], [["a", 1]]])
 def test_a_checkpoint_with_another_kind_of_config_is_damaged_and_resumed(
     tmp_path: Path, capsys: Capture, config: Any

@@ -60,15 +60,37 @@ def test_every_file_that_a_page_leads_to_has_a_page_on_the_site(hooks: Any) -> N
     assert (ROOT / "LICENSE").is_file()
 
 
-def test_the_other_language_is_at_a_relative_address(hooks: Any) -> None:
-    text = "# Config\n\n[中文](config.zh.md)\n"
-    assert '<a href="../zh/config/" hreflang="zh">中文</a>' in hooks.on_page_markdown(
-        text, CONFIG, None, None
-    )
+def test_a_file_in_markdown_is_a_page_whose_links_lead_to_the_site(hooks: Any) -> None:
+    made = page("source/CHANGELOG.md.md", "source/CHANGELOG.md/")
+    text = "[a](docs/config.md) [b](setup.cfg) [docs/x.md](docs/x.md)"
+    expected = "[a](../config.md) [b](setup.cfg.md) [docs/x.md](../x.md)"
+    assert hooks.on_page_markdown(text, made, None, None) == expected
+    code = page("source/expbase/run.py.md", "source/expbase/run.py/")
+    assert hooks.on_page_markdown(text, code, None, None) == text
+
+
+def test_the_pages_lead_to_the_licence_the_changes_and_a_repository_that_is_known() -> None:
+    for name in ("index.md", "index.zh.md"):
+        text = (DOCS / name).read_text(encoding="utf-8")
+        assert all(f"](../{file})" in text for file in ("LICENSE", "CHANGELOG.md"))
+    assert 'repo_url: !ENV [REPOSITORY_URL, ""]' in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_other_language_is_named_once_and_at_a_relative_address(hooks: Any) -> None:
+    text = "# Config\n\n[中文](config.zh.md)\n\nA [page](x.md).\n"
+    assert hooks.on_page_markdown(text, CONFIG, None, None) == "# Config\n\n\nA [page](x.md).\n"
     alternates = [{"lang": "en", "link": "/"}, {"lang": "zh", "link": "/zh/"}]
     config = SimpleNamespace(extra={"alternate": alternates})
     hooks.on_page_context({}, CONFIG, config, None)
     assert [language["link"] for language in alternates] == ["config/", "zh/config/"]
+
+
+def test_names_that_are_explained_together_stand_side_by_side(hooks: Any) -> None:
+    html = (
+        '<b><code><span title="m,">model,</span></code></b>\n (<code><span>optimizer</span></code>)'
+    )
+    expected = "<b><code>model, optimizer</code></b>"
+    assert hooks.on_page_content(html, None, None, None) == expected
 
 
 def test_an_option_is_not_broken_at_its_hyphens(hooks: Any) -> None:

@@ -347,7 +347,7 @@ def test_a_value_in_the_place_of_a_method_a_property_or_an_object_is_a_problem(
     state = run_of(exp).state
     assert state.values.problems(held) == [
         f"{name}: a value in the checkpoint, and no value here."
-        for name in ("log", "iteration", "rank", "optimizer")
+        for name in ("iteration", "log", "optimizer", "rank")
     ]
     state.registered += held
     assert state.values.problems(held) == []  # a user names them
@@ -413,3 +413,28 @@ def test_a_loader_on_self_is_no_plain_value(tmp_path: Path) -> None:
             next(self.stream, None)
 
     assert trained(Iterating, tmp_path, max_iteration=2).iteration == 2
+
+
+class Levelled(Points):
+    """A data set with a level, which its sampler knows, too."""
+
+    level = 0.0
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+def test_what_is_excluded_is_excluded_by_all_of_its_names(tmp_path: Path, excluded: bool) -> None:
+    class Excluding(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = DataLoader(Levelled(), batch_size=4, shuffle=True)
+            self.exclude_from_state(*["train_loader.dataset"] * excluded)
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.train_loader.dataset.level += 1
+
+    exp: Any = trained(Excluding, tmp_path)
+    saved = run_of(exp).state.values.state_dict()
+    assert [path for path in saved if "level" in path] == ["train_loader.dataset.level"] * (
+        not excluded
+    )

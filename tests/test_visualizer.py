@@ -183,6 +183,43 @@ def test_an_image_that_would_be_black_is_refused(
         visualizer.add_image("image", image, 1)
 
 
+SOUND = np.zeros(100)
+SECOND = {
+    "image": lambda visualizer: visualizer.add_image("voice", np.zeros([2, 2]), 1),
+    "histogram": lambda visualizer: visualizer.add_histogram("voice", SOUND, 1),
+    "scalar": lambda visualizer: visualizer.add_scalar("voice", 0.5, 1),
+    "text": lambda visualizer: visualizer.writer.add_text("voice", "a", 1),
+}
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_a_tag_of_two_kinds_is_an_error_at_the_second(
+    visualizer: Visualizer, tmp_path: Path, kind: str
+) -> None:
+    visualizer.add_audio("voice", SOUND, 1)
+    size = visualizer.size()
+    text = f"'voice' is used for audio and for {kind}, .*: 'voice/{kind}', say"
+    with pytest.raises(ValueError, match=text):
+        SECOND[kind](visualizer)
+    assert visualizer.size() == size
+    visualizer.add_audio("voice", SOUND, 2)
+    visualizer.add_image("voice/image", np.zeros([2, 2]), 2)
+    visualizer.close()
+    assert len(records(tmp_path, "audio", "voice")) == 2
+
+
+def test_a_sound_that_is_clipped_or_none_at_all_is_named(tmp_path: Path) -> None:
+    said: list[str] = []
+    visualizer = Visualizer(tmp_path, said.append)
+    visualizer.add_audio("loud", np.array([0.5, -2]), 1)
+    visualizer.add_audio("loudest int16", np.array([0, -32768], "int16"), 1)
+    assert said == ["add_audio: 'loud' has values up to 2, clipped to -1 … 1"]
+    for bad, text in (([0, np.nan], "values up to nan"), (np.zeros([2, 3]), r"the shape \[2, 3\]")):
+        with pytest.raises(ValueError, match=f"add_audio: 'x' has .*{text}.*; expected"):
+            visualizer.add_audio("x", np.asarray(bad), 1)
+    visualizer.close()
+
+
 def test_texts_sounds_histograms_and_figures_are_read_back(
     visualizer: Visualizer, tmp_path: Path
 ) -> None:

@@ -15,7 +15,9 @@ from safetensors.paddle import load_file, save_file
 from tiny import Tiny, make, trained
 
 from expbase.state.arrays import Array, serialize
-from expbase.state.weights import WeightsError, read_weights, write_weights
+from expbase.state.checkpoint import CheckpointError
+from expbase.state.validations import best_of
+from expbase.state.weights import WeightsError, find_weights, read_weights, write_weights
 
 
 def layer() -> Any:
@@ -94,12 +96,12 @@ def test_a_model_in_parts_is_read_by_its_directory_or_its_index(tmp_path: Path) 
     model = layer()
     directory = in_parts(tmp_path / "parts", model)
     for path in (directory, directory / "model.safetensors.index.json"):
-        assert content(read_weights(path)[""]) == expected(model)
+        assert content(read_weights(find_weights(path))[""]) == expected(model)
     variant = in_parts(tmp_path / "fp16", model, index="model.fp16.safetensors.index.json")
     path = variant / "model.fp16.safetensors.index.json"
     assert content(read_weights(path)[""]) == expected(model)
     write_weights(tmp_path / "one/model.safetensors", model)
-    assert content(read_weights(tmp_path / "one")[""]) == expected(model)
+    assert content(read_weights(find_weights(tmp_path / "one"))[""]) == expected(model)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,14 @@ def test_a_wrong_index_is_an_error_that_names_it(tmp_path: Path, text: str) -> N
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(WeightsError, match=r"cannot be read: .*model\.safetensors\.index\.json"):
-        read_weights(path.parent)
+        read_weights(find_weights(path.parent))
 
 
 def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
     directory = in_parts(tmp_path / "parts", layer())
     (directory / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"No such file .*model-00002-of-00002\.safetensors"):
-        read_weights(directory)
+        read_weights(find_weights(directory))
 
 
 # --- in an experiment --------------------------------------------------------------------------
@@ -148,6 +150,23 @@ def test_weights_alone_are_loaded_from_everything(tmp_path: Path, kind: str) -> 
     assert weights_of(exp) == weights_of(first)
     assert (exp.iteration, exp.epoch) == (0, 0)
     assert not exp.optimizer._accumulators
+    exp.close()
+
+
+def test_of_a_run_the_newest_one_is_loaded_and_the_log_names_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(Tiny, run, monitor="accuracy", save_interval=3, valid_interval=3)
+    (best, *_), *_ = best_of(run)
+    exp = ready(tmp_path / "second")
+    names = {"": 6, "last": 6, "best": best, "3": 3, "step-3": 3, "checkpoints/step-00000003": 3}
+    for name, iteration in names.items():
+        path = run / f"checkpoints/step-{iteration:08}"
+        exp.load_model(run / name)
+        assert weights_of(exp) == content(read_weights(path)["model"]), name
+        text = (tmp_path / "second/worker_0.log").read_text()
+        assert f"loaded model from {path}: " in text.splitlines()[-1], name
+    with pytest.raises(CheckpointError, match="there are: step-00000003"):
+        exp.load_model(run / "7")
     exp.close()
 
 

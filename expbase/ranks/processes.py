@@ -17,7 +17,6 @@ import gc
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -36,13 +35,15 @@ SHARED_MEMORY = Path("/dev/shm")
 # A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
 # unlike an id, means the same in all containers that share this memory.
 _NOTE = "expbase_worker_"
+# Loaded before a worker is forked, which would take ten times as long for it. Not on Windows.
+_C: Any = ctypes.CDLL(None) if os.name == "posix" else None
 
 
 def die_with_parent(parent: int | None = None) -> None:
     """Makes the kernel kill this process when its parent, whose id may be known, ends."""
     parent = parent or os.getppid()
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    _C.prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call, so the kernel will send nothing
         os._exit(1)
 
@@ -150,9 +151,11 @@ def leave_note() -> None:
     import fcntl  # here: Windows has none, and is refused in words
 
     with contextlib.suppress(OSError):  # there is no such directory
-        file, path = tempfile.mkstemp(dir=SHARED_MEMORY)
+        # Not by tempfile, which would take as long again as all the rest here.
+        name = f"{_NOTE}{os.getpid()}_{os.urandom(4).hex()}"
+        path = SHARED_MEMORY / f".{name}"
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX)  # until this process is dead
-        name = f"{_NOTE}{os.getpid()}_{os.path.basename(path)}"
         os.rename(path, SHARED_MEMORY / name)  # only now: whoever finds it finds it locked
 
 

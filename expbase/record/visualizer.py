@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import struct
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,17 @@ RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length 
 class Visualizer:
     """Writes one VisualDL record file; a resumed run appends to the same one.
 
+    A tag is for one kind of records: a ValueError for another kind, which the board would not show.
+
     Args:
         directory: Where the file is; None on ranks that write none.
+        warn: Is called with what is shown otherwise than it was given.
     """
 
-    def __init__(self, directory: str | Path | None) -> None:
+    def __init__(
+        self, directory: str | Path | None, warn: Callable[[str], object] = warnings.warn
+    ) -> None:
+        self._warn = warn
         # Absolute: a later chdir in user code must not divert the log.
         path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._file = _RecordFile(path)
@@ -67,10 +75,21 @@ class Visualizer:
         self._add("text", tag, text, step)
 
     def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
-        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second."""
-        sound = _array(samples)
+        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
+
+        Louder samples are clipped, with a warning. A ValueError for another shape or a nan.
+        """
+        sound = _array(samples).squeeze()
         sound = sound / 32768 if sound.dtype == np.int16 else sound
-        self._add("audio", tag, sound, step, sample_rate=sample_rate)
+        loudest = abs(sound).max(initial=0)
+        if sound.ndim != 1 or not np.isfinite(loudest):
+            raise ValueError(
+                f"add_audio: {tag!r} has the shape {[*sound.shape]} and values up to {loudest}; "
+                "expected [N] samples, floats from -1 to 1 or int16."
+            )
+        if loudest > 1:
+            self._warn(f"add_audio: {tag!r} has values up to {loudest:.3g}, clipped to -1 … 1")
+        self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=sample_rate)
 
     def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
         """Adds a histogram of numbers of any shape."""
@@ -106,10 +125,22 @@ class _RecordFile(AppendedFile):
 
     has_lines = False
 
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path)
+        self._kinds: dict[str, str] = {}  # of records, by their tags
+
     def get_filename(self) -> str:
         return str(self.path)
 
     def add_record(self, record: Any) -> None:
+        for value in record.values:
+            kind = value.WhichOneof("one_value").replace("value", "scalar")
+            if (first := self._kinds.setdefault(value.tag, kind)) != kind:
+                raise ValueError(
+                    f"visualizer: the tag {value.tag!r} is used for {first} and for {kind}, of "
+                    "which the board shows one only; expected another tag for the "
+                    f"second: '{value.tag}/{kind}', say."
+                )
         data = record.SerializeToString()
         self.append(RECORD_HEAD.pack(len(data)) + data)
 

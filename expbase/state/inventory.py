@@ -113,11 +113,11 @@ class Inventory(Things):
 
     def _visit(self, path: str, value: Any) -> None:
         path = _named(path, value)
-        if isinstance(value, _ATOMS) or id(value) in self._names or self._is_left_out(path):
+        if isinstance(value, _ATOMS) or id(value) in self._names:
             return
         self._names[id(value)] = path
         self._kept[path] = _kept(value)
-        if isinstance(value, _LEAVES):
+        if isinstance(value, _LEAVES) or self._is_left_out(path):  # by its other names, too
             return
         kind = value if isinstance(value, type) else type(value)
         is_open = _is_open(path, value)

@@ -149,7 +149,7 @@ class UserState:
         """Whether worker processes draw from copies of what is there."""
         if not isinstance(value, GENERATORS):
             return False
-        loader = self.everything.get("train_loader")
+        loader: Any = self.everything.get("train_loader")
         if not getattr(loader, "num_workers", 0):
             return False
         copied = [self.values.path_of(part) for part in (loader.dataset, loader.collate_fn)]

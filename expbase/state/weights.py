@@ -1,7 +1,7 @@
 """Model files: weights alone, out of checkpoints and other tools' files, and into such files.
 Optimizers and counters are not here: they come out of checkpoints alone.
 
-    found = read_weights(Path("other/checkpoints/step-00000400"))  # {"model": {"fc.weight": Array}}
+    found = read_weights(find_weights(Path("other/best")))  # {"model": {"fc.weight": Array}}
     texts = load(found, {"model": layer}, into=None, partial=False)
 """
 
@@ -20,6 +20,7 @@ from expbase.ranks.processes import MISTAKE
 from expbase.record.files import read_bytes
 from expbase.state import checkpoint
 from expbase.state.arrays import Array, describe, is_piece, parse, serialize
+from expbase.state.checkpointer import find_named
 from expbase.state.objects import misfits
 from expbase.state.snapshot import LOCAL, SUFFIX
 
@@ -36,10 +37,26 @@ class WeightsError(ValueError):
     exit_code = MISTAKE
 
 
+def find_weights(path: Path) -> Path:
+    """The file or the checkpoint that a path means: of a run the newest one, or that of `RUN/best`.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is damaged.
+    """
+    if not path.exists() and (file := path.with_name(f"{path.name}.pdparams")).exists():
+        return file
+    if not (path / checkpoint.MANIFEST).exists():
+        path = next(filter(Path.is_file, (path / name for name in _OF_OTHERS)), path)
+    return path if path.suffix and not path.is_dir() else find_named(path)
+
+
 def read_weights(path: Path) -> dict[str, Weights]:
-    """Reads the weights of a checkpoint, a run, a `.safetensors`, in parts, too, or a `.pdparams`.
+    """Reads the weights of a checkpoint, a `.safetensors`, in parts, too, or a `.pdparams`.
 
     Nothing in it is run.
+
+    Args:
+        path: What `find_weights` returned.
 
     Returns:
         The weights of each model by its name; a file of weights alone holds one, named "".
@@ -47,13 +64,9 @@ def read_weights(path: Path) -> dict[str, Weights]:
     Raises:
         WeightsError: It cannot be read, or holds more than weights.
     """
-    if not path.exists() and (file := path.with_name(f"{path.name}.pdparams")).exists():
-        path = file
-    if not (path / checkpoint.MANIFEST).exists():
-        path = next(filter(Path.is_file, (path / name for name in _OF_OTHERS)), path)
     try:
         if path.is_dir():
-            files = checkpoint.read(checkpoint.find(path)).items()
+            files = checkpoint.read(path).items()
             found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
             return _without_local(found)
         if path.name.endswith(_INDEX):

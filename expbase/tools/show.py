@@ -26,11 +26,15 @@ _FACTS = ("host", "device", "ranks", "python", "git", "config", "packages", "env
 def add_parser(tools: Any) -> None:
     parser = add_tool(tools, main, "0, or 1 if there is no such run or checkpoint")
     add = parser.add_argument
-    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run, or a checkpoint")
+    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run, or RUN/best")
 
 
 def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
+    if not path.exists() and (path.parent / checkpoint.FOLDER).is_dir():
+        from expbase.state.checkpointer import find_named  # here: it imports paddle
+
+        path = find_named(path)
     if (path / checkpoint.MANIFEST).exists():
         for line in of_checkpoint(path):
             print(printable(line))

@@ -14,6 +14,18 @@ def lines():
     return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
 
 
+class Image:
+    def __init__(self, picture):
+        assert picture.dtype == "uint8"
+        self.shown = [*picture.shape]
+
+
+class Audio:
+    def __init__(self, sound, sample_rate):
+        assert sound.dtype == "int16"
+        self.shown = [*sound.shape, sample_rate]
+
+
 class Run:
     def __init__(self, name):
         self.id = name
@@ -24,7 +36,7 @@ class Run:
     def _send(self, what, step=None, data=None):
         record = {"id": self.id, "what": what, "step": step, "data": data}
         with FILE.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, default=lambda media: media.shown) + "\n")
 
     def log(self, data, step):
         self._send("log" if step >= self.first else "late", step, dict(data))
