@@ -59,9 +59,8 @@ def _results_of_valid(run: Run) -> dict[str, float]:
     if is_silent and not first and not evaluation.has_warned:
         evaluation.has_warned = True
         run.logger.info(  # no warning: its numbers may go elsewhere
-            "[%d] valid: returned None and logged nothing, so it has no result; expected numbers "
-            "by name, or `return {}` if that is meant.",
-            run.iteration,
+            f"[{run.iteration}] valid: returned None and logged nothing, so it has no result; "
+            "expected numbers by name, or `return {}` if that is meant."
         )
     difference = checks.first_difference([{**first, **results} for results, _ in of_ranks])
     if difference and not evaluation.has_warned:
