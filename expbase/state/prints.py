@@ -55,9 +55,10 @@ class Printer(Encoder):
         return super()._parts(value, path, is_known=is_known)
 
     def _items(self, items: Any, path: str) -> Any:
-        if len(items) < _SAMPLED or {*map(type, items)} in ({float}, {int}):
+        kinds = {*map(type, items)} if len(items) >= _SAMPLED else {float}
+        if kinds in ({float}, {int}):
             return super()._items(items, path)
-        if {*map(type, items)} == {str}:
+        if kinds == {str}:
             return [len(items), checksum_of(["\0".join(items).encode(errors="replace")])]
         items = [*items]
         return [len(items), super()._items(items[:: len(items) // 1000], path)]
