@@ -181,7 +181,7 @@ class ShareStates:
 def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
     """Every buffer, and what a normalization keeps of the batches that it has seen."""
     for path, part in found.sublayers():
-        names = {n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names}
+        names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
         running = {name: part._parameters.get(name) for name in names}
         for name, tensor in {**running, **part._buffers}.items():
             if tensor is not None and tensor._is_initialized():

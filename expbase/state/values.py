@@ -153,7 +153,8 @@ class Values:
         found = self.places()
         prints = {path: self._print(path, value) for path, (*_, value) in found.items()}
         everywhere = {**prints, **self._before}
-        changed = [p for p in everywhere if not _is_same(prints.get(p), self._before.get(p))]
+        # Sorted: in a start that continues, an attribute that came late is among the first.
+        changed = sorted(p for p in everywhere if not _is_same(prints.get(p), self._before.get(p)))
         begun = self._begun
         self._trained |= {p for p in changed if not _is_same(prints.get(p), begun.get(p))}
         arrays: dict[str, Array] = {}
