@@ -124,7 +124,7 @@ class ShareStates:
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
         state = self._state
         places = state.values.places()
-        values: dict[str, Any] = dict(state.values.prints())
+        values: dict[str, Any] = dict(state.values.prints(places))
         values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
         values |= {path: checksum(getattr(*state.owner_of(path))) for path in state.registered}
         tables = {p: dict(value) for p, (_, _, value) in places.items() if isinstance(value, dict)}

@@ -51,7 +51,7 @@ LAYERS = (
 )
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 74_512, 91_745
+CORE, ALL = 74_489, 91_722
 TUPLE_ASSIGNMENTS = 7
 
 RUN = "_ExperimentBase__run"

@@ -116,7 +116,7 @@ class Values:
                 f"more than {MOST:,} objects can be reached from self, and what changes in the "
                 "others is in no checkpoint. exclude_from_state what training does not depend on."
             )
-        self._before = self.prints()
+        self._before = self.prints(self.places())
 
     def owners(self) -> Owners:
         """Everything that has places."""
@@ -131,9 +131,9 @@ class Values:
         }
         return {path: place for path, place in found.items() if not self._reached.is_left_out(path)}
 
-    def prints(self) -> dict[str, Print]:
-        """What stands in each place."""
-        return {path: self._print(path, value) for path, (*_, value) in self.places().items()}
+    def prints(self, found: Places) -> dict[str, Print]:
+        """What stands in each of these places."""
+        return {path: self._print(path, value) for path, (*_, value) in found.items()}
 
     def _print(self, path: str, value: Any) -> Print:
         kind = type(value)
@@ -151,14 +151,14 @@ class Values:
     def state_dict(self) -> dict[str, Any]:
         """The values by path, and what was deleted."""
         found = self.places()
-        prints = {path: self._print(path, value) for path, (*_, value) in found.items()}
+        prints = self.prints(found)
         everywhere = {**prints, **self._before}
         # Sorted: in a start that continues, an attribute that came late is among the first.
         changed = sorted(p for p in everywhere if not _is_same(prints.get(p), self._before.get(p)))
-        begun = self._begun
-        self._trained |= {p for p in changed if not _is_same(prints.get(p), begun.get(p))}
+        self._trained |= {p for p in changed if not _is_same(prints.get(p), self._begun.get(p))}
         arrays: dict[str, Array] = {}
         encoder = Encoder(arrays, self._inventory)
+        owners = self.owners()
         small = {id(owner) for owner in self._reached.owners().values()}
         state: dict[str, Any] = {}
         lost = []
@@ -177,9 +177,10 @@ class Values:
         state[_DELETED] = [
             path
             for path in changed
-            if path not in found and not self._is_elsewhere(path) and not is_fixed(*self.find(path))
+            if path not in found and not self._is_elsewhere(path)
+            if not is_fixed(*_find(owners, path))
         ]
-        state |= {path: getattr(*self.find(path)) for path in self._reached.registered}
+        state |= {path: getattr(*_find(owners, path)) for path in self._reached.registered}
         gone = dict.fromkeys((path for path in changed if path not in found), _GONE)
         lines = [
             f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
@@ -209,8 +210,9 @@ class Values:
         """One line for each value that was named and is not there, or whose owner is not here."""
         missing = [path for path in self._reached.registered if path not in state]
         values = [path for path in state if not path.startswith("@")]
-        lost = [path for path in values if self.find(path)[0] is None]
-        others = [p for p in values if not self._is_elsewhere(p) and _is_taken(*self.find(p))]
+        owners = self.owners()  # all state is searched for them: once
+        lost = [path for path in values if _find(owners, path)[0] is None]
+        others = [p for p in values if not self._is_elsewhere(p) and _is_taken(*_find(owners, p))]
         return [
             *(f"{path}: missing in the checkpoint." for path in missing),
             *(f"{path}: in the checkpoint, and not here." for path in lost),
@@ -219,16 +221,17 @@ class Values:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Sets the values; returns why that is not exact."""
+        owners = self.owners()
         values = {p: v for p, v in state.items() if not (p[0] == "@" or self._is_excluded(p))}
         encoded = [value for value in values.values() if isinstance(value, Encoded)]
         decoder = Decoder(encoded[0].arrays if encoded else {}, self._inventory)
         for path, value in values.items():
             if isinstance(value, Encoded):
                 value = decoder.decode(value.content, _ROOT + path)
-            put(*self.find(path), value)
+            put(*_find(owners, path), value)
         for path in state[_DELETED]:
             if not self._is_excluded(path):
-                remove(*self.find(path))
+                remove(*_find(owners, path))
         return [
             f"{shown(path.removeprefix(_ROOT))} (set): pop() and loops may come to its items in "
             "another order than before; sorted(…) is the same in every process"
@@ -248,7 +251,7 @@ class Values:
             What is lost, a line each; and what else is to be known.
         """
         now = self.places()
-        self._begun = {path: self._print(path, value) for path, (*_, value) in now.items()}
+        self._begun = self.prints(now)
         then = self._then
         self._then = {}
         differing = [
@@ -280,17 +283,6 @@ class Values:
     def path_of(self, value: Any) -> str:
         """Where an object was found after setup."""
         return str(self._inventory.name(value, ""))
-
-    def find(self, path: str) -> tuple[Any, str]:
-        """The owner of the place at a path, None if there is none, and the name there."""
-        owners = self.owners()
-        ends = [i for i, letter in enumerate(path) if letter == "."]
-        for end in (*reversed(ends), 0):
-            where = path[:end]
-            name = path[end:].lstrip(".")
-            if where in owners and (name[:1] in "'\"" or "." not in name):
-                return owners[where], str(ast.literal_eval(name)) if "." in name else name
-        return None, path
 
 
 class Snapshot(Things):
@@ -343,6 +335,17 @@ class Snapshot(Things):
             else:
                 too_large.append(path)
         return too_large
+
+
+def _find(owners: Owners, path: str) -> tuple[Any, str]:
+    """The owner of the place at a path, None if there is none, and the name there."""
+    ends = [i for i, letter in enumerate(path) if letter == "."]
+    for end in (*reversed(ends), 0):
+        where = path[:end]
+        name = path[end:].lstrip(".")
+        if where in owners and (name[:1] in "'\"" or "." not in name):
+            return owners[where], str(ast.literal_eval(name)) if "." in name else name
+    return None, path
 
 
 def _is_taken(owner: Any, name: str) -> bool:
