@@ -25,7 +25,9 @@ __all__ = [*_FILES]
 def __getattr__(name: str) -> Any:
     if name not in _FILES:
         raise AttributeError(f"module 'expbase' has no attribute {name!r}")
-    importlib.import_module("expbase._paddle")  # first, so that its absence has a plain answer
+    importlib.import_module(
+        "expbase.base.import_paddle"
+    )  # first, so that its absence has a plain answer
     value = getattr(importlib.import_module(f"expbase.{_FILES[name]}"), name)
     globals()[name] = value
     return value

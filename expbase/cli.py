@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expbase import _paddle  # noqa: F401  # first: of a process that was spawned, too
-from expbase.checks import check_platform, inspected
+from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
+from expbase.base.processes import MISTAKE, ended_by_sigterm, exit_code_of
+from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.weights import WeightsError
 from expbase.command_line import Paragraphs
 from expbase.config import (
     Config,
@@ -25,14 +27,12 @@ from expbase.config import (
     fill_in,
     flatten,
 )
+from expbase.engine.checks import check_platform, inspected
+from expbase.engine.run_dir import CONFIG
 from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
 from expbase.ranks import world
-from expbase.ranks.processes import MISTAKE, ended_by_sigterm, exit_code_of
-from expbase.record.run_dir import CONFIG
 from expbase.smoke import Smoke
-from expbase.state.checkpoint import CheckpointError
-from expbase.state.weights import WeightsError
 
 _OPTIONS = {
     "--data": ("PATH", "the data, for the experiment's own use (self.args.data)"),
@@ -191,7 +191,7 @@ def _start(*words: Any) -> Any:
     """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
     if args.restarts and not in_front():  # a tool wants to see the failure
-        from expbase.ranks import restarts  # here: few runs need it
+        from expbase.engine import restarts  # here: few runs need it
 
         with report_user_errors(words[0]):
             code = restarts.run(_run, words)

@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 from yacs.config import CfgNode
 
-from expbase.ranks.processes import MISTAKE
-from expbase.record.files import read_bytes
+from expbase.base.files import read_bytes
+from expbase.base.processes import MISTAKE
 
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.

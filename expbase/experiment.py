@@ -18,17 +18,18 @@ from typing import Any, TypeVar
 
 import paddle
 
-from expbase import checkpoints, checks, model_files, setup_steps, validation
+from expbase.checkpoint import storage
+from expbase.checkpoint.weights import Rename
 from expbase.config import Config, get_default_training_config
+from expbase.engine import checks, model_files, resume, setup, validation
+from expbase.engine.loop import Life
+from expbase.engine.run import Run
+from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
-from expbase.life import Life
 from expbase.ranks import world
-from expbase.ranks.stopping import StopReason
 from expbase.record.visualizer import Visualizer
-from expbase.run import Run
-from expbase.state import checkpoint, objects
-from expbase.state.weights import Rename
+from expbase.state import objects
 
 E = TypeVar("E", bound="ExperimentBase")
 
@@ -162,7 +163,7 @@ class ExperimentBase(Events):
     @property
     def checkpoint_dir(self) -> Path:
         """The directory of its checkpoints."""
-        return self.__run.output_dir / checkpoint.FOLDER
+        return self.__run.output_dir / storage.FOLDER
 
     @property
     def rank(self) -> int:
@@ -218,7 +219,7 @@ class ExperimentBase(Events):
 
     def setup(self) -> None:
         """Everything before the first batch; errors say what lacks or does not fit."""
-        setup_steps.set_up(self.__run)
+        setup.set_up(self.__run)
 
     def run(self) -> None:
         """Trains to the end, from wherever the state is, or does --evaluate or --export; closes. A
@@ -227,7 +228,7 @@ class ExperimentBase(Events):
         self.life.need_open()
         if not self.read_only:
             return self.__run.train_to_the_end()
-        checkpoints.inspect(self.__run)
+        resume.inspect(self.__run)
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
         """Closes after the block; an error in it is logged first, and nothing hides it."""
@@ -244,12 +245,12 @@ class ExperimentBase(Events):
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
-        setup_steps.watch_ranks(self.__run)
+        setup.watch_ranks(self.__run)
         world.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory; a ConfigError if it is another run's."""
-        setup_steps.take_directory(self.__run)
+        setup.take_directory(self.__run)
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""
@@ -263,15 +264,15 @@ class ExperimentBase(Events):
 
     def setup_logger(self) -> None:
         """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
-        setup_steps.open_records(self.__run)
+        setup.open_records(self.__run)
 
     def setup_checkpointer(self) -> None:
         """Looks for a checkpoint of this run: it is continued."""
-        checkpoints.find(self.__run)
+        resume.find(self.__run)
 
     def check_setup(self) -> None:
         """Checks that training has what it needs, and says what there is."""
-        setup_steps.check_setup(self.__run)
+        setup.check_setup(self.__run)
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         """The layer; in a paddle.DataParallel if there are several processes, and no shares."""
@@ -391,14 +392,14 @@ class ExperimentBase(Events):
 
     def resume_or_load(self) -> None:
         """Restores the state: this run's own, else checkpoint_path's, else init_model_path's."""
-        checkpoints.resume_or_load(self.__run)
+        resume.resume_or_load(self.__run)
 
     def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
         """Loads models, optimizers and values of a checkpoint, to look at them: "best", "last" or
         an iteration's number; of another run if `run` is its directory, or a checkpoint itself.
         Iteration and epoch stay; save() is refused afterwards. Not while training is under way.
         """
-        checkpoints.load_checkpoint(self.__run, which, run)
+        resume.load_checkpoint(self.__run, which, run)
 
     def load_best(self) -> None:
         """load_checkpoint("best"), for a final test."""

@@ -145,7 +145,7 @@ def serve(door: socket.socket) -> Callable[[], object]:
 
 def _kept(given: dict[str, Any], fds: list[int]) -> Callable[[], object]:
     """Forks the program, and tells its id and how it ended."""
-    from expbase.ranks.processes import die_with_parent
+    from expbase.base.processes import die_with_parent
 
     die_with_parent()
     *streams, told = fds

@@ -16,7 +16,6 @@ import pytest
 from paddle.io import DataLoader
 
 from expbase import Config, ConfigError, get_default_training_config
-from expbase.checks import likely_mistakes
 from expbase.config import (
     check_training,
     differences,
@@ -25,6 +24,7 @@ from expbase.config import (
     flatten,
     load_yaml,
 )
+from expbase.engine.checks import likely_mistakes
 
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
@@ -322,7 +322,7 @@ def test_little_shared_memory_for_workers_is_a_likely_mistake(
     by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
     assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("expbase.checks.SHARED_MEMORY", Path("/dev/none"))
+        elsewhere.setattr("expbase.engine.checks.SHARED_MEMORY", Path("/dev/none"))
         assert not [*likely_mistakes(training, loader)]
     room.free = 1 << 30
     assert not [*likely_mistakes(training, loader)]

@@ -12,9 +12,9 @@ import pytest
 from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 
 from expbase import ExperimentBase, on
+from expbase.checkpoint import storage
 from expbase.events import EVENTS, Events, Filter
 from expbase.extras.prediction import Prediction
-from expbase.state import checkpoint
 
 
 class Stepped(Helped):
@@ -159,7 +159,7 @@ class Mirrored(Helped):
 
     def on_checkpoint_written(self, path: Path) -> None:
         assert threading.current_thread() is threading.main_thread()
-        checkpoint.verify(path)
+        storage.verify(path)
         self.copied.append((path.name, self.iteration))
 
     @on("on_checkpoint_written", every=2)
@@ -173,14 +173,14 @@ def test_each_checkpoint_that_is_on_the_disk_is_an_event_before_it_can_be_delete
 ) -> None:
     training = {"save_interval": 2, "keep_last": 1, "background_save": background}
     written: list[str] = []
-    write = checkpoint.write
+    write = storage.write
 
     def slow(*args: Any) -> Path:  # the last one is not there yet when training has ended
         time.sleep(0.05)
         written.append(write(*args).name)
         return args[0] / written[-1]
 
-    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(storage, "write", slow)
     exp: Any = trained(Mirrored, tmp_path / "run", max_iteration=7, **training)
     names = [name for name, _ in (entry for entry in exp.copied if type(entry) is tuple)]
     assert names == written == [f"step-0000000{n}" for n in (2, 4, 6, 7)]

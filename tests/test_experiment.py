@@ -20,13 +20,13 @@ from paddle.io import DataLoader
 from tiny import Notes, Tiny, curve, make, metrics, run_of, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
+from expbase.checkpoint import storage
+from expbase.checkpoint.checkpointer import choose
+from expbase.checkpoint.storage import CheckpointError
 from expbase.config import load_yaml
 from expbase.front import put_in_front
 from expbase.record.meter import NonFiniteError
 from expbase.smoke import Smoke
-from expbase.state import checkpoint
-from expbase.state.checkpoint import CheckpointError
-from expbase.state.checkpointer import choose
 
 
 def saved(output: Path) -> list[int]:
@@ -344,7 +344,7 @@ def test_another_runs_state_is_continued_in_a_new_place(tmp_path: Path) -> None:
 
 def test_checkpoint_path_takes_the_names_that_evaluate_takes(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run", monitor="accuracy", save_interval=3, valid_interval=3)
-    best = checkpoint.iteration_of(choose(tmp_path / "run", "best"))
+    best = storage.iteration_of(choose(tmp_path / "run", "best"))
     for name, iteration in {
         "best": best, "last": 6, "step-3": 3, "3": 3, "checkpoints/step-3": 3, "step-00000006": 6,
     }.items():  # fmt: skip
@@ -641,7 +641,7 @@ def test_a_first_or_last_save_that_fails_ends_the_run_and_keeps_the_earlier_chec
     class Filling(Tiny):
         def on_save_checkpoint(self) -> None:
             if self.iteration == failing:
-                monkeypatch.setattr(checkpoint, "_write_file", full)
+                monkeypatch.setattr(storage, "_write_file", full)
 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -1063,7 +1063,7 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
 
     def refuse(*args: Any) -> None:
         failing.wait(forks.LONG_SECONDS)
-        raise checkpoint.CheckpointError("no room")
+        raise storage.CheckpointError("no room")
 
     class Failing(Tiny):
         def train_batch(self) -> None:
@@ -1072,7 +1072,7 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
                 failing.set()
                 raise ValueError("broken")
 
-    monkeypatch.setattr(checkpoint, "write", refuse)
+    monkeypatch.setattr(storage, "write", refuse)
     with pytest.raises(ValueError, match="broken"):
         trained(Failing, tmp_path / "run", save_interval=2)
     log = (tmp_path / "run/worker_0.log").read_text()

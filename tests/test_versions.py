@@ -15,7 +15,8 @@ import paddle
 import pytest
 from tiny import TESTS, Tiny, make
 
-from expbase import ConfigError, checks
+from expbase import ConfigError
+from expbase.engine import checks
 
 ROOT = TESTS.parent
 ROW = re.compile(r"^\| (3\.\d+) \| (\d+\.\d+\.\d+) \| (.*) \| (.*) \| (.*) \|$", re.M)
@@ -173,7 +174,7 @@ def test_a_part_of_paddle_that_is_missing_is_not_taken_for_paddle(tmp_path: Path
     (tmp_path / "paddle.py").write_text("import a_part_that_is_missing")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        for name in ("paddle", "expbase", "expbase._paddle"):
+        for name in ("paddle", "expbase", "expbase.base.import_paddle"):
             patch.delitem(sys.modules, name)
         with pytest.raises(ModuleNotFoundError, match="'a_part_that_is_missing'"):
             _ = importlib.import_module("expbase").main

@@ -25,6 +25,9 @@ from expbase import Config, ExperimentBase, get_default_training_config
 
 Args = dict[str, Any] | None
 TESTS = Path(__file__).parent
+# Of a script that a test starts: this folder and those of the tests.
+FOLDERS = [TESTS, *(TESTS / name for name in ("engine", "extras", "checkpoint"))]
+PYTHONPATH = os.pathsep.join(map(str, FOLDERS))
 
 
 class Notes(list[Any]):
@@ -198,7 +201,7 @@ def run_ranks(
     with contextlib.ExitStack() as stack:
         doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in commands]
         endpoints = [f"127.0.0.1:{door.getsockname()[1]}" for door in doors]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(TESTS), **variables}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": PYTHONPATH, **variables}
     environment["PADDLE_TRAINERS_NUM"] = str(len(commands))
     environment["PADDLE_TRAINER_ENDPOINTS"] = ",".join(endpoints)
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
@@ -224,6 +227,6 @@ def run_script(script: Path, *words: str, launch: int = 0) -> subprocess.Complet
         log = script.parent / "launch_log"
         command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(launch)]
         command += ["--log_dir", str(log)]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": PYTHONPATH}
     words = (*command, str(script), *words)
     return forks.run(words, cwd=script.parent, env=environment)

@@ -20,16 +20,10 @@ from typing import Any
 
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
+from expbase.base import rng
+from expbase.data.fetching import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.data.order import BatchOrder, Numbered, numbered, seeded, unmoved
-from expbase.data.workers import (
-    Fetcher,
-    Items,
-    batched_stream,
-    streamed_by_workers,
-    with_last,
-)
 from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
-from expbase.state import rng
 from expbase.state.objects import state_setter
 from expbase.state.prints import checksum
 

@@ -24,8 +24,8 @@ from paddle.io import (
     SequenceSampler,
 )
 
-from expbase.ranks.processes import forking
-from expbase.state import rng
+from expbase.base import rng
+from expbase.base.processes import forking
 from expbase.state.objects import state_setter
 
 # The position of a batch's first sample in its epoch, from 0, the indices of its samples, and the

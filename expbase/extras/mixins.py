@@ -17,11 +17,11 @@ from typing import Any
 
 import paddle
 
-from expbase import checks
 from expbase.config import Config, ConfigError
+from expbase.engine import checks
+from expbase.engine.loop import Life
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.life import Life
 from expbase.state import objects
 
 _HALVES = (paddle.float16, paddle.bfloat16)

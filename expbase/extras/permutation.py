@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from paddle.io import Sampler
 
-from expbase.state.rng import derive
+from expbase.base.rng import derive
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 _ROUNDS = 12  # 8 suffice for large sizes; small ones have few bits to mix

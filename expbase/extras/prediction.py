@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import paddle
 
+from expbase.base.arrays import to_numpy
 from expbase.data.loaders import is_map_style
 from expbase.experiment import ExperimentBase
-from expbase.state.arrays import to_numpy
 
 Placed = tuple[Any, Any]  # where a sample is in the data set, and its result
 

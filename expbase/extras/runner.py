@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import write_single_file
+from expbase.checkpoint import storage
 from expbase.cli import count, report_user_errors, spawn
 from expbase.command_line import Paragraphs
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
@@ -32,7 +34,6 @@ from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.ranks import world
 from expbase.record.meter import json_value
-from expbase.state import checkpoint
 
 _FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",
@@ -231,7 +232,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
             results.append(found | {"iteration": experiment.iteration})
         if experiment.rank == 0:
             text = "".join(json.dumps(result) + "\n" for result in results)
-            checkpoint.write_single_file(experiment.output_dir / "results.jsonl", [text.encode()])
+            write_single_file(experiment.output_dir / "results.jsonl", [text.encode()])
             print(text, end="", flush=True)
 
 
@@ -241,7 +242,7 @@ def _checkpoints_in(source: Path, which: str) -> list[str]:
         return [""]
     if which != "all":
         return [which]
-    found = [checkpoint.iteration_of(p) for p in checkpoint.listed(source / checkpoint.FOLDER)]
+    found = [storage.iteration_of(p) for p in storage.listed(source / storage.FOLDER)]
     return [str(iteration) for iteration in found] or ["last"]  # a checkpoint itself, or an error
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import paddle.distributed as dist
 
-from expbase.ranks.processes import (
+from expbase.base.processes import (
     MISTAKE,
     STOPPED,
     die_with_parent,

@@ -2,7 +2,7 @@
 
 Every rank is connected to rank 0. The system closes the connections of a process that ends, however
 it ends and on whatever machine: so a death is known at once. Keep-alive finds a machine that is
-gone. A rank that is stopped, or busy for ever, stays connected: record/hang.py is for that.
+gone. A rank that is stopped, or busy for ever, stays connected: ranks/hang.py is for that.
 
     watch = Watch(on_failure, say)    # all ranks have come
     watch.tell(error)                 # this rank ends by an error: the others end, too
@@ -27,7 +27,7 @@ from multiprocessing.connection import wait
 
 import paddle.distributed as dist
 
-from expbase.ranks.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
+from expbase.base.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
 from expbase.ranks.world import RankZeroError, add_to_store, connect_store, rank, world_size
 
 LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for

@@ -28,8 +28,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
+from expbase.base.processes import signals_held
 from expbase.config import ConfigError
-from expbase.ranks.processes import signals_held
 
 P = ParamSpec("P")
 T = TypeVar("T")

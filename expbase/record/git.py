@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from expbase.state.checkpoint import write_single_file
+from expbase.base.files import write_single_file
 
 SOURCES = "sources"  # in the output directory
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import AppendedFile
+from expbase.base.processes import exit_code_of
 from expbase.config import flatten
-from expbase.ranks.processes import exit_code_of
-from expbase.record.files import AppendedFile
 
 LEDGER = "ledger.jsonl"
 

@@ -14,7 +14,7 @@ import time
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from expbase.record.files import AppendedFile
+from expbase.base.files import AppendedFile
 
 
 def early_log() -> logging.Logger:

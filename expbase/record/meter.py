@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expbase.record.files import AppendedFile, read_bytes
+from expbase.base.files import AppendedFile, read_bytes
 
 METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from expbase.record.files import AppendedFile
+from expbase.base.files import AppendedFile
 
 FILE_NAME = "vdlrecords.run.log"
 RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length in bytes
@@ -157,7 +157,7 @@ def _log_writer(file: _RecordFile) -> Any:
 
 
 def _array(value: Any) -> Any:
-    from expbase.state.arrays import to_numpy  # here: the board reads files, and needs no paddle
+    from expbase.base.arrays import to_numpy  # here: the board reads files, and needs no paddle
 
     return np.asarray(to_numpy(value) if hasattr(value, "numpy") else value)
 

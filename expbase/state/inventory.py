@@ -36,11 +36,11 @@ from paddle.io import DataLoader
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base.encoding import is_thing
+from expbase.base.generators import GENERATORS
+from expbase.base.things import Things, class_name, join
 from expbase.state import objects
-from expbase.state.encoding import is_thing
-from expbase.state.generators import GENERATORS
 from expbase.state.optimizers import settings
-from expbase.state.things import Things, class_name, join
 
 MOST = 20_000  # owners and things
 _MANY = 1000  # items: of data, and each may be one of millions

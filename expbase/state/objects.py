@@ -25,9 +25,9 @@ from paddle.base import framework
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from expbase.base.arrays import Array, describe, is_piece, local
+from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.state import optimizers
-from expbase.state.arrays import Array, describe, is_piece, local
-from expbase.state.generators import GENERATORS, generator_state, set_generator_state
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
 State = tuple[Tensors, dict[str, Any]]  # and of each object its kind and its other values, by name

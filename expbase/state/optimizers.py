@@ -18,7 +18,7 @@ import paddle
 from paddle.base import framework
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.state.generators import generator_kind
+from expbase.base.generators import generator_kind
 
 # A learning rate is saved as such; the other one counts buffers.
 _NO_SETTINGS = ("_learning_rate", "_fuse_buffer_version")

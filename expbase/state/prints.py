@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from expbase.state.checkpoint import checksum_of
-from expbase.state.encoding import Encoded, Encoder
-from expbase.state.things import NOTHING, Things, class_name
+from expbase.base.encoding import Encoded, Encoder
+from expbase.base.files import checksum_of
+from expbase.base.things import NOTHING, Things, class_name
 
 UNKNOWN = "?"  # of what nobody can know
 _SAMPLED = 10_000  # items, from which on it is of some of them

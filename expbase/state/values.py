@@ -24,8 +24,9 @@ from typing import Any, NamedTuple, Protocol
 
 from paddle.nn import Layer
 
-from expbase.state.arrays import Array
-from expbase.state.encoding import Decoder, Encoded, Encoder, is_thing
+from expbase.base.arrays import Array
+from expbase.base.encoding import Decoder, Encoded, Encoder, is_thing
+from expbase.base.things import Things, class_name, join
 from expbase.state.inventory import (
     BEYOND,
     MOST,
@@ -39,7 +40,6 @@ from expbase.state.inventory import (
 )
 from expbase.state.objects import is_users
 from expbase.state.prints import UNKNOWN, Printer, checksum
-from expbase.state.things import Things, class_name, join
 
 _DELETED = "@deleted"  # paths
 _ROOT = "values."  # what the names of arrays begin with, of this entry

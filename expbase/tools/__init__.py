@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from expbase.checkpoint.storage import CheckpointError
 from expbase.command_line import Paragraphs
-from expbase.state.checkpoint import CheckpointError
 
 
 def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:

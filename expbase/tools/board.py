@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from expbase.ranks.processes import die_with_parent
-from expbase.record.files import regular
+from expbase.base.files import regular
+from expbase.base.processes import die_with_parent
 from expbase.record.visualizer import FILE_NAME, RECORD_HEAD
 from expbase.tools import add_tool, hosts
 from expbase.tools.process import ended_by_signals, kill

@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import checksum_of, write_single_file
+from expbase.checkpoint import storage
 from expbase.config import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import put_in_front
-from expbase.state import checkpoint
-from expbase.state.checkpoint import checksum_of
 from expbase.state.prints import checksum
 
 PLAN = "EXPBASE_VERIFY"
@@ -80,7 +80,7 @@ class Verified(ExperimentBase):
 
     def _die(self) -> None:
         kind = self.verifying.kill.encode()
-        checkpoint.write_single_file(killed_path(self.output_dir), [kind])
+        write_single_file(killed_path(self.output_dir), [kind])
         os.kill(os.getpid(), signal.SIGKILL)
 
     @on("on_train_batch_begin")
@@ -121,7 +121,7 @@ class Verified(ExperimentBase):
         return super().on_save_checkpoint()
 
     def _die_in_save(self, iteration: int) -> None:
-        path = self.checkpoint_dir / checkpoint.name_of(iteration)
+        path = self.checkpoint_dir / storage.name_of(iteration)
         while not path.exists() and not [*path.parent.glob(f".writing-{path.name}")]:
             time.sleep(0)
         self._die()

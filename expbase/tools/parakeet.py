@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from expbase.state import pdparams
-from expbase.state.weights import WeightsError
+from expbase.checkpoint import pdparams
+from expbase.checkpoint.weights import WeightsError
 
 
 def read_pdopt(path: str | Path, layer: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from expbase.ranks.processes import handling, remove_left_files
+from expbase.base.processes import handling, remove_left_files
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from expbase.record.run_dir import LOCK
-from expbase.state.checkpoint import FOLDER
+from expbase.checkpoint.storage import FOLDER
+from expbase.engine.run_dir import LOCK
 from expbase.tools import add_tool
 from expbase.tools.ls import print_table
 from expbase.tools.runs import Run, find, printable, read_run

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import regular
+from expbase.checkpoint import storage
+from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
-from expbase.record.files import regular
+from expbase.engine.run_dir import CONFIG, LOCK
 from expbase.record.ledger import LEDGER, flat
 from expbase.record.meter import METRICS, json_lines
-from expbase.record.run_dir import CONFIG, LOCK
-from expbase.state import checkpoint
-from expbase.state.validations import best_of
 
 _LOCK = LOCK.format(rank=0)
 
@@ -107,7 +107,7 @@ def read_run(path: Path, name: str) -> Run:
     for read in (_read_progress, _read_ledger, _read_config):
         try:
             read(run, path)
-        except (OSError, *checkpoint.DAMAGES) as error:
+        except (OSError, *storage.DAMAGES) as error:
             # One line; the path of the run is in its row already.
             run.note = run.note or " ".join(str(error).replace(f"{path}/", "").split())
     if _is_locked(path / _LOCK):
@@ -123,8 +123,8 @@ def _read_progress(run: Run, path: Path) -> None:
     for line in metric_lines(path, last=1 << 16):
         run.iteration = line["iteration"]
         run.loss = line.get("train/loss", run.loss)
-    if saved := checkpoint.listed(path / checkpoint.FOLDER):
-        run.iteration = max(run.iteration, checkpoint.iteration_of(saved[-1]) or 0)
+    if saved := storage.listed(path / storage.FOLDER):
+        run.iteration = max(run.iteration, storage.iteration_of(saved[-1]) or 0)
         with contextlib.suppress(Exception):  # a damaged file may hold anything
             run.best_iteration, run.best = best_of(path)[0]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.checkpoint import storage
 from expbase.config import differences
+from expbase.engine.run_dir import CONFIG
 from expbase.record.ledger import LEDGER
-from expbase.record.run_dir import CONFIG
-from expbase.state import checkpoint
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, Session, printable, read_run
 
@@ -31,11 +31,11 @@ def add_parser(tools: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
-    if not path.exists() and (path.parent / checkpoint.FOLDER).is_dir():
-        from expbase.state.checkpointer import find_named  # here: it imports paddle
+    if not path.exists() and (path.parent / storage.FOLDER).is_dir():
+        from expbase.checkpoint.checkpointer import find_named  # here: it imports paddle
 
         path = find_named(path)
-    if (path / checkpoint.MANIFEST).exists():
+    if (path / storage.MANIFEST).exists():
         for line in of_checkpoint(path):
             print(printable(line))
         return 0
@@ -48,8 +48,8 @@ def main(args: argparse.Namespace) -> int:
 
 def of_checkpoint(path: Path) -> list[str]:
     """What a checkpoint says of itself, wherever it is; a CheckpointError if it is damaged."""
-    manifest = checkpoint.verify(path)
-    with checkpoint.reading(path / checkpoint.MANIFEST):
+    manifest = storage.verify(path)
+    with storage.reading(path / storage.MANIFEST):
         info = manifest["info"]
         facts = {"iteration": manifest["iteration"], "versions": info.get("versions")}
         facts |= {f"config.{key}": value for key, value in info.get("config", {}).items()}
@@ -58,7 +58,7 @@ def of_checkpoint(path: Path) -> list[str]:
 
 def describe(path: Path, run: Run) -> Iterator[str]:
     """What is known of a run, line by line."""
-    saved = checkpoint.listed(path / checkpoint.FOLDER)
+    saved = storage.listed(path / storage.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     newest = f", the newest {saved[-1].name}" if saved else ""
     yield str(path)
@@ -74,7 +74,7 @@ def describe(path: Path, run: Run) -> Iterator[str]:
         try:
             lines = [f"{title}: {_span(session, is_running)}", *_how(session, before)]
             before = _facts(session) or before
-        except (OSError, *checkpoint.DAMAGES) as error:
+        except (OSError, *storage.DAMAGES) as error:
             lines = [f"{title}: its record in {LEDGER} is damaged: {error!r:.80}"]
         yield from lines
 

@@ -17,8 +17,8 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 from paddle.io import DataLoader, Dataset  # noqa: E402
 
+from expbase.base import rng  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
-from expbase.state import rng  # noqa: E402
 
 BATCHES = 1000
 BATCH_SIZE = 16

@@ -43,7 +43,7 @@ import paddle.nn.functional as F  # noqa: E402
 from paddle.io import DataLoader  # noqa: E402
 
 from expbase import on  # noqa: E402
-from expbase.state import rng  # noqa: E402
+from expbase.base import rng  # noqa: E402
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 UNMEASURED = 8  # iterations at the start of a slice; a DataLoader reads up to 6 ahead

@@ -37,7 +37,8 @@ import paddle  # noqa: E402
 from paddle.base import framework  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
-from expbase.state import arrays, objects  # noqa: E402
+from expbase.base import arrays  # noqa: E402
+from expbase.state import objects  # noqa: E402
 
 WIDTH = 2048
 

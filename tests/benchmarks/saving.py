@@ -29,7 +29,8 @@ import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
-from expbase.state import checkpoint, objects  # noqa: E402
+from expbase.checkpoint import storage  # noqa: E402
+from expbase.state import objects  # noqa: E402
 
 WIDTH = 2048
 
@@ -115,7 +116,7 @@ class Subjects:
     def tidy(self) -> None:
         """Between two measurements: nothing is being written, and no file is overwritten."""
         self.exp._ExperimentBase__run.checkpointer.close()
-        checkpoint.prune(self.exp.checkpoint_dir, keep_last=1)  # deleting is not measured
+        storage.prune(self.exp.checkpoint_dir, keep_last=1)  # deleting is not measured
         for path in [*self.directory.glob("plain-*"), *self.directory.glob("paddle-*")]:
             path.unlink()
         os.sync()

@@ -31,7 +31,7 @@ from pathlib import Path
 from compare import differences, ledger, logged
 from watched import Watched
 
-from expbase.state import checkpoint
+from expbase.checkpoint import storage
 
 NET = Path(__file__).with_name("net.py")
 SHARED_MEMORY = Path("/dev/shm")
@@ -92,7 +92,7 @@ class Run:
     def __init__(self, output: Path, setup: Setup, iterations: int) -> None:
         self.output = output
         self.setup = setup
-        self.checkpoints = output / checkpoint.FOLDER
+        self.checkpoints = output / storage.FOLDER
         self.newest = -1  # iteration of the newest checkpoint that is known to be good
         command = [
             *(sys.executable, str(NET), "--output", str(output), "--device", "cpu"),
@@ -180,11 +180,11 @@ class Run:
             if start["iteration"] != max(self.newest, 0):
                 wrong.append(f"started at {start['iteration']} with one of {self.newest}")
         intact = [-1]
-        for path in checkpoint.listed(self.checkpoints):
+        for path in storage.listed(self.checkpoints):
             try:
-                checkpoint.verify(path)
-                intact.append(checkpoint.iteration_of(path) or 0)
-            except checkpoint.CheckpointError as error:
+                storage.verify(path)
+                intact.append(storage.iteration_of(path) or 0)
+            except storage.CheckpointError as error:
                 wrong.append(str(error))
         log = self.output / "worker_0.log"
         text = log.read_text(encoding="utf-8") if log.exists() else ""

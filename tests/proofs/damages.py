@@ -43,10 +43,11 @@ import paddle  # noqa: E402
 from tiny import Tiny, make, trained  # noqa: E402
 
 from expbase.__main__ import main as tool  # noqa: E402
+from expbase.base.files import checksum_of  # noqa: E402
+from expbase.checkpoint import storage  # noqa: E402
+from expbase.checkpoint.storage import CheckpointError  # noqa: E402
+from expbase.checkpoint.weights import WeightsError, read_weights  # noqa: E402
 from expbase.config import ConfigError  # noqa: E402
-from expbase.state import checkpoint  # noqa: E402
-from expbase.state.checkpoint import CheckpointError  # noqa: E402
-from expbase.state.weights import WeightsError, read_weights  # noqa: E402
 from expbase.tools import show  # noqa: E402
 
 SECONDS = 10
@@ -214,7 +215,7 @@ def of_checkpoint(folder: Path, good: Path, source: random.Random) -> Path:
     """A run whose only checkpoint is damaged; two of three times the manifest does not show it."""
     run = folder / "run"
     shutil.copytree(good, run)
-    (path,) = checkpoint.listed(run / checkpoint.FOLDER)
+    (path,) = storage.listed(run / storage.FOLDER)
     file = source.choice(sorted(path.iterdir()))
     if source.random() < 0.15:
         file.unlink()
@@ -222,10 +223,10 @@ def of_checkpoint(folder: Path, good: Path, source: random.Random) -> Path:
         source.choice((file.mkdir, lambda: os.mkfifo(file), lambda: None, *links))()
         return run
     data = file.read_bytes()
-    manifest = json.loads((path / checkpoint.MANIFEST).read_bytes())
+    manifest = json.loads((path / storage.MANIFEST).read_bytes())
     if source.random() < 0.03:
         file.write_bytes(b"")
-    elif file.name == checkpoint.MANIFEST:
+    elif file.name == storage.MANIFEST:
         manifest = other_json(manifest, source)
     elif file.suffix == ".json":
         file.write_bytes(text_of(other_json(json.loads(data), source), source))
@@ -300,14 +301,14 @@ def of_index(folder: Path, good: Path, source: random.Random) -> Path:
 def write_manifest(path: Path, manifest: Any, changed: str) -> None:
     """One that agrees with what is there, if it has its parts."""
     with contextlib.suppress(Exception):
-        if changed != checkpoint.MANIFEST:
+        if changed != storage.MANIFEST:
             data = (path / changed).read_bytes()
-            entry = {"size": len(data), "crc32": checkpoint.checksum_of([data])}
+            entry = {"size": len(data), "crc32": checksum_of([data])}
             manifest["files"][changed] = entry
         parts = manifest["iteration"], manifest["files"], manifest["info"]
-        (path / checkpoint.MANIFEST).write_bytes(checkpoint._manifest_bytes(*parts))
+        (path / storage.MANIFEST).write_bytes(storage._manifest_bytes(*parts))
         return
-    (path / checkpoint.MANIFEST).write_bytes(text_of(manifest, random.Random(0)))
+    (path / storage.MANIFEST).write_bytes(text_of(manifest, random.Random(0)))
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def resume(run: Path) -> None:
 
 def look(run: Path) -> None:
     """As `python -m expbase show` does at a checkpoint."""
-    show.of_checkpoint(checkpoint.listed(run / checkpoint.FOLDER)[0])
+    show.of_checkpoint(storage.listed(run / storage.FOLDER)[0])
 
 
 def start(run: Path) -> None:

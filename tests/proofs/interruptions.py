@@ -27,8 +27,8 @@ from net import Net
 from watched import Watched
 
 from expbase import main as run_experiment
-from expbase.state import checkpoint
-from expbase.state.validations import FILE
+from expbase.checkpoint import storage
+from expbase.checkpoint.best import FILE
 
 PLACES = ("validation", "epoch end")
 ITERATIONS, STOP_SECONDS, LONG_SECONDS = 44, 2.0, 120.0
@@ -109,8 +109,8 @@ class Run:
         return late + self._lost(iteration)
 
     def _lost(self, iteration: int) -> list[str]:
-        newest = checkpoint.iteration_of(last_checkpoint(self.output)) or 0
-        checkpoint.verify(last_checkpoint(self.output))
+        newest = storage.iteration_of(last_checkpoint(self.output)) or 0
+        storage.verify(last_checkpoint(self.output))
         return [] if newest >= iteration - 1 else [f"{iteration} interrupted, {newest} is there"]
 
     def finish(self) -> list[str]:

@@ -56,7 +56,7 @@ from tiny import make
 
 import expbase
 from expbase import ExperimentBase
-from expbase.ranks.processes import die_with_parent
+from expbase.base.processes import die_with_parent
 
 EXACT, TOLD, REFUSED = "exact", "told", "refused"
 EITHER = "exact told"  # restored, or named

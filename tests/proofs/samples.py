@@ -36,8 +36,8 @@ from paddle.io import (  # noqa: E402
 )
 
 from expbase import Config, ExperimentBase, main  # noqa: E402
-from expbase.data.iterator import TrainIterator  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
+from expbase.data.position import TrainIterator  # noqa: E402
 
 KINDS = ("in order", "shuffled", "own sampler", "own batches", "stream")
 

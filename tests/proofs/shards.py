@@ -34,8 +34,8 @@ from pathlib import Path
 from compare import differences, last_checkpoint
 from watched import Watched
 
-from expbase.state import checkpoint
-from expbase.state.arrays import parse
+from expbase.base.arrays import parse
+from expbase.checkpoint import storage
 
 PARTS = Path(__file__).with_name("parts.py")
 TARGETS = ((0,), (1,), (0, 1), None)  # the ranks that are killed; None: whatever belongs to the run
@@ -73,7 +73,7 @@ def run(output: Path, nprocs: int, *words: str) -> str:
 
 def is_saving(output: Path) -> bool:
     """Whether a checkpoint is being written."""
-    return any((output / checkpoint.FOLDER).glob(".writing-*"))
+    return any((output / storage.FOLDER).glob(".writing-*"))
 
 
 def strike(output: Path, watched: Watched, ranks: tuple[int, ...] | None, pause: float) -> bool:
@@ -104,12 +104,12 @@ def strike(output: Path, watched: Watched, ranks: tuple[int, ...] | None, pause:
 
 def check(output: Path, newest: int) -> int:
     """The iteration of the newest checkpoint; each must verify, and `newest` must not be lost."""
-    found = checkpoint.listed(output / checkpoint.FOLDER)
+    found = storage.listed(output / storage.FOLDER)
     for path in found:
-        checkpoint.verify(path)
-    if list((output / checkpoint.FOLDER).glob("damaged-*")):
+        storage.verify(path)
+    if list((output / storage.FOLDER).glob("damaged-*")):
         raise RuntimeError(f"{output}: a checkpoint was damaged")
-    now = max([-1, *(checkpoint.iteration_of(path) or 0 for path in found)])
+    now = max([-1, *(storage.iteration_of(path) or 0 for path in found)])
     if now < newest:
         raise RuntimeError(f"{output}: the newest checkpoint was of {newest}, and is of {now}")
     return now
@@ -134,7 +134,7 @@ def kill(folder: Path, kills: int, seed: int) -> Counter[str]:
             newest = check(output, newest)
         run(output, 2, *words)
         wrong = differences(output, folder / "whole")
-        left = [p.name for p in (output / checkpoint.FOLDER).glob(".*")]
+        left = [p.name for p in (output / storage.FOLDER).glob(".*")]
         if wrong or left:
             raise RuntimeError(f"{output}: {wrong} {left}")
         counted["runs identical"] += 1
@@ -147,7 +147,7 @@ def kill(folder: Path, kills: int, seed: int) -> Counter[str]:
 def sums_of(path: Path) -> dict[str, int]:
     """The checksums of the trained tensors and the accumulators of a checkpoint."""
     found: dict[str, int] = {}
-    for name, data in checkpoint.read(path).items():
+    for name, data in storage.read(path).items():
         if not name.endswith(".safetensors") or name.startswith(("@local_", "@values")):
             continue
         file = name.removesuffix(".safetensors")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from expbase.ranks.processes import die_with_parent
+from expbase.base.processes import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 USER = "65534"

@@ -20,7 +20,7 @@ from typing import Any
 import paddle
 from paddle.static import InputSpec
 
-from expbase.state.arrays import describe
+from expbase.base.arrays import describe
 
 Specs = Sequence[InputSpec]
 

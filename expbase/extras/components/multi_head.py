@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import paddle
 
+from expbase.base import rng
+from expbase.base.arrays import to_numpy
 from expbase.config import Config
-from expbase.data.iterator import TrainIterator
 from expbase.data.loaders import Shard, adapt_loader
+from expbase.data.position import TrainIterator
 from expbase.events import on
 from expbase.extras.prediction import Prediction
-from expbase.state import rng
-from expbase.state.arrays import to_numpy
 
 
 @dataclass(frozen=True)

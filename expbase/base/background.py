@@ -1,0 +1,76 @@
+"""Saving while training goes on: a snapshot into reused memory, and a thread that writes it.
+One job runs at a time, so the memory is never overwritten while it is written.
+
+    writer.wait()                          # for the previous job; raises its error
+    arrays = buffer.snapshot(live_arrays)
+    writer.start(lambda: write(arrays))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from expbase.base.arrays import Array
+from expbase.base.threads import result_of
+
+
+class Background:
+    """One job at a time, in a thread that waits for the next: starting one would hold up training,
+    which would wait until the new thread has begun, and then for the interpreter's lock.
+    """
+
+    def __init__(self) -> None:
+        self._executor = futures.ThreadPoolExecutor(1, "expbase-save")  # makes its thread when used
+        self._job: futures.Future[object] | None = None
+
+    def start(self, job: Callable[[], object]) -> None:
+        """Runs a job in the thread. Call `wait` first, which ends with the previous job."""
+        self._job = self._executor.submit(job)
+
+    def wait(self) -> None:
+        """Returns when the job has ended. The first call raises what the job raised."""
+        if self._job is not None:
+            job = self._job
+            try:
+                result_of(job, self._executor)
+            finally:
+                self._job = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not have to wait."""
+        return self._job is None or self._job.done()
+
+
+class SnapshotBuffer:
+    """Memory that holds one snapshot and is used again for the next.
+
+    Memory that was used before takes a copy several times faster than new memory.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def room(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The memory, of so many bytes, with whatever is in it."""
+        if self._memory.nbytes < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+    def snapshot(self, tensors: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
+        """Copies all arrays; the copies are valid until the next snapshot."""
+        sizes = [array.data.nbytes for arrays in tensors.values() for array in arrays.values()]
+        memory = self.room(sum(sizes))
+        copies: dict[str, dict[str, Array]] = {file: {} for file in tensors}
+        end = 0
+        for file, arrays in tensors.items():
+            for key, array in arrays.items():
+                start = end
+                end += array.data.nbytes
+                memory[start:end] = array.data
+                copies[file][key] = Array(array.dtype, array.shape, memory[start:end])
+        return copies

@@ -1,0 +1,187 @@
+"""The files of a run: how any of them is opened, and one that grows piece by piece.
+
+data = read_bytes(path, most=1 << 20)              # an OSError if it is a pipe, or larger
+file = AppendedFile(directory / "metrics.jsonl")   # opened at its first piece
+file.append(data)
+size = file.size()
+file.cut(size)                                     # what came later is gone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import stat
+import sys
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from expbase.base.threads import result_of
+
+
+def regular(path: str, flags: int) -> int:
+    """Opens a regular file, as the `opener` of `open`; an OSError if it is anything else.
+
+    A pipe would be waited for, and a device may have no end. What is written is written to no link:
+    another user may have planted it.
+    """
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    flags |= os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return descriptor
+
+
+def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
+    """The content of a file of at most so many bytes; `or_end`: of a longer one its end.
+
+    Raises:
+        OSError: It is no regular file, or too long.
+    """
+    with open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most and not or_end:
+            raise OSError(errno.EFBIG, f"{size} bytes long; expected at most {most}", str(path))
+        file.seek(max(size - most, 0))
+        return file.read(most)
+
+
+class AppendedFile:
+    """Each piece is the system's when `append` returns, so a kill does not lose it.
+
+    Without a path nothing is written.
+    """
+
+    has_lines = True  # each piece ends a line
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+        self._is_refused = False  # the last piece was, and that was told
+
+    def open(self) -> IO[bytes]:
+        """Opens the file, unless it is open; an OSError if that cannot be."""
+        if self._file is None:
+            assert self.path is not None
+            # A buffer would cost as much again. No directory is made: a run has its own already.
+            self._file = open(self.path, "ab", buffering=0, opener=regular)
+            if self.has_lines:
+                self._end_torn_line(self._file)
+        return self._file
+
+    def _end_torn_line(self, file: IO[bytes]) -> None:
+        """Ends a line that a power cut has torn: it would spoil the one that comes after it."""
+        with open(self.path or "", "rb", opener=regular) as written:
+            written.seek(max(self.size() - 1, 0))
+            is_torn = written.read(1) not in (b"", b"\n")
+        if is_torn:
+            file.write(b"\n")
+            text = "its last line was torn, as by a power cut, and is lost; what follows is not"
+            print(f"{self.path}: {text}.", file=sys.stderr)
+
+    def append(self, data: bytes) -> None:
+        """Adds a piece at the end; if the system refuses, the piece is lost, and that is told once.
+
+        A full disk must not end a training that may still find room for its checkpoint.
+        """
+        if self.path is None:
+            return
+        left = data
+        try:
+            file = self._file or self.open()
+            while left:  # the system may take a part of it
+                left = left[file.write(left) :]
+            self._is_refused = False
+        except OSError as error:
+            self._refused(error, len(data) - len(left))
+
+    def _refused(self, error: OSError, taken: int) -> None:
+        if self._file is not None and taken:  # a torn record would spoil those behind it
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - taken)
+        if not self._is_refused:
+            self._is_refused = True
+            lost = f"{self.path}: cannot be written: {error.strerror}; what should be in it is lost"
+            with contextlib.suppress(OSError):  # that may be on the same disk
+                # Not by a logger: its file may be what is refused.
+                print(f"{lost}, and training goes on. Make room.", file=sys.stderr)
+
+    def size(self) -> int:
+        """The size of the file now, in bytes."""
+        return self.path.stat().st_size if self.path and self.path.exists() else 0
+
+    def cut(self, size: int) -> None:
+        """Removes what was written after the file had this size, in bytes."""
+        if self.path and self.size() > size:
+            with open(self.path, "ab", opener=regular) as file:
+                file.truncate(size)
+
+    def close(self) -> None:
+        """Closes the file until the next piece. May be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def remove(path: Path) -> None:
+    """Removes a directory, or what is in its place; what the system refuses stays."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()  # rmtree would wait for a pipe
+
+
+def write_single_file(path: Path, parts: Iterable[Any]) -> None:
+    """Writes one file; it appears complete or not at all, and is on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".writing-{path.name}")
+    remove(temporary)  # of a killed process
+    try:
+        write_flushed(temporary, parts)
+        os.replace(temporary, path)
+        flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def mapped(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a file, mapped into memory, which the ranks of one machine share."""
+    with open(file, "rb", opener=regular) as opened:
+        is_empty = not os.fstat(opened.fileno()).st_size  # which cannot be mapped
+        return np.empty(0, np.uint8) if is_empty else np.memmap(opened, np.uint8, mode="r")
+
+
+def write_flushed(path: Path, parts: Iterable[Any]) -> dict[str, int]:
+    """Writes and flushes a file; returns its size and checksum."""
+    buffers = [memoryview(part).cast("B") for part in parts]
+    with ThreadPoolExecutor(1) as executor, path.open("xb") as file:  # no link
+        crc32 = executor.submit(checksum_of, buffers)  # while this thread waits for the disk
+        file.writelines(buffers)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"size": sum(map(len, buffers)), "crc32": result_of(crc32, executor)}
+
+
+def checksum_of(buffers: Iterable[Any]) -> int:
+    """The checksum of some memory, piece after piece."""
+    return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
+
+
+def flush(path: Path) -> None:
+    # New names and renames are on disk only when the directory that holds them was flushed.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,368 @@
+"""From the contents of a checkpoint to files and back, over all ranks.
+
+What a checkpoint holds is the one mapping that `contents` returns. Its entries have `state_dict()`
+and `load_state_dict(state)`, which returns reasons why continuing is not exact. They are restored
+in their order and captured in the reverse order, so that the last one, the user's own, acts before
+anything is captured and after everything is restored. What has a method `problems(state)` is asked
+first, so nothing is changed by a checkpoint that does not fit.
+
+    checkpointer.contents = lambda: {"objects": …, "loop": …, "data": …}
+    checkpointer.save(iteration, sizes)
+    notes = checkpointer.restore(checkpointer.newest())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from expbase.base.arrays import Array
+from expbase.base.background import Background, SnapshotBuffer
+from expbase.base.encoding import decode, encode
+from expbase.checkpoint import best, rank_state, storage
+from expbase.checkpoint.layout import ARRAYS, FORMAT, STATE_FILE, Snapshot
+from expbase.checkpoint.storage import CheckpointError
+from expbase.ranks import world
+from expbase.record.meter import NonFiniteError
+from expbase.state.objects import StatefulObjects, Tensors
+
+OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
+VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
+_SOURCES = "sources"  # another one
+_INVENTORY = "inventory"  # and what each place of rank 0 was like: no state, as times differ
+VALUES = "values"  # the entry that knows it
+_ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
+
+
+class Checkpointer:
+    """The checkpoints of one run; `training` is that section of its config."""
+
+    def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
+        self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
+        self.on_written: Callable[[Path], object] = lambda path: None  # on rank 0, for each one
+        self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
+        self.facts: Mapping[str, Any] = {}  # for who finds a checkpoint without its run
+        self._rank = world.rank()
+        file = None if self._rank else directory.parent / best.FILE
+        self.validations = best.Validations(file, training)
+        self.resumable: Path | None = None  # this run's newest, found at its start
+        self.newest_saved: Path | None = None  # that is known to be good
+        self.inspected = ""  # the name of the checkpoint that was loaded for inspection
+        self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
+        self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
+        self.inventory = ""  # of that checkpoint
+        self.background = Background()
+        self._written: list[Path] = []  # of which `on_written` does not know yet
+        self._expected: Mapping[str, str] = {}  # what had state after setup
+        self._directory = directory
+        self._logger = logger
+        self._training = training
+        self._buffer = SnapshotBuffer()
+        self._gatherer = rank_state.Gatherer(logger, has_shares=training.shares > 0)
+
+    def newest(self) -> Path | None:
+        """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
+        return world.on_rank_zero(
+            lambda: storage.newest_intact(self._directory, self._logger.warning),
+            "looking for a checkpoint",
+        )
+
+    def expect(self, found: StatefulObjects) -> None:
+        """After setup: notes what has state.
+
+        Raises:
+            TypeError: Nobody has set `contents`.
+        """
+        if OBJECTS not in self.contents():
+            raise TypeError(
+                "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
+            )
+        self._expected = found.outline()
+
+    def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
+        """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
+
+        With training.background_save the files are written while training goes on; what fails
+        there is raised by the next save, by `settle` or by `close`. `sizes` are
+        those of the logs, in bytes. That the system refuses, for lack of room say, is an error if
+        the checkpoint is `needed` or the first one; else a line says so.
+
+        Raises:
+            CheckpointError, TypeError, RuntimeError: It could not be written; a value that a
+                checkpoint cannot hold; something with state was added after setup.
+            NonFiniteError: A trained parameter or an accumulator is not finite.
+        """
+        if self.inspected:
+            raise RuntimeError(
+                f"save: the state is that of {self.inspected}, loaded to be looked at; as "
+                f"iteration {iteration} it would spoil the run."
+            )
+        world.on_rank_zero(self.settle, "saving")  # the one before
+        snapshot = self._snapshot()
+        sizes = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
+        inventory = self.contents()[VALUES].inventory
+        info = {**sizes, _SOURCES: self.sources, _INVENTORY: inventory, **self.facts}
+        best = self.validations.kept()  # now: it is not looked at again while training goes on
+        write = functools.partial(self._write, snapshot, iteration, info, best, needed=needed)
+        if not self._training.background_save:
+            world.on_rank_zero(write, "saving")
+        elif self._rank == 0:
+            self.background.start(write)
+
+    def _snapshot(self) -> Snapshot:
+        """What is to be written, on rank 0; live views, unless that is done in the background."""
+        contents = self.contents()
+        found = contents[OBJECTS]
+        self.refuse_changes(found)
+        tensors, values = _capture(contents)
+        if self._rank == 0 and self._training.background_save:
+            tensors = self._buffer.snapshot(tensors)
+        world.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
+        return self._gatherer.gather(found, tensors, values)
+
+    @property
+    def newest_name(self) -> str:
+        """Of the newest good checkpoint, for a message; rank 0 alone has written it."""
+        there = storage.listed(self._directory)[-1:] if self._rank else []
+        newest = there[0] if there else self.newest_saved
+        return newest.name if newest else "none yet" if self._rank == 0 else "rank 0's newest"
+
+    def close(self) -> None:
+        """Returns when this rank writes no more; raises what went wrong. May be called twice."""
+        self.validations.close()
+        self.settle()
+
+    def settle(self, *, wait: bool = True) -> None:
+        """When the save under way has ended: raises what went wrong, or calls `on_written`.
+
+        While that runs nothing is saved, so nothing is deleted. Without `wait` it does nothing if
+        the save still runs.
+        """
+        if wait or self.background.is_done:
+            self.background.wait()
+            while self._written:
+                self.on_written(self._written.pop())
+
+    def refuse_changes(self, found: StatefulObjects) -> None:
+        """Raises a RuntimeError if what has state is not what setup made: none could load it."""
+        before = self._expected
+        now = found.outline()
+        for name in sorted(before.keys() | now.keys()):
+            old = before.get(name)
+            new = now.get(name)
+            if old == new:
+                continue
+            how = f"is {new}, and was {old} after setup; a resumed run has what setup makes"
+            if old is None:
+                how = "appeared after setup, and a resumed run would not have it"
+            if new is None:
+                how = "is gone since setup, and a resumed run has it"
+            raise RuntimeError(
+                f"self.{name}: {how} when its state is restored. Make in setup_model all that "
+                "training needs, and use a part of it; or exclude_from_state it there."
+            )
+
+    def _write(
+        self,
+        snapshot: Snapshot,
+        iteration: int,
+        info: Mapping[str, Any],
+        best: Sequence[int],
+        *,
+        needed: bool,
+    ) -> None:
+        """Writes what was captured, if it is good and the system does not refuse."""
+        bad = "" if self._training.nonfinite == "ignore" else snapshot.nonfinite()
+        if bad and self._training.nonfinite == "error":
+            raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
+        if bad:
+            return self._go_on_without(iteration, f"not finite: {bad}.")
+        storage.flush_logs(self._directory.parent)  # whose sizes are in `info`
+        try:
+            self.newest_saved = storage.write(self._directory, iteration, snapshot.files(), info)
+        except CheckpointError as error:
+            if needed or self.newest_saved is None:
+                raise
+            return self._go_on_without(iteration, error)
+        self._written.append(self.newest_saved)
+        self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
+        self._prune(best)
+
+    def _go_on_without(self, iteration: int, reason: object) -> None:
+        text = "[%d] NO CHECKPOINT: %s The newest good one is %s, and training goes on."
+        self._logger.warning(text, iteration, reason, self.newest_name)
+
+    def _prune(self, best: Sequence[int]) -> None:
+        keep = self._training
+        for name in storage.prune(self._directory, keep.keep_last, keep.keep_every, best):
+            self._logger.info("deleted %s (training.keep_last=%d)", name, keep.keep_last)
+
+    def finish(self, iteration: int, epoch: int) -> None:
+        """Notes that the run has come to its end, and deletes what is not the best any more."""
+        self.close()
+        if self._rank == 0:
+            self.validations.write(iteration, epoch, {"finished": True})
+            self._prune(self.validations.kept())
+
+    def restore(self, path: Path) -> list[str]:
+        """Restores a checkpoint.
+
+        Returns:
+            Reasons why continuing is not exact.
+
+        Raises:
+            CheckpointError: It does not fit; nothing was changed.
+        """
+        states, saved_by = self._read_fitting(path)
+        notes = []
+        before = self._sources_then
+        if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
+            notes.append(
+                f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
+                "schedules too, is the checkpoint's, all else is the code's of now"
+            )
+        if saved_by != world.world_size() and not self._training.shares:
+            notes.append(
+                f"saved by {saved_by} processes and continued by {world.world_size()}: they draw "
+                "other numbers, and sum in another order"
+            )
+        notes += self._load(path, states)
+        self.newest_saved, self.inspected = path, ""
+        return notes
+
+    def load_for_inspection(self, path: Path) -> dict[str, Any]:
+        """Like `restore`, but returns the position in training, `iteration` and `epoch`, instead.
+
+        What differed between several processes, like the statistics of batch norm, is rank 0's.
+        """
+        entries = (OBJECTS, "values", "own")
+        states, _ = self._read_fitting(path, entries)
+        self._load(path, {name: states[name] for name in entries})
+        self.inspected = path.name
+        return dict(states["loop"])
+
+    def _load(self, path: Path, states: Mapping[str, Any]) -> list[str]:
+        notes: list[str] = []
+        for name, entry in self.contents().items():
+            is_users = name in (OBJECTS, "own")  # an error in them is the user's, and no damage
+            with contextlib.nullcontext() if is_users else storage.reading(path / STATE_FILE):
+                notes += entry.load_state_dict(states[name]) if name in states else []
+        return notes
+
+    def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
+        """This rank's states by entry, and how many ranks have saved them; sets `sizes`.
+
+        Those of `entries` fit; by default all.
+        """
+        opened = rank_state.open_checkpoint(path)
+        with storage.reading(path / storage.MANIFEST):
+            info = dict(opened.manifest["info"])
+            self._sources_then = dict(info.pop(_SOURCES, {}))
+            self.inventory = str(info.pop(_INVENTORY, ""))
+            self.sizes = {n: len(range(size)) for n, size in info.items() if n not in self.facts}
+        contents = self.contents()
+        with storage.reading(path / STATE_FILE):
+            saved = json.loads(opened.state)
+            _check_format(path, saved["format"])
+            values = saved["values"]
+            of_ranks = saved["local"]
+            if len(of_ranks) == world.world_size():
+                for name, entry in of_ranks[self._rank].items():
+                    values[name] |= entry
+        tensors, problems = rank_state.take(opened, contents[OBJECTS], len(of_ranks))
+        with storage.reading(path / STATE_FILE):
+            problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
+            states = {} if problems else _decoded(tensors, values)
+            for name in entries or states:
+                if hasattr(contents.get(name), "problems"):
+                    problems += contents[name].problems(states[name])
+        self._raise_together(path, problems)
+        return states, len(of_ranks)
+
+    def _raise_together(self, path: Path, problems: list[str]) -> None:
+        for rank, of_rank in enumerate(world.gather_objects(problems)):
+            if of_rank:
+                lines = "\n  ".join(of_rank[:20])
+                raise CheckpointError(
+                    f"{path}: does not fit this experiment on rank {rank}, in {len(of_rank)} "
+                    f"points:\n  {lines}\n"
+                    "Nothing was changed. Use the model it was saved from, or start over: --fresh."
+                )
+
+
+def _check_format(path: Path, number: int) -> None:
+    if number != FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {number}; expected {FORMAT}. Finish the run with the version of "
+            "expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
+            "--init_model_path."
+        )
+
+
+def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of the entries by file and key, live views, and JSON values by entry."""
+    arrays: dict[str, Array] = {}
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    for name in reversed([*contents]):
+        state = contents[name].state_dict()
+        if name == OBJECTS:
+            tensors, state = state
+        values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
+    return (tensors | {ARRAYS: arrays} if arrays else tensors), values
+
+
+def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
+    arrays = tensors.pop(ARRAYS, {})
+    states = {
+        name: {key: decode(value, arrays) for key, value in entry.items()}
+        for name, entry in values.items()
+    }
+    return states | {OBJECTS: (tensors, states[OBJECTS])}
+
+
+def choose(run: Path, which: str) -> Path:
+    """The checkpoint of a run that is meant: "best", "last" or an iteration, `400` or `step-400`.
+
+    If `run` is not an output directory, but a checkpoint itself, it is that one.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if which == "last" or (run / storage.MANIFEST).exists():
+        return storage.find(run)
+    number = which.removeprefix("step-")
+    if which == "best":
+        scores = best.best_of(run)
+        if not scores:
+            raise CheckpointError(
+                f"{run}: no checkpoint is the best one; expected training.monitor to name a metric "
+                "of valid(), and a save at an iteration that is validated."
+            )
+        number = str(scores[0][0])
+    if not number.isdecimal():
+        raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
+    folder = run if run.name == storage.FOLDER else run / storage.FOLDER
+    path = folder / storage.name_of(int(number))
+    if not path.exists():
+        there = ", ".join(p.name for p in storage.listed(path.parent)) or "none"
+        raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
+    storage.verify(path)
+    return path
+
+
+def find_named(path: Path) -> Path:
+    """The checkpoint at a path, the newest of the run there, or `RUN/best`, `/last`, `/step-400`.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    is_there = path.exists() or storage.of_parakeet(path)
+    by_name = re.fullmatch(f"best|last|{_ITERATION}", path.name) and not is_there
+    return choose(path.parent, path.name) if by_name else storage.find(path)

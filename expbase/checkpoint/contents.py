@@ -1,0 +1,87 @@
+"""The smaller entries of a checkpoint: gradients, what the bits depend on, what is the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import paddle
+
+from expbase.base.arrays import Array, gradient
+
+
+class Gradients:
+    """The gradients of `named_parameters`: a user may add them up over several iterations."""
+
+    def __init__(self, parameters: Iterable[tuple[str, Any]]) -> None:
+        self._parameters = parameters
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dense gradients by parameter; None for one that is all zeros.
+
+        A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
+        weights of the one and not those of the other. A parameter without one has no entry.
+        """
+        gradients = {}
+        for name, parameter in self._parameters:
+            grad = gradient(parameter)
+            if grad is not None and not grad.is_selected_rows():
+                is_set = Array.of(grad).data.any()
+                if grad.is_dist() and is_set:
+                    text = "a gradient with placements cannot be saved; clear it after step()."
+                    raise TypeError(f"{name}: {text}")
+                gradients[name] = grad if is_set else None
+        return gradients
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Sets the gradients from tensors; always exact."""
+        for name, parameter in self._parameters:
+            if name not in state:
+                parameter.clear_gradient(False)
+            elif state[name] is None:
+                if gradient(parameter) is None:
+                    parameter.grad = parameter.detach()  # a copy, which is memory for zeros
+                parameter.clear_gradient(True)
+            else:
+                grad = paddle.empty_like(parameter)
+                grad.copy_(state[name], True)
+                # Not copied into: the next backward would overwrite a gradient that was cleared.
+                parameter._set_grad_ivar(grad)
+        return []
+
+
+class Environment:
+    """What the bits of a run depend on beside its state; compared, not restored."""
+
+    def state_dict(self) -> dict[str, str]:
+        """Version of paddle, kind of device, number of threads."""
+        return {
+            "paddle": paddle.__version__,
+            "device": paddle.device.get_device().partition(":")[0],
+            "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Compares; returns reasons why continuing is not exact."""
+        return [
+            f"{name}: {state.get(name)} there, {now} now: kernels may sum in another order"
+            for name, now in self.state_dict().items()
+            if state.get(name) != now
+        ]
+
+
+class OwnStates:
+    """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event."""
+
+    def __init__(self, fire: Callable[..., Any]) -> None:
+        self._fire = fire
+
+    def state_dict(self) -> dict[str, Any]:
+        """What on_save_checkpoint returns."""
+        return dict(self._fire("on_save_checkpoint") or {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Hands it to on_load_checkpoint; always exact, as far as we know."""
+        self._fire("on_load_checkpoint", dict(state))
+        return []

@@ -1,0 +1,277 @@
+"""Checkpoint directories that survive a kill at any moment: write, verify, list, prune.
+
+A checkpoint appears complete or not at all: its files are written into a hidden directory and
+flushed to disk; manifest.json, the last of them, lists their sizes and checksums; then the
+directory is renamed. The newest whose manifest verifies is the one to continue from.
+
+    path = write(directory, 400, {"model.safetensors": buffers, "state.json": [text]})
+    path = newest_intact(directory, print)
+    content = read(path)                      # {"state.json": array of bytes, ...}
+    prune(directory, keep_last=3)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from expbase.base.files import (
+    checksum_of,
+    flush,
+    mapped,
+    read_bytes,
+    regular,
+    remove,
+    write_flushed,
+)
+from expbase.base.processes import MISTAKE
+from expbase.base.threads import result_of
+
+FOLDER = "checkpoints"  # of a run
+MANIFEST = "manifest.json"
+MOST_BYTES = 1 << 26  # of a manifest, or an index
+_MOST_DIGITS = 300
+# What is raised at a value that is not what it should be.
+DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
+_NAME = re.compile(r"step-(\d{8,})$")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or is damaged, or does not fit."""
+
+    exit_code = MISTAKE
+
+
+class UnreadableError(CheckpointError):
+    """The system refuses to read one, which is no damage: it is left where it is."""
+
+
+def name_of(iteration: int) -> str:
+    """The directory name of an iteration's checkpoint."""
+    return f"step-{iteration:08d}"
+
+
+def iteration_of(path: Path) -> int | None:
+    """The iteration in a checkpoint directory's name; None for another name."""
+    match = _NAME.match(path.name)
+    return int(match[1]) if match else None
+
+
+def listed(directory: Path) -> list[Path]:
+    """The checkpoints of a directory by their names, oldest first. They may be damaged."""
+    found = [path for path in directory.glob("step-*") if iteration_of(path) is not None]
+    return sorted(found, key=lambda path: iteration_of(path) or 0)
+
+
+def write(
+    directory: Path,
+    iteration: int,
+    files: Mapping[str, Iterable[Any]],
+    info: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes one checkpoint; it is complete and on disk when this returns.
+
+    `files` has for each file the buffers that are its content. `info` goes into the manifest.
+
+    Raises:
+        CheckpointError: The system refused; earlier checkpoints are unchanged.
+    """
+    target = directory / name_of(iteration)
+    temporary = directory / f".writing-{target.name}"
+    try:
+        remove(temporary)
+        directory.mkdir(exist_ok=True)  # but not the run's, which may have been moved away
+        temporary.mkdir()
+        entries = {name: write_flushed(temporary / name, parts) for name, parts in files.items()}
+        write_flushed(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
+        flush(temporary)
+        remove(target)  # no run saves an iteration twice
+        temporary.rename(target)
+        flush(directory)
+        return target
+    except BaseException as error:
+        remove(temporary)
+        if not isinstance(error, OSError):
+            raise
+        raise CheckpointError(
+            f"{target}: cannot be written: {error.strerror or error}. Earlier checkpoints are "
+            "intact. Make room or correct the permissions, and run the same command again."
+        ) from error
+
+
+def flush_logs(run: Path) -> None:
+    """Writes the logs of a run to the disk, so that a power cut loses nothing of them."""
+    for path in filter(Path.is_file, [*run.glob("*.jsonl"), *run.glob("*.log")]):
+        with contextlib.suppress(OSError):  # a log that cannot be kept must not cost a checkpoint
+            flush(path)
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Checks every byte of a checkpoint; returns its manifest.
+
+    Raises:
+        CheckpointError: A file is missing, longer, shorter or changed.
+    """
+    manifest = read_manifest(path)
+    files = {path / name: entry for name, entry in manifest["files"].items()}
+    with ThreadPoolExecutor() as executor:
+        for job in [executor.submit(_verify_file, *item) for item in files.items()]:
+            result_of(job, executor)  # raises what it raised
+    return manifest
+
+
+def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
+    with reading(file):
+        if not file.is_file() or file.stat().st_size != entry["size"]:
+            raise CheckpointError(f"{file}: is no file of {entry['size']} bytes.")
+        # In pieces of which each gets the memory of the one before.
+        with open(file, "rb", opener=regular) as stream:
+            if checksum_of(iter(lambda: stream.read(1 << 16), b"")) != entry["crc32"]:
+                raise CheckpointError(f"{file}: its content has changed since it was written.")
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Whatever is wrong with a file that is read in the block becomes one error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableError(
+            f"{file}: cannot be read: {error.strerror}. That is no damage, and nothing was "
+            "changed. Correct the permissions or the disk, and run the same command again."
+        ) from error
+    except DAMAGES as error:
+        raise CheckpointError(f"{file}: damaged, or not of expbase: {error!r:.300}") from error
+
+
+def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The bytes of each file but the manifest, mapped into memory; they are not verified."""
+    names = read_manifest(path)["files"]
+    return {name: mapped(path / name) for name in names}
+
+
+def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
+    """The newest checkpoint that verifies, in a directory that no other process writes to.
+
+    Damaged newer ones are moved aside; `say` is called with what was wrong with each. What a killed
+    process left half written or half deleted is deleted.
+
+    Raises:
+        CheckpointError: None is intact, and there are damaged ones; also those of earlier calls: a
+            run must not begin anew because it was started twice.
+    """
+    for unfinished in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
+        remove(unfinished)
+
+    def move_aside(damaged: Path, error: CheckpointError) -> None:
+        aside = directory / f"damaged-{damaged.name}"
+        remove(aside)  # an earlier one of the same iteration
+        damaged.rename(aside)
+        say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
+
+    path = _newest(directory, move_aside)
+    left = sorted(file.name for file in directory.glob("damaged-*"))
+    if path is None and left:
+        raise CheckpointError(
+            f"{directory}: no intact checkpoint is left, and {', '.join(left)} is damaged. Repair "
+            "one and rename it, or start over with --fresh."
+        )
+    return path
+
+
+def _newest(directory: Path, reject: Callable[[Path, CheckpointError], object]) -> Path | None:
+    for path in reversed(listed(directory)):
+        try:
+            verify(path)
+            return path
+        except UnreadableError:
+            raise
+        except CheckpointError as error:
+            reject(path, error)
+    return None
+
+
+def find(path: Path) -> Path:
+    """The checkpoint at a path, or the newest intact one of a run; nothing there is changed.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if (path / MANIFEST).exists():
+        verify(path)
+        return path
+    for directory in (path, path / FOLDER):
+        if newest := _newest(directory, lambda *_: None):
+            return newest
+    raise CheckpointError(
+        f"{path}: no intact checkpoint there; expected a directory like "
+        f"{FOLDER}/{name_of(400)}, or the output directory of a run. {of_parakeet(path)}".rstrip()
+    )
+
+
+def of_parakeet(path: Path) -> str:
+    """The way to go on from what Parakeet has saved at a path; "" if there is nothing of it."""
+    patterns = (f"{path.name}.pdparams", f"{path.name}/step-*", f"{path.name}/{FOLDER}/step-*")
+    files = [file for pattern in patterns for file in path.parent.glob(pattern)]
+    if not any(file.suffix == ".pdparams" for file in files):
+        return ""
+    return (
+        "It holds a run of Parakeet. To start from its weights, in a new --output: "
+        "--init_model_path FILE.pdparams. To go on at its iteration: docs/moving/parakeet.md."
+    )
+
+
+def prune(
+    directory: Path, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()
+) -> list[str]:
+    """Deletes the checkpoints that nothing asks to keep; returns their names.
+
+    Kept are the newest `keep_last` (0: all), those at multiples of `keep_every` (0: none for that
+    reason), and those of the iterations in `keep_best`.
+    """
+    deleted = []
+    for path in listed(directory)[:-keep_last] if keep_last else []:
+        iteration = iteration_of(path) or 0
+        if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
+            doomed = directory / f".deleting-{path.name}"
+            path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
+            remove(doomed)
+            deleted.append(path.name)
+    return deleted
+
+
+def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:
+    content = {"format": 1, "iteration": iteration, "files": files, "info": info}
+    checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    return (json.dumps(content | {"crc32": checksum}, sort_keys=True, indent=1) + "\n").encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, whose files are not looked at."""
+    file = path / MANIFEST
+    with reading(file):
+        if not file.is_file():
+            raise CheckpointError(f"{file}: there is no such file.")
+        raw = read_bytes(file, MOST_BYTES)
+        manifest: dict[str, Any] = json.loads(raw, parse_int=_whole_number)
+        # The manifest has no checksum outside itself. Instead it is written again from what was
+        # read, and must be the same to the byte: so no flipped bit is overlooked.
+        same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
+        elsewhere = [name for name, _ in manifest["files"].items() if Path(name).name != name]
+    if not same or elsewhere:
+        raise CheckpointError(f"{file}: its content has changed since it was written.")
+    return manifest
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:  # thousands take long
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)

@@ -1,0 +1,210 @@
+"""Model files: weights alone, out of checkpoints and other tools' files, and into such files.
+Optimizers and counters are not here: they come out of checkpoints alone.
+
+    found = read_weights(find_weights(Path("other/best")))  # {"model": {"fc.weight": Array}}
+    texts = load(found, {"model": layer}, into=None, partial=False)
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from expbase.base.arrays import Array, describe, is_piece, parse, serialize
+from expbase.base.files import mapped, read_bytes, write_single_file
+from expbase.base.processes import MISTAKE
+from expbase.checkpoint import storage
+from expbase.checkpoint.checkpointer import find_named
+from expbase.checkpoint.layout import LOCAL, SUFFIX
+from expbase.ranks import world
+from expbase.state.objects import misfits
+
+Weights = dict[str, Array]
+Rename = Callable[[str], str] | Mapping[str, str]  # of a weight in a file: its name here
+
+_INDEX = ".safetensors.index.json"  # names the files of a model in parts
+_OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and PaddleFormers write
+
+
+class WeightsError(ValueError):
+    """A model file that cannot be read, or does not fit."""
+
+    exit_code = MISTAKE
+
+
+def find_weights(path: Path) -> Path:
+    """The file or the checkpoint that a path means: of a run the newest one, or that of `RUN/best`.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is damaged.
+    """
+    if not path.exists() and (file := path.with_name(f"{path.name}.pdparams")).exists():
+        return file
+    if not (path / storage.MANIFEST).exists():
+        path = next(filter(Path.is_file, (path / name for name in _OF_OTHERS)), path)
+    return path if path.suffix and not path.is_dir() else find_named(path)
+
+
+def read_weights(path: Path) -> dict[str, Weights]:
+    """Reads the weights of a checkpoint, a `.safetensors`, in parts, too, or a `.pdparams`.
+
+    Nothing in it is run.
+
+    Args:
+        path: What `find_weights` returned.
+
+    Returns:
+        The weights of each model by its name; a file of weights alone holds one, named "".
+
+    Raises:
+        WeightsError: It cannot be read, or holds more than weights.
+    """
+    try:
+        if path.is_dir():
+            files = storage.read(path).items()
+            found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
+            return _without_local(found)
+        if path.name.endswith(_INDEX):
+            return {"": _in_parts(path)}
+        if path.suffix == SUFFIX:
+            return {"": _mapped(path)}
+        if path.suffix == ".pdparams":
+            from expbase.checkpoint import pdparams  # here: few runs read one, and it takes 2 ms
+
+            return {"": pdparams.parse(path)}
+    except (OSError, ValueError, storage.CheckpointError) as error:
+        raise WeightsError(f"{path}: cannot be read: {error}") from error
+    raise WeightsError(
+        f"{path}: does not exist, or is of an unknown kind; expected a checkpoint directory, "
+        ".safetensors or .pdparams."
+    )
+
+
+def _mapped(path: Path) -> Weights:
+    return parse(mapped(path))
+
+
+def _in_parts(index: Path) -> Weights:
+    with storage.reading(index):
+        content = json.loads(read_bytes(index, storage.MOST_BYTES))
+        names = sorted({*content["weight_map"].values()})
+        parts = [index.with_name(name) for name in names]
+    return {name: array for part in parts for name, array in _mapped(part).items()}
+
+
+def renamed(weights: Weights, rename: Rename) -> Weights:
+    """The same weights by other names; what a mapping does not name keeps its name.
+
+    Raises:
+        WeightsError: Several get the same name.
+    """
+    name_of = rename if callable(rename) else lambda name: rename.get(name, name)
+    new = {name_of(name): array for name, array in weights.items()}
+    if len(new) < len(weights):
+        raise WeightsError("rename: gives several weights the same name; expected one each.")
+    return new
+
+
+def _without_local(files: Mapping[str, Weights]) -> dict[str, Weights]:
+    for name in files.get(f"{LOCAL}0", ()):  # rank 0 has nothing else that is local
+        raise ValueError(
+            f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, and "
+            "their whole state by --checkpoint_path."
+        )
+    return {file: weights for file, weights in files.items() if not file.startswith(LOCAL)}
+
+
+def _need_whole(layer: Any, place: object) -> None:
+    pieces = [name for name, tensor in layer.state_dict().items() if is_piece(tensor)]
+    if pieces and world.world_size() > 1:
+        raise WeightsError(
+            f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
+        )
+
+
+def write_weights(path: Path, layer: Any) -> None:
+    """Writes a layer's weights, as `.safetensors` or as `.pdparams`; whole or not at all.
+
+    Raises:
+        WeightsError: The path ends in something else, or the system refused.
+    """
+    _need_whole(layer, path)
+    tensors = layer.state_dict()
+    if path.suffix == SUFFIX:
+        parts = list(serialize({name: Array.of(tensor) for name, tensor in tensors.items()}))
+    elif path.suffix == ".pdparams":  # what paddle.save writes
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        parts = [pickle.dumps(arrays, protocol=4)]
+    else:
+        raise WeightsError(f"{path}: ends in {path.suffix!r}; expected .safetensors or .pdparams.")
+    try:
+        write_single_file(path, parts)
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be written: {error.strerror}.") from error
+
+
+def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
+    """Writes a layer in eval mode by paddle.jit.save."""
+    _need_whole(layer, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    paddle.jit.save(layer, str(path), input_spec=list(input_spec))
+
+
+def _target_layers(
+    found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None
+) -> list[str]:
+    if into is None and "" not in found:
+        return [*layers]
+    only = next(iter(layers)) if len(layers) == 1 else "model"
+    name = only if into is None else into
+    if name not in layers:
+        raise WeightsError(
+            f"load_model: into={into!r} given, and self has {', '.join(layers)}; expected the one "
+            "that the model in the file is for: into=NAME."
+        )
+    return [name]
+
+
+def load(
+    found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
+) -> dict[str, str]:
+    """Sets the weights of layers, after all of them were compared; says for each what fitted.
+
+    `found` is what `read_weights` returned; `into` names one of the layers (None: those of the
+    names in the file, or the only one); with `partial` it is enough that something fits.
+
+    Raises:
+        WeightsError: They do not fit, or the user must say which layer; nothing was changed.
+    """
+    texts: dict[str, str] = {}
+    fitting = []
+    has_misfits = False
+    for name in _target_layers(found, layers, into):
+        _need_whole(layers[name], name)
+        other = "model" if into and "" not in found else ""
+        weights = found.get(name) or found.get(other, {})
+        tensors = layers[name].state_dict()
+        there = {key: describe(array) for key, array in weights.items()}
+        here = {key: describe(tensor) for key, tensor in tensors.items()}
+        wrong = misfits(there, here, "file")
+        fits = [(weights[key], tensors[key]) for key in here if there.get(key) == here[key]]
+        fitting += fits
+        has_misfits = has_misfits or bool(wrong)
+        texts[name] = "\n  ".join([f"{len(fits)} fitted", *wrong])
+    if not texts or (not fitting if partial else has_misfits):
+        named = "" if "" in found else f"; there are {', '.join(found) or 'none'}"
+        table = "\n".join(f"{name}: {text}" for name, text in texts.items())
+        raise WeightsError(
+            f"the weights do not fit{named}:\n{table}\n"
+            "Nothing was changed. If names differ: load_model(path, rename=…). PyTorch has the "
+            "weight of a Linear as [out, in]: transpose it in the file, square ones, too. To take "
+            "what fits alone: partial=True, or --init_partial."
+        )
+    for array, tensor in fitting:
+        array.copy_to(tensor)
+    return texts

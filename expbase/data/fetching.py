@@ -1,0 +1,304 @@
+"""Making batches: in this thread, or in worker processes that leave nothing behind.
+
+The generators are seeded for each batch, from its position, so what a data set draws is the same
+here, in any worker, and after a resume.
+
+    fetcher = Fetcher(loader, "self.train_loader")    # over a data set with indices
+    for batch, taken, last in fetcher.fetch(iter([(0, [5, 2], 2), (2, [7, 1], 4)]), base=seed): ...
+    fetcher.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import multiprocessing
+import operator
+import os
+import pickle
+import signal
+import textwrap
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import core
+from paddle.io import DataLoader, TensorDataset
+from paddle.io.dataloader import worker as paddle_worker
+from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
+
+from expbase.base import rng
+from expbase.base.processes import (
+    die_with_parent,
+    forking,
+    leave_note,
+    remove_left_files,
+    signals_held,
+    survive_signals,
+)
+from expbase.data.order import Numbered
+
+# Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
+Items = Generator[tuple[Any, Numbered, bool], None, None]
+
+
+class Fetcher:
+    """Makes the numbered batches of a DataLoader over a data set with indices."""
+
+    def __init__(self, loader: DataLoader, name: str) -> None:
+        self._loader = loader
+        self._name = name
+        # A loader whose persistent workers wait for an epoch. While they serve one there is none,
+        # and another run over the same data starts workers of its own.
+        self._idle: DataLoader | None = None
+
+    def fetch(self, numbered: Iterator[Numbered], base: int) -> Items:
+        """Batch after batch, as paddle's own loader would return them; `base` is their seed."""
+        return (self._by_workers if self._loader.num_workers else self._here)(numbered, base)
+
+    def close(self) -> None:
+        """Ends persistent workers. May be called twice."""
+        if self._idle is not None:
+            _end_workers(self._idle._iterator)
+            self._idle = None  # a later run over the data starts new ones
+
+    def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
+        # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
+        # ahead, draws from the same generators as training does, and hangs for ever when the
+        # data set raises an exception.
+        dataset = _BatchDataset(self._loader)
+        place = self._loader.places[0]
+        for taken, last in with_last(numbered):
+            rng.seed_cpu(rng.derive(base, taken[0]))
+            try:
+                batch = dataset.batch(taken[1])
+            except Exception as error:
+                _add_note(error, f"{self._name}: raised {dataset.under_way(taken[1])}")
+                raise
+            yield to_tensors(batch, place), taken, last
+
+    def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
+        # Workers are some batches ahead of training. They return batches in the order in which
+        # the keys were handed out; `tee` keeps the rest of each item until its batch is there.
+        ahead, returned = itertools.tee(with_last(numbered))
+        # `is None`, because bool() of a DataLoader asks for its length.
+        loader = self._worker_loader() if self._idle is None else self._idle
+        self._idle = None
+        loader.batch_sampler.keys = ([(base, *taken[:2])] for taken, _ in ahead)
+        rng.seed_cpu(base)  # paddle draws a seed from numpy when it makes an iterator
+        iterator = _started(loader)
+        last = False
+        try:
+            for batch, (taken, last) in zip(iterator, returned, strict=False):
+                match batch:
+                    case [_, Exception() as error, str() as what]:
+                        _add_note(error, f"{self._name}: raised {what}")
+                        raise error
+                yield batch, taken, last
+        finally:
+            # After an epoch that was left early persistent workers still hold batches of it, which
+            # paddle would return in the next epoch: such workers are ended.
+            if last and self._loader._persistent_workers and self._idle is None:
+                self._idle = loader
+            else:
+                _end_workers(iterator)
+
+    def _worker_loader(self) -> DataLoader:
+        # To paddle, a whole batch is one sample here, and each of its batches has one sample.
+        loader = _with_hardened_workers(self._loader)
+        loader._persistent_workers = self._loader._persistent_workers
+        loader.dataset = _BatchDataset(self._loader)
+        loader.batch_sampler = _Keys()
+        loader.auto_collate_batch = True
+        loader.collate_fn = operator.itemgetter(0)
+        return loader
+
+
+def explain_dead_worker(error: BaseException) -> None:
+    """Makes what paddle raises when a worker has died name the causes."""
+    texts = ("Blocking queue is killed", "DataLoader process")
+    if isinstance(error, SystemError) and any(text in str(error) for text in texts):
+        _add_note(
+            error,
+            "A worker of a DataLoader has died. Tensors of paddle do that, if a data set or a "
+            "collate_fn makes them in a forked worker: expected numpy arrays. Else it had no more "
+            "memory, or no more room in /dev/shm.",
+        )
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Adds a line to an error: which samples it was raised for, say."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.args += (note,)
+
+
+class _BatchDataset:
+    """The batches of a loader by key: (seed, position of its first sample, their indices).
+
+    In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
+    without it here. Paddle takes a batch without any array for the end of the data.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._dataset = loader.dataset
+        self._makes_batches = loader.auto_collate_batch
+        self._collate = _collate_fn(loader)
+        self._samples: list[Any] = []  # of the batch under way
+        # Paddle's own: all samples at once, which takes a tenth of the time.
+        at_once = type(loader.dataset) is TensorDataset and self._collate is default_collate_fn
+        self._tensors = loader.dataset.tensors if at_once else None
+
+    def __getitem__(self, key: tuple[int, int, Any]) -> Any:
+        base, position, indices = key
+        # What is drawn for a batch does not depend on those before, which another worker may have
+        # made, or the run that this one continues.
+        rng.seed_cpu(rng.derive(base, position))
+        try:
+            return self.batch(indices)
+        except Exception as error:
+            return [np.zeros(1), _sendable(error), self.under_way(indices)]
+
+    def batch(self, indices: Any) -> Any:
+        """The batch of these samples."""
+        self._samples = samples = []
+        if self._tensors is not None:
+            with contextlib.suppress(Exception):  # of a wrong index, which is found below
+                rows = paddle.to_tensor(indices)
+                return [paddle.index_select(tensor, rows) for tensor in self._tensors]
+        for index in indices:
+            samples.append(self._dataset[index])
+        # batch_size=None: what the data set holds is a batch already.
+        return self._collate(samples if self._makes_batches else samples[0])
+
+    def under_way(self, indices: Any) -> str:
+        """What an exception has interrupted, in words."""
+        indices = list(indices)
+        if len(self._samples) < len(indices):
+            return f"by sample {indices[len(self._samples)]!r} of the data set"
+        return f"by collate_fn for the samples {textwrap.shorten(repr(indices), 400)}"
+
+
+def _sendable(error: Exception) -> Any:
+    """The exception, to be pickled and raised in the main process with its traceback as cause."""
+    trace = error.__traceback__
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # it has arguments of its own, say
+        error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(trace)
+    from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+
+    return ExceptionWithTraceback(error, trace)
+
+
+class _Keys:
+    """A batch sampler whose batches are set anew for each epoch."""
+
+    keys: Iterator[list[Any]]
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self.keys
+
+
+def streamed_by_workers(loader: DataLoader) -> Iterator[Any]:
+    """The batches of a DataLoader over an IterableDataset with workers, which end with it."""
+    iterator = _started(_with_hardened_workers(loader))
+    try:
+        yield from iterator
+    finally:
+        _end_workers(iterator)
+
+
+def _started(loader: DataLoader) -> Any:
+    """Paddle's iterator over a loader, with workers that multiprocessing ends by SIGKILL at exit:
+    they survive its SIGTERM.
+    """
+    with forking(), signals_held({signal.SIGTERM}):
+        iterator = iter(loader)
+    for worker in iterator._workers:
+        worker._popen.terminate = functools.partial(_kill, worker.pid, id(iterator))
+    return iterator
+
+
+def _kill(pid: int, iterator: int) -> None:
+    # Else paddle raises an error for a worker that was killed.
+    core._erase_process_pids(iterator)  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+
+
+def _end_workers(iterator: Any) -> None:
+    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
+    iterator._try_shutdown_all(1)
+    for worker in iterator._workers:
+        worker.kill()  # that one is still busy
+        worker.join()
+    remove_left_files()
+
+
+def _with_hardened_workers(loader: DataLoader) -> DataLoader:
+    """A copy of the loader whose workers end with this process and survive its group's signals."""
+    hardened = copy.copy(loader)
+    init_fn = loader.worker_init_fn
+    hardened.worker_init_fn = functools.partial(_start_worker, loader.dataset, init_fn)
+    hardened._persistent_workers = False
+    hardened._iterator = None
+    return hardened
+
+
+def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+    # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
+    # worker that died of it would make the training process fail, which wants to save.
+    survive_signals()
+    started_by = multiprocessing.parent_process()
+    die_with_parent(started_by.pid if started_by else None)
+    leave_note()
+    # get_worker_info().dataset is the user's data set, not the wrapper around it.
+    paddle_worker._worker_info.__dict__["dataset"] = dataset
+    if init_fn is not None:
+        init_fn(worker_id)
+
+
+def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
+    """The batches of a DataLoader over an IterableDataset without workers, read in this thread.
+
+    Without the first samples, if some are cut off.
+    """
+    collate = _collate_fn(loader)
+    size = loader.batch_size
+    place = loader.places[0]
+    samples: Iterator[Any] = itertools.islice(loader.dataset, cut, None)
+    # None: what the data set holds is a batch already
+    chunks = samples if size is None else iter(lambda: list(itertools.islice(samples, size)), [])
+    for chunk in chunks:
+        if size is None or len(chunk) == size or not loader.drop_last:
+            yield to_tensors(collate(chunk), place)
+
+
+def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:
+    default = default_collate_fn if loader.auto_collate_batch else default_convert_fn
+    return loader.collate_fn or default  # type: ignore[no-any-return]
+
+
+def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each item, and whether it is the last; reads one ahead."""
+    for item in items:
+        for following in items:
+            yield item, False
+            item = following
+        yield item, True
+
+
+def to_tensors(batch: Any, place: Any) -> Any:
+    """The batch as paddle's DataLoader would return it: arrays as tensors, tuples as lists."""
+    if isinstance(batch, Mapping):
+        return {key: to_tensors(value, place) for key, value in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return [to_tensors(value, place) for value in batch]
+    if isinstance(batch, np.ndarray):
+        return paddle.Tensor(batch, place=place)  # paddle.to_tensor does this after more questions
+    is_elsewhere = isinstance(batch, paddle.Tensor) and batch.place._type() != place._type()
+    return paddle.to_tensor(batch, place=place) if is_elsewhere else batch

@@ -1,0 +1,196 @@
+"""Where one rank is in its training data: the epoch, and the place in it.
+Which batches an epoch has, a LoaderAdapter decides.
+
+    iterator = TrainIterator()
+    iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
+    iterator.open(epoch=3)
+    state = iterator.state_dict()    # another process continues behind that batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from expbase.data.fetching import Items
+from expbase.data.loaders import Batches, LoaderAdapter, Shard
+
+_UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"
+
+
+class TrainIterator:
+    """The training batches of one rank, epoch after epoch.
+
+    Until `attach` is called there are none to be read, and no epoch that could end.
+    """
+
+    def __init__(self) -> None:
+        self.adapter = LoaderAdapter(None, "self.train_loader", Shard(seed=0))
+        self.epoch = 0  # the one that was opened last; 0: none was
+        self.batches = Batches(_nothing())  # of this epoch
+        self.batch_in_epoch = 0  # batches that this rank has read in it
+        self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
+        self._iteration = 0  # for which the last batch was read
+        self._reads = 0  # of batches for it
+        self._batch_size: int | None = None  # with which the epoch was opened
+
+    def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
+        """Sets the training data, and whether an epoch of another order is left in its middle."""
+        self.adapter = adapter
+        self.leaves_epochs = leaves_epochs
+        self.batches = Batches(_nothing(), ended=True)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all batches of the epoch were read, or none was opened yet."""
+        return self.batches.ended
+
+    @property
+    def samples_per_round(self) -> int | None:
+        """Samples of one batch on each rank; None: unknown."""
+        size = self.adapter.batch_size
+        return size and size * self.adapter.shard.world_size
+
+    def open(self, epoch: int, position: int = 0) -> None:
+        """Goes to a position in an epoch; see `LoaderAdapter.open`."""
+        self.batches.close()
+        self._batch_size = self.adapter.batch_size
+        self.batches = self.adapter.open(epoch, position)
+        self.epoch = epoch
+        self.batch_in_epoch = 0
+        self.resumed_within_epoch = False
+
+    def read(self, iteration: int = 0) -> Any:
+        """The next batch of the epoch, for an iteration.
+
+        Raises:
+            ValueError: There is no data.
+            RuntimeError: There is no batch.
+        """
+        self.batch_in_epoch += 1
+        self.resumed_within_epoch = False
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._reads = 0
+        self._reads += 1
+        try:
+            return next(self.batches)
+        except StopIteration:
+            if self.adapter.loader is None:
+                raise self.adapter.not_set() from None
+            raise RuntimeError(
+                f"{self.adapter.name}: has no more batches in this epoch; expected an epoch that "
+                "was opened, and the batches that its length, or the run that is continued, "
+                "promised."
+            ) from None
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Which part of its update the batch read last is, if each rank has `count` of them.
+
+        Returns:
+            Its number over all ranks, from 0, and how often this rank had that number before: by
+            hand one may read more than these.
+        """
+        turn, number = divmod(max(self._reads - 1, 0), count)
+        return self.adapter.shard.rank * count + number, turn
+
+    @property
+    def _layout(self) -> list[Any]:
+        """The kind of order, the samples in a data set and in a batch (None: unknown), and the
+        number of ranks if each has another order, else 0.
+
+        A position in an epoch is one in all epochs whose first two are the same. It says which
+        samples were before it if all ranks have one order.
+        """
+        adapter = self.adapter
+        ranks = 0 if adapter.has_one_order else adapter.shard.world_size
+        size = self._batch_size if self.epoch else adapter.batch_size
+        return [adapter.kind, adapter.num_samples, size, ranks]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place. It counts what all ranks have read, so that another number may go on."""
+        loader = self.adapter.state_dict()
+        if self.ended:
+            loader.pop("listing", None)
+        return {
+            "epoch": self.epoch,
+            "batches": self.batch_in_epoch * self.adapter.shard.world_size,
+            "position": self.batches.taken[2],
+            "ended": self.batches.ended or not self.epoch,
+            "loader": loader,
+            "layout": self._layout,
+            "order": None if self.batches.ended else self.adapter.checksum(),
+        }
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """That there is no loader any more, or one of another order in the middle of an epoch."""
+        name = self.adapter.name
+        epoch = state["epoch"]
+        if self.adapter.loader is None:
+            return [f"{name}: not set; the checkpoint is of epoch {epoch}."] if epoch else []
+        if state["ended"] or self._has_order_of(state) or self.leaves_epochs:
+            return []
+        return [
+            f"{name}: {_described(state['layout'])} there, {_described(self._layout)} now, in the "
+            f"middle of epoch {epoch}; expected the same order, or --force, which goes on with "
+            "the next epoch."
+        ]
+
+    def _has_order_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether the kind of order and the number of samples are those of a state."""
+        return bool(state["layout"][:2] == self._layout[:2])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
+
+        With another size of batches or number of ranks, `batch_in_epoch` is the number of batches
+        of now that the samples taken amount to, rounded down: never more than batches_per_epoch.
+        """
+        adapter = self.adapter
+        if adapter.loader is None:
+            return []
+        reasons = adapter.load_state_dict(state["loader"])
+        there = state["layout"]
+        now = self._layout
+        if state["ended"] or not self._has_order_of(state):
+            # Nothing is opened: the next thing to come is a new epoch.
+            self.batches.close()
+            self.batches = Batches(_nothing(), state["position"], ended=True)
+            self.epoch = state["epoch"]
+            self.resumed_within_epoch = False
+            how = "the next epoch is the first one of the new size"
+        else:
+            self.open(state["epoch"], state["position"])
+            self.resumed_within_epoch = True
+            how = "the epoch goes on with the samples that it has not had"
+            is_another = len({adapter.checksum(), state["order"]} - {None}) > 1
+            if is_another:
+                reasons.append(
+                    f"{adapter.name}: its sampler gives another order of this epoch than before; "
+                    "expected one that draws from random, numpy or paddle"
+                )
+            if is_another or there[-1] or now[-1]:
+                how = f"the epoch goes on behind {state['position']} samples, {_UNKNOWN}"
+        self.batch_in_epoch = state["batches"] // adapter.shard.world_size
+        if there != now:
+            if self.samples_per_round:
+                self.batch_in_epoch = state["position"] // self.samples_per_round
+            text = f"{_described(there)} there, {_described(now)} now"
+            reasons.append(f"{adapter.name}: {text}: {how}")
+        return reasons
+
+    def close(self) -> None:
+        """Ends worker processes. May be called twice."""
+        self.batches.close()
+        self.adapter.close()
+
+
+def _nothing() -> Items:
+    yield from ()
+
+
+def _described(layout: list[Any]) -> str:
+    kind, samples, batch_size, ranks = layout
+    size = "unknown" if batch_size is None else batch_size
+    text = f"{samples or '?'} samples, {kind}, in batches of {size}"
+    return f"{text}, world size {ranks}" if ranks else text

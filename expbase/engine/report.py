@@ -1,0 +1,228 @@
+"""What a run says: the lines at log_interval, the card, the last lines.
+
+Formats are in metrics.py, meter.py and record/card.py; when something is said, run.py decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from expbase.checkpoint.checkpointer import Checkpointer
+from expbase.config import differences
+from expbase.data.position import TrainIterator
+from expbase.engine import due
+from expbase.engine.stop import StopReason
+from expbase.ranks import world
+from expbase.record import card, console
+from expbase.record.meter import MetricsFile, NonFiniteError, line, short
+from expbase.record.metrics import MetricLog
+from expbase.record.speed import Stopwatch
+from expbase.record.visualizer import Visualizer
+
+
+class Report:
+    """The lines of one rank.
+
+    Args:
+        config: Of the experiment; `defaults` are those of its class.
+        args: As given to the experiment.
+        data: The training data; it knows the size of a batch.
+        checkpointer: It knows the newest and the best checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        defaults: Any,
+        args: argparse.Namespace,
+        logger: logging.Logger,
+        stopwatch: Stopwatch,
+        data: TrainIterator,
+        checkpointer: Checkpointer,
+    ) -> None:
+        self.metrics = MetricLog(logger, MetricsFile(None), Visualizer(None))
+        self._config = config
+        self._defaults = defaults
+        self._args = args
+        self._logger = logger
+        self._stopwatch = stopwatch
+        self._data = data
+        self._checkpointer = checkpointer
+
+    # --- while training ------------------------------------------------------------------
+
+    def leave_log_to_zero(self) -> None:
+        """After a checkpoint, or a start from one: with shares rank 0 keeps what all logged."""
+        if self._config.training.shares and world.rank():
+            self.metrics.meter.clear()
+
+    def line(
+        self, iteration: int, epoch: int, rates: Mapping[str, float], fire: Callable[..., Any]
+    ) -> None:
+        """The means of what was logged since the last line, rates and speeds: one event."""
+        self.check_finite(iteration)  # waits for the device: that is training's time
+        speed = self._stopwatch.speed(iteration, self._data.samples_per_round)
+        with self._stopwatch.exclude():
+            if (seconds := self._left(iteration)[1]) is not None:
+                speed["seconds_left"] = seconds
+            means = self.metrics.meter.means()
+            metrics = {f"train/{name}": mean for name, mean in means.items()}
+            metrics |= rates
+            metrics |= {f"speed/{n}": number for n, number in (speed | world.peak_memory()).items()}
+            fire("on_log", metrics)
+            self.metrics.last = metrics
+            self.metrics.write(iteration, epoch, metrics, is_routine=True)
+
+    def differences(self, lost: Sequence[str], otherwise: Sequence[str]) -> None:
+        """What is not as it was at the checkpoint that was restored."""
+        for text in lost:
+            self._logger.warning("not exact: %s", text)
+        for text in otherwise:
+            self._logger.info("%s", text)
+
+    def no_checkpoint(self, iteration: int) -> None:
+        """A save() of the user's has made none, and there is none yet."""
+        self._logger.warning(
+            "[%d] save: made no checkpoint; expected super().save() in it.", iteration
+        )
+
+    def validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
+        """The results of the validation of an iteration."""
+        metrics = {f"valid/{name}": number for name, number in results.items()}
+        self.metrics.write(iteration, epoch, metrics)
+
+    def means(self, iteration: int, what: str, means: Mapping[str, float]) -> None:
+        """Numbers that are no point on a curve; for the text log alone."""
+        if means:
+            self._logger.info("%s%s", what, line(iteration, means))
+
+    def config_changes(self) -> dict[str, Any]:
+        """The keys that are not by default, with their values."""
+        changes = differences(self._defaults, self._config)
+        return {key: now for key, (_, now) in changes.items()}
+
+    def check_finite(self, iteration: int) -> None:
+        """Before a line or a checkpoint: warns, or raises, if a logged scalar is not finite.
+
+        With shares each rank gets what all have logged.
+        """
+        meter = self.metrics.meter
+        if self._config.training.shares:
+            world.wait_for_all("what was logged")
+            meter.take_all(world.gather_objects(meter.state_dict()))
+        bad = meter.nonfinite()
+        policy = self._config.training.nonfinite if bad else "ignore"
+        if policy == "warn":
+            self._logger.warning("[%d] not finite: %s", iteration, bad)
+        elif policy == "error":
+            self._checkpointer.close()  # one may still be under way
+            raise NonFiniteError(bad, self._checkpointer.newest_name)
+
+    def _left(self, iteration: int) -> tuple[int | None, float | None]:
+        """Iterations and seconds until the end that the config asks for; None if nobody knows."""
+        batches = self._data.adapter.batches_per_epoch
+        training = self._config.training
+        of_an_update = training.accumulation_steps * self._data.adapter.shard.batches
+        updates = batches and batches / of_an_update
+        left = due.iterations_left(training, iteration, updates)
+        return left, None if left is None else self._stopwatch.seconds_left(iteration, left)
+
+    @contextlib.contextmanager
+    def live(self, now: Callable[[], tuple[str, int, int]]) -> Iterator[None]:
+        """Shows how far it is, while the block runs, to somebody at a terminal.
+
+        `now` returns phase, iteration and epoch.
+        """
+        if world.rank() or not console.is_terminal(sys.stderr):
+            yield
+            return
+        with console.live_line(lambda: self._progress(*now())) as self.metrics.is_live:
+            yield
+
+    def _progress(self, phase: str, iteration: int, epoch: int) -> str:
+        """What the live line says, the most important first. Called in another thread."""
+        last = self.metrics.last
+        left, seconds = self._left(iteration)
+        loss = next((name for name in ("train/loss", *last) if name in last), None)
+        words = [f"{phase} {iteration}" + ("" if left is None else f"/{iteration + left}")]
+        words += [f"epoch {epoch}"] if epoch else []
+        words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
+        words += [f"{card.clock(seconds)} left"] if seconds is not None else []
+        speed = last.get("speed/steps_per_second")
+        words += [f"{short(speed)} it/s"] if speed else []
+        return "  ".join(words)
+
+    # --- before and after ----------------------------------------------------------------
+
+    def is_over(self, iteration: int, epoch: int) -> None:
+        """Nothing is to be trained."""
+        position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
+        self._logger.info(
+            f"FINISHED already: {position}. To train on, raise training.max_iteration or "
+            "max_epoch; --fresh starts over."
+        )
+
+    def end(self) -> None:
+        """How long it took, what is best, and how to see the curves."""
+        # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
+        # launcher kills the others four seconds later.
+        world.on_rank_zero(self._checkpointer.close, "the last checkpoint")
+        say = self._logger.info
+        say("time        %s", card.clock(self._stopwatch.seconds()))
+        for iteration, score in self._checkpointer.validations.best[:1]:
+            monitor = self._config.training.monitor
+            say("best        %s=%.6g at iteration %d", monitor, score, iteration)
+        if not (world.rank() or getattr(self._args, "smoke", False)):
+            say("curves      python -m expbase board %s", shlex.quote(str(self._args.output)))
+
+    def stopped(self, iteration: int, stopped_by: StopReason, text: str, *, is_saved: bool) -> None:
+        """Why it ended before its end."""
+        hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
+        if not is_saved:
+            hint = "; nothing was saved here: no checkpoint was asked for"
+        self._logger.info("[%d] STOPPED by %s%s", iteration, text or stopped_by, hint)
+
+    def finished(self, iteration: int, epoch: int) -> None:
+        """It came to its end."""
+        newest = self._checkpointer.newest_saved
+        where = f"epoch {epoch}, " if epoch else ""
+        where += f"{newest.name} in " if newest else ""
+        self._logger.info("[%d] FINISHED: %s%s", iteration, where, self._args.output)
+
+    # --- failures ------------------------------------------------------------------------
+
+    def failure(self, iteration: int, error: BaseException) -> None:
+        """What ended the run; whoever catches it shows it on the terminal."""
+        raised = {"is_shown": True}
+        self._logger.error("[%d] ended by %r", iteration, error, exc_info=error, extra=raised)
+
+    def failed_batch(self, iteration: int, epoch: int) -> None:
+        """Names the batch of an update that failed: the next start comes to it again."""
+        self.quietly("saving", self._checkpointer.close)  # the last one may be under way
+        words = [f"batch {self._data.batch_in_epoch} of epoch {epoch}"] if epoch else []
+        if indices := self._data.batches.indices:
+            words += [f"samples {textwrap.shorten(repr(indices), 400)} of the data set"]
+        self._logger.info(
+            f"[{iteration}] the update was made of {', '.join(words) or 'no batch'}; the same "
+            f"command comes to it again, from {self._checkpointer.newest_name}"
+        )
+
+    def now(self, text: str, level: int = logging.WARNING) -> None:
+        """A line that must be seen, although the log may not be open yet."""
+        self._logger.log(level, "%s", text, extra={"is_shown": True})
+        print(f"{logging.getLevelName(level)}: {text}", file=sys.stderr)
+
+    def quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
+        """Calls it after a failure: what fails now is logged, and hides nothing."""
+        try:
+            function(*args)
+        except BaseException as error:  # a second Ctrl-C ends this step, and not the closing
+            error.__suppress_context__ = True  # the original one was logged before
+            self._logger.error("in %s, after the failure: %r", name, error, exc_info=error)

@@ -1,0 +1,205 @@
+"""The directory of one run: its lock, its config, and making room for a fresh start.
+
+One run owns one directory at a time, until its process is dead.
+
+    directory = RunDirectory("runs/digits")
+    directory.claim(config, fresh=False, force=False)
+    directory.dump(config)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from expbase.base.files import regular, write_single_file
+from expbase.checkpoint import storage
+from expbase.config import (
+    ConfigError,
+    differences,
+    dump_yaml,
+    get_default_training_config,
+    load_yaml,
+)
+from expbase.record.meter import METRICS
+
+CONFIG = "config.yaml"
+LOCK = ".lock-{rank}"
+
+# A run may continue although other keys of `training` differ: these change what is computed.
+_COMPUTED_FROM = ("seed", "deterministic", "accumulation_steps", "shares")
+MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() - _COMPUTED_FROM}
+
+# What a run writes to beside its checkpoints.
+_FILES = (
+    *(CONFIG, METRICS, "validations.jsonl", "ledger.jsonl", "vdlrecords.run.log"),
+    *("worker_*.log", "STOP", LOCK.format(rank="*")),
+)
+
+# The locks of this process. The system's kind of lock admits the same process a second time, and it
+# is lost when any handle of the file is closed: so a file must not be opened here again.
+_held: set[str] = set()
+
+
+class RunDirectory:
+    """The directory of a run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self._config = self.path / CONFIG  # written once the directory is a run's
+        self._lock = contextlib.ExitStack()
+        self._locked: tuple[Path, os.stat_result] | None = None  # the file of the lock
+
+    def make(self) -> None:
+        """Makes the directory; a ConfigError says why that cannot be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._error(f"cannot be made a directory: {error.strerror}.") from error
+
+    def expect(self) -> None:
+        """Raises a ConfigError if no run is here, to be read."""
+        if not self._config.is_file():
+            raise self._error(f"holds no run; expected the directory of one, with its {CONFIG}.")
+
+    def lock(self, rank: int) -> None:
+        """Takes the directory for one rank of this process; a ConfigError if another run has it."""
+        import fcntl  # here: Windows has none, and is refused in words
+
+        path = self.path / LOCK.format(rank=rank)
+        name = os.path.join(os.path.realpath(self.path), path.name)  # the same for links to it
+        with contextlib.ExitStack() as undo:
+            try:
+                self._check_files()
+                if name in _held:
+                    raise BlockingIOError
+                file = undo.enter_context(open(name, "ab", opener=regular))
+                # Not flock: workers that outlive a killed process would still hold that one.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = os.fstat(file.fileno())
+                is_there = os.path.samestat(locked, os.stat(name))
+            except (BlockingIOError, FileNotFoundError):
+                is_there = False  # the other one has it, or has moved it aside
+            except OSError as error:
+                raise self._error(
+                    f"cannot be locked: {error.strerror}. A lock keeps two processes from one run; "
+                    "give an --output where files can be written and locked."
+                ) from error
+            if not is_there:
+                raise self._error(
+                    "is in use by a running experiment. Wait for it, stop or close it, or give "
+                    "another --output."
+                )
+            _held.add(name)
+            undo.callback(_held.discard, name)
+            self._lock = undo.pop_all()
+            self._locked = path, locked
+
+    def check(self) -> None:
+        """Raises a ConfigError if the directory is not the one that was locked any more."""
+        if self._locked is None:
+            return
+        path, locked = self._locked
+        try:
+            if os.path.samestat(locked, os.stat(path)):
+                return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return  # a disk that does not answer now
+        raise self._error(
+            "is not the directory any more that this run has locked: it was moved, removed or "
+            "replaced. The run ends, and makes nothing there anew. Leave a directory where it is "
+            "while its run lasts; to go on from what was moved, give its new place as --output."
+        )
+
+    def _check_files(self) -> None:
+        """Raises a ConfigError if in the place of a file of a run there is something else."""
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                is_ours = any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _FILES)
+                if is_ours and not entry.is_file(follow_symlinks=False):
+                    raise self._error(
+                        f"holds {entry.name}, which is a link, a directory, a pipe or a device; "
+                        "expected a file. Move it away."
+                    )
+                if entry.name == storage.FOLDER and not entry.is_dir():
+                    raise self._error(f"holds {entry.name}, no directory; expected one.")
+
+    def is_open_to_others(self) -> bool:
+        """Whether any user of the machine may write to it, and so make a run load what is his."""
+        return bool(self.path.stat().st_mode & stat.S_IWOTH)
+
+    def release(self) -> None:
+        """Ends the lock. May be called twice."""
+        self._locked = None
+        self._lock.close()
+
+    def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
+        """Makes and locks the directory for a run of this config; for rank 0.
+
+        With `fresh` a run that is here is moved aside first, and its new place is returned. With
+        `force` a run that has another config is continued.
+
+        Raises:
+            ConfigError: It cannot be made, is in use, or holds a run of another config.
+        """
+        self.make()
+        self.lock(rank=0)  # before it is moved: a running one must not be
+        aside = None
+        if fresh:
+            aside = self.move_aside()
+            self.release()  # only now: nobody else gets in between
+            self.make()
+            self.lock(rank=0)
+        if hint := "" if self.is_begun() else storage.of_parakeet(self.path):
+            raise self._error(f"cannot be continued here. {hint}")
+        changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
+        if changed and not force:
+            lines = "".join(f"\n  {k}: {a!r} there, {b!r} now" for k, (a, b) in changed.items())
+            raise self._error(
+                f"holds a run of another config:{lines.replace('None there', 'not there')}\n"
+                "Give another --output, --fresh to start over here (the old run is moved aside), "
+                "or --force to continue under the new config."
+            )
+        return aside
+
+    def move_aside(self) -> Path | None:
+        """Renames the directory, if it holds a run; returns its new place."""
+        if not self._config.exists():
+            return None
+        number = 1
+        path = Path(os.path.realpath(self.path))  # what a link leads to stays on its disk
+        while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
+            number += 1
+        with contextlib.suppress(FileNotFoundError):  # another rank of this machine has done it
+            path.rename(aside)
+            path.mkdir(exist_ok=True)
+        return aside
+
+    def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The config keys that differ from those of the first start, with both values."""
+        return differences(load_yaml(self._config), config) if self.is_begun() else {}
+
+    def is_begun(self) -> bool:
+        """Whether a run here has a checkpoint or a line of metrics; starts before count for none.
+
+        Such a start failed early, perhaps because of its config: another one may begin here.
+        """
+        metrics = self.path / METRICS
+        has_line = metrics.exists() and metrics.stat().st_size > 0
+        has_checkpoint = bool(storage.listed(self.path / storage.FOLDER))
+        return self._config.exists() and (has_line or has_checkpoint)
+
+    def dump(self, config: Mapping[str, Any]) -> None:
+        """Writes config.yaml until the run has begun; later starts leave it as it is."""
+        if not self.is_begun():
+            write_single_file(self._config, [dump_yaml(config).encode()])
+
+    def _error(self, what: str) -> ConfigError:
+        return ConfigError(f"--output: {str(self.path)!r} {what}")

@@ -1,0 +1,207 @@
+"""What each share of an update has alone: its number, its statistics, values that a user names.
+
+With training.shares: V an update is made of V shares, of one batch each. Rank r of w computes the
+V/w shares from r·V/w on, one after the other, each as if it were a process: its random numbers are
+derived from its number, and the statistics of the layers are the share's own: every buffer, and
+the running mean and variance of each normalization. Outside of shares the layers have what share 0
+has, on all ranks. What else changes within the loop would depend on the number of ranks, and is an
+error: it is looked for in updates that a line or a checkpoint follows.
+
+    states = ShareStates(training, state)
+    states.begin(iteration)
+    for number in states.numbers:
+        with states.computing(number): ...           # forward and backward of its batch
+    states.end()
+
+Source: EasyScale (Li et al., SC 2023), where one process stands in for several workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import paddle
+
+from expbase.base.arrays import Array
+from expbase.engine.due import due_at
+from expbase.ranks import world
+from expbase.state.attributes import UserState
+from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
+from expbase.state.prints import checksum
+
+ShareState = dict[str, Any]  # of one share: tensors and values by path
+# Layers whose parameters of these names are written in the forward.
+_RUNNING = {
+    paddle.nn.layer.norm._BatchNormBase: ("_mean", "_variance"),
+    paddle.nn.BatchNorm: ("_mean", "_variance"),
+    paddle.nn.SpectralNorm: ("weight_u", "weight_v"),
+}
+
+
+class Looked(NamedTuple):
+    """What there is beside the statistics, at a moment."""
+
+    values: dict[str, Any]  # checksums by path
+    tables: dict[str, dict[Any, Any]]  # copies of the dicts among them
+    frozen: dict[str, int]  # checksums of the tensors that are not trained
+
+
+class ShareStates:
+    """The shares of one rank; in a checkpoint those of all ranks."""
+
+    def __init__(self, training: Any, state: UserState) -> None:
+        self._count: int = training.shares
+        on_a_rank = self._count // world.world_size()
+        first = world.rank() * on_a_rank
+        self.numbers = range(first, first + on_a_rank)
+        self.is_computing = False
+        self._training = training
+        self._state = state
+        self._kept: dict[int, ShareState] = {number: {} for number in self.numbers}
+        self._statistics: dict[str, Any] = {}  # the tensors in the layers, by path
+        self._first_iteration = -1  # of this start
+        self._before: Looked | None = None  # if the update is looked at
+
+    def begin(self, iteration: int) -> None:
+        """Before the first share of an update."""
+        found = self._state.saved()
+        now = dict(statistics(found))
+        for path, tensor in now.items():
+            # Of a layer that has taken the place of another one each share begins alike.
+            is_other = self._statistics.get(path, tensor) is not tensor
+            for kept in self._kept.values():
+                if is_other or path not in kept:
+                    kept[path] = tensor.clone()
+        self._statistics = now
+        if self._first_iteration < 0:
+            self._first_iteration = iteration
+            for kept in self._kept.values():
+                for path in self._state.by_share:
+                    kept[path] = _copy(getattr(*self._state.owner_of(path)), kept, path)
+        due = due_at(self._training, iteration, 0, 0, is_epoch_end=False)
+        # The second one, too: a layer may set up something in its first forward.
+        is_second = iteration == self._first_iteration + 1
+        looks = due.log or due.checkpoint or is_second
+        self._before = self._look(found, with_tensors=due.checkpoint) if looks else None
+
+    @contextlib.contextmanager
+    def computing(self, number: int) -> Iterator[None]:
+        """What is computed in the block is this share's."""
+        kept = self._kept[number]
+        self._install(kept)
+        self.is_computing = True
+        try:
+            yield
+        finally:
+            self.is_computing = False
+            kept |= {path: tensor.clone() for path, tensor in self._statistics.items()}
+            kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
+
+    def end(self) -> dict[str, Any]:
+        """After the last share of an update.
+
+        Returns:
+            The statistics, which all ranks are to get from rank 0, which has share 0.
+
+        Raises:
+            RuntimeError: Something else has changed within the loop.
+        """
+        if self._before is not None:
+            self._refuse_changes(self._before)
+        self._install(self._kept[self.numbers.start])
+        return self._statistics
+
+    def _install(self, kept: Mapping[str, Any]) -> None:
+        for path, tensor in self._statistics.items():
+            tensor.copy_(kept[path], True)
+        for path in self._state.by_share:
+            setattr(*self._state.owner_of(path), kept[path])
+
+    def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
+        state = self._state
+        places = state.values.places()
+        values: dict[str, Any] = dict(state.values.prints(places))
+        values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
+        values |= {path: checksum(getattr(*state.owner_of(path))) for path in state.registered}
+        tables = {p: dict(value) for p, (_, _, value) in places.items() if isinstance(value, dict)}
+        frozen = {
+            f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]
+            for path, part in (found.sublayers() if with_tensors else ())
+            for name, tensor in part.named_parameters(include_sublayers=False)
+            if tensor.stop_gradient and tensor._is_initialized()
+        }
+        known = self._statistics.keys()
+        return Looked(
+            {path: value for path, value in values.items() if path not in known},
+            tables,
+            {path: value for path, value in frozen.items() if path not in known},
+        )
+
+    def _refuse_changes(self, before: Looked) -> None:
+        """Raises a RuntimeError for what changes once for each batch of a rank."""
+        now = self._look(self._state.saved(), with_tensors=bool(before.frozen))
+        for path, value in now.frozen.items():
+            if before.frozen.get(path, value) != value:
+                raise RuntimeError(
+                    f"self.{path}: a weight that is not trained has changed within the loop over "
+                    "micro_batches(), which is shorter with more ranks. Change it outside of the "
+                    "loop, or make it a statistic, by register_buffer: of these each share has its "
+                    "own."
+                )
+        for path, value in now.values.items():
+            if before.values.get(path) == value or _is_filled(path, before, now):
+                continue
+            raise RuntimeError(
+                f"self.{path}: a value that has changed within the loop over micro_batches(), "
+                "which is shorter with more ranks. Change it outside of the "
+                f"loop, or call in setup_model register_stateful({path!r}, by_share=True), so that "
+                "each share has its own, or exclude_from_state, if training does not depend on it."
+            )
+
+    def state_dict(self) -> dict[str, ShareState]:
+        """What the shares of this rank have, by their numbers."""
+        return {
+            str(number): {p: get_state(v) if has_state(v) else v for p, v in kept.items()}
+            for number, kept in self._kept.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, ShareState]) -> list[str]:
+        """Takes what the shares of this rank had; returns why continuing is not exact."""
+        for number in self.numbers:
+            self._kept[number] = {**state.get(str(number), {})}
+        if len(state) == self._count:
+            return []
+        return [f"training.shares: {len(state)} there, {self._count} now"]
+
+
+def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
+    """Every buffer, and what a normalization keeps of the batches that it has seen."""
+    for path, part in found.sublayers():
+        names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
+        running = {name: part._parameters.get(name) for name in names}
+        for name, tensor in {**running, **part._buffers}.items():
+            if tensor is not None and tensor._is_initialized():
+                yield f"{path}.{name}", tensor
+
+
+def _is_filled(path: str, before: Looked, now: Looked) -> bool:
+    """Whether a cache was filled: what was there has not changed."""
+    old = before.values.get(path)
+    if old is None or getattr(old, "kind", "") == "NoneType":
+        return True
+    table = before.tables.get(path)
+    return table is not None and all(now.tables[path].get(k) is item for k, item in table.items())
+
+
+def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
+    """A copy of a value, as it was restored if it was."""
+    if path in restored and not has_state(value):
+        return restored[path]
+    value = copy.deepcopy(value)
+    if path in restored:
+        set_state(value, restored[path])
+    return value

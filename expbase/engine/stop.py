@@ -1,0 +1,241 @@
+"""Why a run should stop before its end: signals, a file, a time limit, a call.
+
+A request is only noted; the loop ends after the iteration under way, saves, and the process answers
+with the exit code of the reason. Several ranks ask each other about every half second, at
+iterations that all of them know beforehand, so no iteration pays for it and all end at the same
+one.
+
+    requests = StopRequests(output_dir / "STOP", time_limit_seconds=3600)
+    with requests.installed():             # a signal is noted
+        requests.start(iteration)
+        if requests.agreed(iteration): ... # all ranks stop here
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from expbase.base.processes import handling, ignore_signals_at_exit
+from expbase.ranks import world
+from expbase.record.speed import Stopwatch
+
+_NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
+_ASK_SECONDS = 0.5  # between two questions of the ranks to each other
+_LOOK_SECONDS = 0.1  # between two looks for a reason to leave a validation
+_HEARD = b"\nstops at the end of the update, or at the next batch of the validation\n"
+_exits = itertools.count()  # numbers those of this process
+
+
+class StopReason(enum.IntEnum):
+    """Why to stop; of several the greatest counts. With what the process answers after it."""
+
+    text: str
+    exit_code: int
+
+    NONE = 0, "nothing", 0
+    CALL = 1, "stop() was called", 0
+    FILE = 2, "a file named STOP", 0
+    TIME_LIMIT = 3, "training.time_limit_seconds", 124
+    SIGUSR1 = 4, "SIGUSR1", 143  # the scheduler's warning that SIGTERM will come
+    SIGHUP = 5, "SIGHUP", 129  # the terminal is gone
+    SIGTERM = 6, "SIGTERM", 143
+    SIGINT = 7, "Ctrl-C", 130
+
+    def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
+        reason = int.__new__(cls, value)
+        reason._value_ = value
+        reason.text = text
+        reason.exit_code = exit_code
+        return reason
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class StopRequests:
+    """The requests of this process, and what the ranks agree on.
+
+    Args:
+        stop_file: Its existence is a request; None on ranks other than 0.
+        time_limit_seconds: From now; 0: none.
+        save_seconds: From a checkpoint to the next one; 0: not by the clock. Rank 0 has the clock.
+        parallel: Whether other ranks must agree.
+        began: When the time limit began, by the clock, if that was before.
+        stopwatch: Gets to know which rank is the slowest.
+        check: Called about twice a second; raises what ends the run.
+    """
+
+    def __init__(
+        self,
+        stop_file: Path | None = None,
+        time_limit_seconds: float = 0,
+        *,
+        save_seconds: float = 0,
+        parallel: bool = False,
+        began: float | None = None,
+        stopwatch: Stopwatch | None = None,
+        check: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.reason = StopReason.NONE  # the strongest request of this process so far
+        self.text = ""  # what stop() was given, for the log
+        self.is_save_due = False  # by the clock, in the iteration in which they asked last
+        self._now_seconds = _NOW_SECONDS
+        self._stop_file = stop_file
+        self._limit = time_limit_seconds
+        self._parallel = parallel
+        self._on_all_ranks = False
+        self._stopwatch = stopwatch or Stopwatch()
+        self._clock = clock
+        self._check = check
+        self._save_seconds = save_seconds
+        self._began = clock() if began is None else began
+        self._last_ctrl_c = float("-inf")
+        self.start(0)
+
+    def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
+        """Notes one more request, which perhaps every rank makes in this iteration."""
+        self.reason = max(self.reason, reason)
+        self.text = text or self.text
+        self._on_all_ranks = self._on_all_ranks or on_all_ranks
+
+    def ignore_second_ctrl_c(self) -> None:
+        """From now on it does not mean "at once"."""
+        self._now_seconds = 0.0
+
+    def poll(self) -> None:
+        """Looks at the file and the clock, and whether the run may go on."""
+        self._check()
+        if self._limit and self._clock() - self._began >= self._limit:
+            self.add(StopReason.TIME_LIMIT)
+        if self._stop_file is not None and self._stop_file.exists():
+            self.add(StopReason.FILE)
+
+    def remove_stop_file(self) -> None:
+        """Removes the file, so that the next start does not stop at once."""
+        if self._stop_file is not None:
+            self._stop_file.unlink(missing_ok=True)
+
+    # What the ranks agree on
+
+    def start(self, iteration: int) -> None:
+        """Training begins at this iteration: the first question is asked at once."""
+        self.next_iteration = iteration  # when the ranks ask each other next
+        self._asked = (self._clock(), iteration)
+        self.note_saved()
+
+    def note_saved(self) -> None:
+        """A checkpoint holds the state of now."""
+        self._saved_at = self._clock()
+
+    def agreed(self, iteration: int, *, ask_now: bool = False) -> StopReason:
+        """The reason for which all ranks stop here, if they ask now, and whether a save is due."""
+        self.is_save_due = False
+        if self._on_all_ranks and not ask_now:
+            return StopReason.CALL
+        if iteration < self.next_iteration and not ask_now:
+            return StopReason.NONE if self._parallel else self.reason
+        self.poll()
+        now = self._clock()
+        began, asked_at = self._asked
+        self._asked = (now, iteration)
+        done = iteration - asked_at
+        steps = max(done, 1)
+        is_due = 0 < self._save_seconds <= now - self._saved_at
+        busy = self._stopwatch.busy(steps)
+        rows = world.gather_numbers(self.reason, (now - began) / steps, is_due, *busy)
+        self._stopwatch.note_ranks([row[3:] for row in rows])
+        # The slowest rank's time: every rank must plan the same next question.
+        greatest, slowest, due, *_ = map(max, zip(*rows, strict=True))
+        self.is_save_due = bool(due)
+        # At most twice as far as last time: iterations may become slower than they were.
+        ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)
+        self.next_iteration = iteration + max(ahead, 1)
+        return StopReason(int(greatest))
+
+    # Signals
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Notes signals that ask to stop in the block; afterwards the old handlers are back.
+
+        A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
+        paddle's launcher sends it up to three times to every process of a group.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread can set handlers
+            return
+
+        def note(signum: int, frame: Any) -> None:
+            if signum == signal.SIGINT:
+                before = self._last_ctrl_c
+                self._last_ctrl_c = self._clock()
+                if self._last_ctrl_c - before < self._now_seconds:
+                    raise KeyboardInterrupt
+            if not self.reason:
+                with contextlib.suppress(OSError):  # not by a stream, which may be in use just now
+                    os.write(2, _HEARD)
+            self.add(StopReason[signal.Signals(signum).name])
+
+        paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
+        signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+        ignore_signals_at_exit(signals)
+        with handling(dict.fromkeys(signals, note)):
+            yield
+
+
+class ValidationLeft(BaseException):
+    """A validation was left, since the run stops. Not an Exception: valid() should not catch it."""
+
+
+class ValidationExit:
+    """How all ranks leave a validation, when one of them has a reason to stop from outside.
+
+    A rank leaves before a batch, and says so in the processes' store. One that has read all its
+    batches waits for the others; it asks them to leave, and leaves when another one has. So nobody
+    leaves once all have come to where they wait for each other: all go on from there, or none does.
+    All ranks make the same ones, in the same order.
+    """
+
+    def __init__(self, requests: StopRequests) -> None:
+        number = next(_exits)
+        self._requests = requests
+        self._asked = f"expbase/asked/{number}"
+        self._left = f"expbase/left/{number}"
+        self._next_look = 0.0
+        self._is_time = False  # to look; not at each of many quick batches
+
+    def before_batch(self) -> None:
+        """Raises ValidationLeft if this rank, or another one, has a reason to stop."""
+        if self._has_reason() or self._asks(self._asked) or self._asks(self._left):
+            world.add_to_store(self._left, 1)
+            raise ValidationLeft
+
+    def while_waiting(self) -> None:
+        """Raises ValidationLeft if another rank has left; call it again and again."""
+        if self._has_reason():
+            world.add_to_store(self._asked, 1)
+        if self._asks(self._left):
+            raise ValidationLeft
+
+    def _has_reason(self) -> bool:
+        now = time.monotonic()
+        self._is_time = now >= self._next_look
+        if self._is_time:
+            self._next_look = now + _LOOK_SECONDS
+            self._requests.poll()
+        return self._requests.reason > StopReason.CALL
+
+    def _asks(self, key: str) -> bool:
+        return self._is_time and world.add_to_store(key, 0) > 0

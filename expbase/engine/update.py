@@ -1,0 +1,204 @@
+"""One update in parts: micro-batches, backward, step. All of it may be written by hand instead.
+
+The helpers add accumulation, the averaging of gradients over the ranks, a GradScaler if one is an
+attribute of the experiment, and the events in between. Schedules are not stepped here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import paddle
+from paddle.amp.grad_scaler import OptimizerState
+
+from expbase.base import rng
+from expbase.engine import checks
+from expbase.engine.gradient_tree import GradientTree
+from expbase.engine.shares import ShareStates, statistics
+from expbase.ranks import world
+from expbase.record.speed import Stopwatch
+from expbase.state.attributes import UserState
+from expbase.state.objects import named_parameters
+
+
+class Update:
+    """The update under way.
+
+    Args:
+        training: That section of the config.
+        state: The attributes of the experiment.
+        stopwatch: Counts the time until the first backward.
+        fire: Calls an event.
+    """
+
+    def __init__(
+        self, training: Any, state: UserState, stopwatch: Stopwatch, fire: Callable[..., Any]
+    ) -> None:
+        self._accumulates = False  # whether train_batch has asked for micro-batches in this start
+        self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
+        self.has_shares: bool = training.shares > 0
+        # Batches of an update on this rank.
+        self.batches: int = training.shares // world.world_size() or training.accumulation_steps
+        self.shares = ShareStates(training, state)
+        # By wrapper, the ids of what its DataParallel does not average.
+        self._frozen: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        self._tree = GradientTree(lambda: named_parameters(state.found()))
+        self._training = training
+        self._state = state
+        self._stopwatch = stopwatch
+        self._fire = fire
+        self._divisor = 1  # of a loss: in a loop over micro-batches their number
+        self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
+
+    @property
+    def repeats_rank_zero(self) -> bool:
+        """Whether this rank computes the same as rank 0 now: with shares, outside of them."""
+        return self.has_shares and world.rank() > 0 and not self.shares.is_computing
+
+    def check_complete(self) -> None:
+        """Raises a RuntimeError if the loop over the micro-batches was left early."""
+        needed = self.batches + self.has_shares  # these are added up when the loop has ended
+        if 0 < self._yielded < needed:
+            raise RuntimeError(
+                f"micro_batches: the update was made after {self._yielded} of {self.batches} "
+                "batches; expected it after the whole loop, and no break in the loop: gradients "
+                "are averaged at its end."
+            )
+
+    def note_wrapped(self, wrapper: Any) -> Any:
+        """Notes which parameters a DataParallel does not average: those that are frozen now."""
+        frozen = {id(p) for p in wrapper.parameters() if p.stop_gradient}
+        self._frozen.setdefault(wrapper, frozen)
+        return wrapper
+
+    def check_wrapped(self) -> None:
+        """Raises a RuntimeError if such a parameter is trained now: each rank trains its own."""
+        found = self._state.found()
+        moving = {id(tensor) for _, tensor in statistics(found)}
+        for wrapper in found.parallel.values():
+            self.note_wrapped(wrapper)
+        names = {id(parameter): name for name, parameter in named_parameters(found)}
+        for wrapper, frozen in self._frozen.items():
+            for p in wrapper.parameters() if wrapper in found.parallel.values() else ():
+                if id(p) in frozen - moving and not p.stop_gradient:
+                    raise RuntimeError(
+                        f"self.{names.get(id(p))}: was frozen when its layer was given to "
+                        "data_parallel, which does not average its gradients, so each rank trains "
+                        "its own. Unfreeze it before data_parallel, or call that again."
+                    )
+
+    def check_first(self) -> None:
+        """After the first update: raises a ConfigError if it did not accumulate and had to."""
+        self.check_complete()
+        checks.check_accumulation(self._training, accumulates=self._accumulates)
+
+    def micro_batches(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
+        """The batches of one update, each by `read`."""
+        self._accumulates = True
+        self.check_complete()
+        self._end_micro_batches()  # of an update that broke off its loop with the last one
+        self._divisor = self._training.shares or self.batches
+        yield from self._shares(read, iteration) if self.has_shares else self._accumulated(read)
+        self._end_micro_batches()
+
+    def _shares(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
+        self.shares.begin(iteration)
+        self._tree.begin()
+        for on_rank, number in enumerate(self.shares.numbers):
+            with self.shares.computing(number):
+                batch = read()
+                self._yielded += 1
+                yield batch
+            self._tree.add_share(on_rank)
+        self._tree.add_up(self.shares.end())
+        # The last share's random numbers would go on, and on each rank that is another one.
+        rng.seed_for(self._training.seed, rng.TRAIN, iteration, self._training.shares)
+
+    def _accumulated(self, read: Callable[[], Any]) -> Iterator[Any]:
+        count = self.batches
+        wrappers = self._state.found().parallel.values() if count > 1 else ()
+        parallel = [layer for layer in wrappers if hasattr(layer, "no_sync")]  # fleet's lack it
+        for number in range(1, count + 1):
+            batch = read()
+            self._yielded = number
+            with contextlib.ExitStack() as unsynchronized:
+                if number < count:  # the forward decides whether its backward synchronizes
+                    for layer in parallel:
+                        unsynchronized.enter_context(layer.no_sync())
+                yield batch
+
+    def _end_micro_batches(self) -> None:
+        self._divisor = 1
+        self._yielded = 0
+
+    def backward(self, loss: Any) -> None:
+        """Adds the gradients of a loss; see ExperimentBase."""
+        self._fire("on_before_backward", loss)
+        if self._divisor > 1:
+            loss = loss / self._divisor
+        scaler = self.grad_scaler
+        self._stopwatch.note_backward()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        self._fire("on_after_backward")
+
+    def step(self, optimizers: tuple[Any, ...]) -> None:
+        """Steps optimizers, by default all; see ExperimentBase."""
+        self.check_complete()
+        self._end_micro_batches()
+        self.stepping = tuple(optimizers or self._state.optimizers().values())
+        scaler = self.grad_scaler
+        if scaler is not None:
+            _unscale(scaler, self.stepping)
+        self._fire("on_before_optimizers_step")
+        for optimizer in self.stepping:
+            if scaler is None:
+                optimizer.step()
+            else:
+                _step(scaler, optimizer)
+        if scaler is not None and scaler.is_enable():
+            _update(scaler)
+        self._fire("on_after_optimizers_step")
+        self._fire("on_before_zero_grad")
+        for optimizer in self.stepping:
+            # None and not zeros: momentum moves the weights of a gradient of zeros.
+            optimizer.clear_grad(set_to_zero=False)
+        self._fire("on_after_zero_grad")
+        self.stepping = ()
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The first GradScaler among the attributes; None if there is none."""
+        attributes = self._state.everything.values()
+        return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
+
+
+# Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone
+# whether its gradients were finite, and with a fixed scale it forgets with each step whose
+# gradients were unscaled.
+
+
+def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
+    """Unscales the gradients of all; one that is not finite keeps all from stepping."""
+    found: list[Any] = []
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+        if scaler.is_enable():
+            found.append(scaler._found_inf.reshape([]))
+    if len(found) > 1:
+        scaler._found_inf = paddle.stack(found).any().reshape([1])
+
+
+def _step(scaler: Any, optimizer: Any) -> None:
+    if scaler.is_enable():
+        scaler._optimizer_states[id(optimizer)]["state"] = OptimizerState.UNSCALED
+    scaler.step(optimizer)
+
+
+def _update(scaler: Any) -> None:
+    # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
+    scaler._scale = scaler._scale.reshape([])
+    scaler.update()
+    scaler._scale = scaler._scale.reshape([1])

@@ -1,0 +1,166 @@
+"""Tensors as bytes: exact for every type and layout, and understood by the official library."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+import safetensors.paddle
+
+from expbase.base.arrays import Array, TensorFileError, describe, parse, serialize
+
+SIZES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "complex64": 8,
+}  # fmt: skip
+# What the library can read: no complex numbers in some of its versions; before paddle 3.2 it goes
+# by numpy, which has no float8 and no bfloat16.
+NO_NUMPY = {"float8_e4m3fn", "float8_e5m2", "bfloat16"}
+THEIRS = {*SIZES} - {"complex64"} - (NO_NUMPY if paddle.__version__ < "3.2" else set())
+
+
+def make(dtype: str, shape: list[int]) -> tuple[Any, bytes]:
+    """A tensor, and the bytes that it was made of; no two elements are alike."""
+    count = int(np.prod(shape)) * SIZES[dtype]
+    data = (np.arange(count) % (2 if dtype == "bool" else 251)).astype(np.uint8)
+    if not count:
+        return paddle.empty(shape, dtype=dtype), b""
+    same_size = {"bfloat16": "int16"}.get(dtype, "uint8" if "float8" in dtype else dtype)
+    return paddle.to_tensor(data.view(same_size)).view(dtype).reshape(shape), data.tobytes()
+
+
+def file_of(**tensors: Any) -> bytes:
+    arrays = {name: Array.of(tensor) for name, tensor in tensors.items()}
+    return b"".join(bytes(part) for part in serialize(arrays))
+
+
+def header_of(header: Any, body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def entry(dtype: str, shape: Any, start: Any, end: Any) -> dict[str, Any]:
+    return {"x": {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}}
+
+
+TWO = header_of({"x": entry("U8", [4], 0, 4)["x"], "y": entry("U8", [4], 4, 8)["x"]}, bytes(8))
+ONE_NAME_TWICE = TWO.replace(b'"y"', b'"x"')
+
+
+@pytest.mark.parametrize("shape", [[2, 3], [1], [], [0, 3]], ids=str)
+@pytest.mark.parametrize("dtype", SIZES)
+def test_every_type_and_shape_is_read_back_to_the_byte(dtype: str, shape: list[int]) -> None:
+    tensor, data = make(dtype, shape)
+    back = parse(file_of(x=tensor, y=paddle.ones([1])))["x"]
+    assert (back.dtype, back.shape, back.data.tobytes()) == (dtype, tuple(shape), data)
+    made = back.tensor()
+    assert (describe(made), Array.of(made).data.tobytes()) == (describe(tensor), data)
+    if data:
+        other = Array(dtype, tuple(shape), np.zeros(len(data), np.uint8)).tensor()
+        back.copy_to(other)
+        assert Array.of(other).data.tobytes() == data
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_a_part_of_a_larger_tensor_has_its_own_bytes(dtype: str) -> None:
+    tensor, data = make(dtype, [4, 3])
+    for row in range(4):  # all but the first start behind the beginning of the memory
+        length = 3 * SIZES[dtype]
+        assert Array.of(tensor[row]).data.tobytes() == data[row * length : (row + 1) * length]
+
+
+def test_what_is_not_contiguous_is_written_in_its_order() -> None:
+    tensor, _ = make("float32", [2, 3])
+    for view in (tensor.t(), tensor[:, 1], tensor[:, ::2]):
+        assert not view.is_contiguous()
+        array = Array.of(view)
+        assert array.data.tobytes() == view.numpy().tobytes()
+        assert array.shape == tuple(view.shape)
+
+
+@pytest.mark.parametrize("layer", [paddle.nn.LSTM, paddle.nn.GRU, paddle.nn.SimpleRNN])
+def test_the_weights_of_recurrent_layers_are_read_back(layer: Any) -> None:
+    states = layer(3, 4, num_layers=2, direction="bidirect").state_dict()  # views of one memory
+    back = parse(file_of(**states))
+    for name, parameter in states.items():
+        np.testing.assert_array_equal(back[name].tensor().numpy(), parameter.numpy())
+
+
+@pytest.mark.parametrize("dtype", sorted(THEIRS))
+def test_the_official_library_reads_ours_and_we_read_its_files(dtype: str) -> None:
+    tensor, data = make(dtype, [2, 3])
+    theirs = safetensors.paddle.load(file_of(x=tensor, empty=paddle.empty([0, 2])))
+    assert (list(theirs["x"].shape), Array.of(theirs["x"]).data.tobytes()) == ([2, 3], data)
+    assert list(theirs["empty"].shape) == [0, 2]
+    ours = parse(safetensors.paddle.save({"x": tensor}, metadata={"format": "pd"}))
+    assert (ours["x"].dtype, ours["x"].shape, ours["x"].data.tobytes()) == (dtype, (2, 3), data)
+
+
+def test_an_array_is_a_view_of_the_live_tensor() -> None:
+    tensor = paddle.zeros([4])
+    view = Array.of(tensor)
+    tensor.add_(paddle.ones([4]))
+    assert view.data.view(np.float32).tolist() == [1.0] * 4
+
+
+def test_a_new_tensor_shares_no_memory_with_the_file() -> None:
+    content = bytearray(file_of(x=paddle.ones([2])))
+    tensor = parse(content)["x"].tensor()
+    content[-8:] = bytes(8)
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+def test_the_data_of_a_file_are_aligned() -> None:
+    (length,) = struct.unpack("<Q", file_of(name_of_any_length=paddle.ones([2]))[:8])
+    assert length % 8 == 0
+
+
+def test_a_type_that_the_format_lacks_is_refused_by_name() -> None:
+    strange = Array("float4", (2,), np.zeros(1, np.uint8))
+    with pytest.raises(TensorFileError, match="weight: float4 has no place"):
+        list(serialize({"weight": strange}))
+
+
+def test_a_file_cut_off_anywhere_is_refused() -> None:
+    content = file_of(x=paddle.ones([3]), y=paddle.ones([2]))
+    for length in range(len(content)):
+        with pytest.raises(TensorFileError):
+            parse(content[:length])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}q\x00. a pickle",
+        header_of([]),
+        header_of(None),
+        header_of({"x": {}}),
+        header_of(entry("F99", [1], 0, 4), bytes(4)),
+        header_of(entry("F32", [2], 0, 4), bytes(8)),
+        header_of(entry("F32", [2], -8, 0), bytes(8)),
+        header_of(entry("F32", [2], 8, 0), bytes(8)),
+        header_of(entry("F32", [-1, -2], 0, 8), bytes(8)),
+        header_of(entry("F32", ["2"], 0, 8), bytes(8)),
+        header_of(entry("F32", [2.0], 0, 8), bytes(8)),
+        header_of(entry("F32", [1], 4, 8), bytes(8)),  # a hole
+        header_of({**entry("F32", [2], 0, 8), "y": entry("F32", [1], 4, 8)["x"]}, bytes(8)),
+        header_of({}, bytes(8)),
+        ONE_NAME_TWICE,
+        struct.pack("<Q", 4) + b"\xff\xfe{}",
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
+    ],
+)
+def test_a_file_of_another_kind_or_that_contradicts_itself_is_refused(content: bytes) -> None:
+    with pytest.raises(TensorFileError, match=r"\S"):
+        parse(content)
+
+
+@pytest.mark.parametrize("shape", [[1] * 65, [1 << 63], [int("7" * 4000)] * 3000], ids=len)
+def test_a_shape_that_takes_minutes_to_multiply_is_refused(shape: list[int]) -> None:
+    with pytest.raises(TensorFileError, match="x has no shape that a tensor can have"):
+        parse(header_of(entry("F32", shape, 0, 4), bytes(4)))

@@ -1,0 +1,112 @@
+"""A file that grows by whole pieces and can be cut back."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expbase.base.files import AppendedFile, read_bytes
+
+
+def test_a_file_goes_on_after_it_was_closed_and_cut(tmp_path: Path) -> None:
+    file = AppendedFile(tmp_path / "log")
+    file.append(b"one\n")
+    assert (tmp_path / "log").read_bytes() == b"one\n"  # it is there before it is closed
+    size = file.size()
+    file.append(b"two\n")
+    file.cut(size)
+    file.append(b"three\n")
+    file.close()
+    file.close()
+    file.append(b"!\n")
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"one\nthree\n!\n"
+
+
+def test_a_torn_last_line_is_ended_and_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_bytes(b"one\ntw")
+    file = AppendedFile(tmp_path / "log")
+    for piece in (b"three\n", b"four\n"):
+        file.append(piece)
+        file.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntw\nthree\nfour\n"
+    assert capfd.readouterr().err.count("log: its last line was torn, as by a power cut") == 1
+
+
+def test_nothing_but_a_file_is_read_or_written(tmp_path: Path) -> None:
+    """A pipe would be waited for; through a link somebody else's file would be changed."""
+    (tmp_path / "theirs").write_bytes(b"theirs\n")
+    (tmp_path / "link").symlink_to("theirs")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)  # with it a pipe can be opened
+    for name in ("link", "pipe"):
+        file = AppendedFile(tmp_path / name)
+        file.append(b"ours\n")
+        with pytest.raises(OSError, match=r"symbolic links|no regular file"):
+            file.open()
+    with pytest.raises(OSError, match="symbolic links"):
+        AppendedFile(tmp_path / "link").cut(0)
+    os.close(reader)
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="no regular file"):
+            read_bytes(path, 10)
+    assert read_bytes(tmp_path / "link", 7) == b"theirs\n"  # is read, wherever it leads
+    assert read_bytes(tmp_path / "link", 3, or_end=True) == b"rs\n"
+    with pytest.raises(OSError, match="7 bytes long; expected at most 6"):
+        read_bytes(tmp_path / "link", 6)
+
+
+def test_a_piece_of_which_the_system_takes_a_part_is_written_whole(tmp_path: Path) -> None:
+    class Part:
+        """A file that takes two bytes at a time, as one may on a full disk or in a pipe."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: bytes) -> int:
+            return self.file.write(data[:2])
+
+    file = AppendedFile(tmp_path / "log")
+    file.append(b"")
+    with file._file as opened:
+        file._file = Part(opened)
+        file.append(b"seven..")
+    assert (tmp_path / "log").read_bytes() == b"seven.."
+
+
+def test_a_full_disk_is_told_once_leaves_no_half_piece_and_does_not_end_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        """A file on a disk that has room for seven bytes."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.fileno = file, file.fileno
+
+        def write(self, data: bytes) -> int:
+            if room := 7 - os.fstat(self.fileno()).st_size:
+                return self.file.write(data[:room])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = AppendedFile(tmp_path / "log")
+    with file.open() as opened:
+        file._file = Full(opened)
+        for piece in (b"one\n", b"seven!\n", b"eight!\n", b"ab\n"):
+            file.append(piece)
+        assert (tmp_path / "log").read_bytes() == b"one\nab\n"
+    text = "log: cannot be written: No space left on device; what should be in it is lost"
+    assert capfd.readouterr().err.count(text) == 1
+
+
+def test_without_a_path_nothing_is_written() -> None:
+    file = AppendedFile(None)
+    file.append(b"one")
+    file.cut(0)
+    file.close()
+    assert file.size() == 0

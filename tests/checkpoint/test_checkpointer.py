@@ -1,0 +1,347 @@
+"""From an experiment to its checkpoints and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from tiny import Tiny, make, run_of, same_bits, trained
+
+from expbase.checkpoint import storage
+from expbase.checkpoint.checkpointer import Checkpointer
+from expbase.checkpoint.storage import CheckpointError
+
+
+class Rich(Tiny):
+    """Something in every section of a checkpoint."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.history: list[Any] = []
+        self.judge = paddle.nn.Linear(1, 1)
+        self.register_stateful("history")
+        self.exclude_from_state("judge")
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.history.append((self.iteration, np.random.rand()))
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        self.history = [*self.history, "saved"]  # before anything is captured
+        return {"array": np.arange(self.iteration), "drawn": np.random.rand()}
+
+    def on_load_checkpoint(self, states: Any) -> None:
+        self.loaded = states
+        np.random.rand()
+
+
+def test_registered_values_and_own_states_come_back(tmp_path: Path) -> None:
+    first = trained(Rich, tmp_path / "run", max_iteration=4)
+    second = make(Rich, tmp_path / "run", max_iteration=8)
+    second.setup()
+    second.resume_or_load()
+    assert second.history == first.history
+    assert second.loaded["array"].tolist() == [0, 1, 2, 3]
+    second.close()
+
+
+@pytest.mark.parametrize("words", ["own", "checkpoint_path", "init_model_path"])
+def test_a_start_reads_each_file_of_a_checkpoint_once_to_verify_it(
+    tmp_path: Path, two_iterations: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(two_iterations, tmp_path / "run")
+    files = [*json.loads((run / "checkpoints/step-00000002/manifest.json").read_bytes())["files"]]
+    verified: list[str] = []
+    verify = storage._verify_file
+    monkeypatch.setattr(
+        storage, "_verify_file", lambda f, entry: verified.append(f.name) or verify(f, entry)
+    )
+    args = {} if words == "own" else {words: str(run)}
+    exp = make(Rich, run if words == "own" else tmp_path / "new", args, max_iteration=2)
+    exp.setup()
+    exp.run()
+    assert sorted(verified) == sorted(files)
+
+
+@pytest.fixture(scope="module")
+def two_iterations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of Rich: copy it before you change it."""
+    run: Path = tmp_path_factory.mktemp("rich") / "run"
+    trained(Rich, run, max_iteration=2)
+    return run
+
+
+def test_a_layer_that_is_excluded_makes_no_file(two_iterations: Path) -> None:
+    files = {path.name for path in (two_iterations / "checkpoints/step-00000002").iterdir()}
+    expected = {"model.safetensors", "optimizer.safetensors", "@values.safetensors"}
+    assert files == {*expected, "state.json", "manifest.json"}
+
+
+ENTRIES = ("objects shares loop data values gradients log listeners environment own").split()
+
+
+def test_a_checkpoint_holds_these_entries(two_iterations: Path) -> None:
+    state = json.loads((two_iterations / "checkpoints/step-00000002/state.json").read_bytes())
+    assert sorted(state["values"]) == sorted(ENTRIES)
+
+
+@pytest.mark.parametrize("section", ENTRIES)
+def test_an_entry_that_is_dropped_is_missed(
+    tmp_path: Path, two_iterations: Path, section: str
+) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
+    rewrite(tmp_path / "run", lambda state: state["values"].pop(section))
+    with pytest.raises(CheckpointError, match=f"{section}: missing in the checkpoint"):
+        trained(Rich, tmp_path / "run", max_iteration=4)
+
+
+@pytest.mark.parametrize(("entry", "name"), [("loop", "epoch"), ("gradients", "model.0.weight")])
+def test_a_value_of_another_type_is_an_error_that_names_the_file(
+    tmp_path: Path, two_iterations: Path, entry: str, name: str
+) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
+    rewrite(tmp_path / "run", lambda state: state["values"][entry].update({name: "x"}))
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged, or not of expbase"):
+        trained(Rich, tmp_path / "run", max_iteration=4)
+
+
+@pytest.mark.parametrize("number", [6, 13])
+def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_names(
+    tmp_path: Path, two_iterations: Path, number: int
+) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
+
+    def change(state: dict[str, Any]) -> None:
+        state.update(format=number, ranks=state.pop("local"))
+
+    rewrite(tmp_path / "run", change)
+    text = f"format {number}; expected 12. Finish .* wrote it, 0.1 for a format below 8, or begin"
+    with pytest.raises(CheckpointError, match=text):
+        trained(Rich, tmp_path / "run", max_iteration=4)
+
+
+def rewrite(run: Path, change: Any) -> None:
+    """Writes the checkpoint again, intact, with another state.json."""
+    path = storage.listed(run / "checkpoints")[-1]
+    files = {name: data.tobytes() for name, data in storage.read(path).items()}
+    state = json.loads(files["state.json"])
+    change(state)
+    files["state.json"] = json.dumps(state).encode()
+    info = storage.verify(path)["info"]
+    storage.write(path.parent, 2, {name: [data] for name, data in files.items()}, info)
+
+
+def test_another_model_is_refused_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    class Wider(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[3].weight = paddle.create_parameter([8, 5], "float32")
+            self.optimizer = paddle.optimizer.Adam(
+                paddle.optimizer.lr.CosineAnnealingDecay(0.01, 30),
+                parameters=self.model.parameters(),
+            )
+
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    with pytest.raises(CheckpointError) as caught:
+        trained(Wider, tmp_path / "run", max_iteration=4)
+    text = str(caught.value)
+    assert "model: '3.weight' is float32 [8, 2] in the checkpoint and float32 [8, 5] here." in text
+    assert "moment1/model.3.weight" in text
+    assert "Nothing was changed" in text
+    exp = trained(Tiny, tmp_path / "run", max_iteration=4)
+    assert exp.iteration == 4
+
+
+def test_a_damaged_checkpoint_is_passed_over_loudly(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=4)
+    (tmp_path / "run/checkpoints/step-00000004/optimizer.safetensors").write_bytes(b"torn")
+    exp = trained(Tiny, tmp_path / "run", max_iteration=6)
+    err = capfd.readouterr().err
+    assert "WARNING: damaged checkpoint" in err
+    assert "optimizer.safetensors: is no file of" in err
+    assert "CONTINUING" in err
+    assert "step-00000002" in err
+    assert exp.iteration == 6
+
+
+def test_the_lines_that_a_checkpoint_counts_on_are_on_disk_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, flush = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    before = flushed[: flushed.index("manifest.json")]
+    assert {"metrics.jsonl", "vdlrecords.run.log", "worker_0.log"} <= {*before}
+
+
+def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    (tmp_path / "run/checkpoints/step-00000002/manifest.json").unlink()
+    metrics = (tmp_path / "run/metrics.jsonl").read_bytes()
+    for _ in range(3):  # the same command again must not begin anew
+        with pytest.raises(CheckpointError, match="no intact checkpoint is left, and damaged-step"):
+            trained(Tiny, tmp_path / "run", max_iteration=4)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == metrics
+    aside = tmp_path / "run/checkpoints/damaged-step-00000002"
+    assert [file.name for file in aside.parent.iterdir()] == [aside.name]
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "file"])
+def test_a_checkpoint_path_without_a_checkpoint_is_an_error(tmp_path: Path, what: str) -> None:
+    path = tmp_path / what
+    if what == "empty":
+        path.mkdir()
+    if what == "file":
+        path.write_text("x")
+    with pytest.raises(CheckpointError, match="no intact checkpoint there; expected a directory"):
+        trained(Tiny, tmp_path / "run", {"checkpoint_path": str(path)})
+
+
+def test_a_foreign_run_is_read_without_changing_anything_in_it(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "theirs", max_iteration=4)
+    (tmp_path / "theirs/checkpoints/step-00000004/state.json").write_text("damaged")
+    before = sorted(str(path) for path in (tmp_path / "theirs").rglob("*"))
+    args = {"checkpoint_path": str(tmp_path / "theirs")}
+    trained(Tiny, tmp_path / "ours", args, max_iteration=3)
+    assert sorted(str(path) for path in (tmp_path / "theirs").rglob("*")) == before
+    log = (tmp_path / "ours/worker_0.log").read_text()
+    assert "theirs/checkpoints/step-00000002" in log
+
+
+def test_no_absolute_path_stands_in_a_checkpoint(two_iterations: Path) -> None:
+    for file in (two_iterations / "checkpoints/step-00000002").iterdir():
+        assert str(two_iterations).encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["zeros", "pending"])
+def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
+    class TwoHeads(Tiny):
+        """Each update uses one of two heads; zeros left in the other one move it on."""
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.heads = [paddle.nn.Linear(2, 2) for _ in range(2)]
+            layers = [self.model, *self.heads]
+            self.optimizer = paddle.optimizer.Adam(
+                0.01, parameters=[p for layer in layers for p in layer.parameters()]
+            )
+
+        def train_batch(self) -> None:
+            points, _ = self.read_batch()
+            self.heads[self.iteration % 3 == 0](self.model(points)).square().mean().backward()
+            if how == "zeros" or self.iteration % 4 == 0:  # else they wait over the checkpoint
+                self.optimizer.step()
+                self.optimizer.clear_grad()
+
+    trained(TwoHeads, tmp_path / "whole", max_iteration=8)
+    for end in (3, 5, 8):
+        trained(TwoHeads, tmp_path / "parts", max_iteration=end)
+    step = "checkpoints/step-00000008"
+    same_bits(tmp_path / "whole" / step, tmp_path / "parts" / step)
+
+
+def test_a_layer_that_grows_after_setup_is_told_at_the_save(tmp_path: Path) -> None:
+    class Growing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.model.add_sublayer("adapter", paddle.nn.Linear(2, 2))
+
+    with pytest.raises(RuntimeError, match=r"self\.model\.adapter: appeared after setup"):
+        trained(Growing, tmp_path / "run")
+
+
+def test_a_layer_in_an_object_of_the_users_is_saved_like_one_in_a_deque(tmp_path: Path) -> None:
+    class Hiding(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.holder = Holder()
+            self.holder.net, self.holder.part = paddle.nn.Linear(2, 2), self.model[0]
+            self.queue = deque([paddle.nn.Linear(2, 2)])
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            weight = self.holder.net.weight
+            weight.set_value(weight + 1)
+
+    whole: Any = trained(Hiding, tmp_path / "whole", max_iteration=4)
+    trained(Hiding, tmp_path / "run", max_iteration=2)
+    run: Any = trained(Hiding, tmp_path / "run", max_iteration=4)
+    assert (whole.holder.net.weight == run.holder.net.weight).all()
+    files = {file.name for file in (tmp_path / "run/checkpoints/step-00000002").iterdir()}
+    assert {"queue.0.safetensors", "holder.net.safetensors", "model.safetensors"} <= files
+
+
+class Holder:
+    """An object of the user's."""
+
+    net: Any
+    part: Any
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", "[" * 100_000])
+def test_a_state_that_is_not_ours_is_damaged(tmp_path: Path, text: str) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    path = tmp_path / "run/checkpoints/step-00000002"
+    files = {f.name: [f.read_bytes()] for f in path.iterdir() if f.name != "manifest.json"}
+    storage.write(path.parent, 2, {**files, "state.json": [text.encode()]})
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged, or not of expbase"):
+        trained(Tiny, tmp_path / "run", max_iteration=4)
+
+
+@pytest.mark.parametrize("value", [{"x": {"$tensor": "gone"}}, {"x": {"$tuple": 1}}, [1]])
+def test_a_value_that_cannot_be_read_changes_nothing(
+    tmp_path: Path, two_iterations: Path, value: Any
+) -> None:
+    shutil.copytree(two_iterations, tmp_path / "run")
+    rewrite(tmp_path / "run", lambda state: state["values"].update(own=value))
+    exp = make(Rich, tmp_path / "run", max_iteration=4)
+    exp.setup()
+    before = exp.model[0].weight.numpy().tobytes()
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged, or not of expbase"):
+        exp.resume_or_load()
+    assert exp.model[0].weight.numpy().tobytes() == before
+    exp.close()
+
+
+def test_an_empty_state_and_a_size_without_end_are_damage(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    path = tmp_path / "run/checkpoints/step-00000002"
+    info = storage.read_manifest(path)["info"]
+    files = {f.name: [f.read_bytes()] for f in path.iterdir() if f.name != "manifest.json"}
+    for changed, facts in (
+        ({**files, "state.json": [b""]}, info),
+        (files, {**info, "metrics_bytes": 10**30}),
+    ):
+        storage.write(path.parent, 2, changed, facts)
+        exp = make(Tiny, tmp_path / "run")
+        exp.setup()
+        with pytest.raises(CheckpointError, match=r"\.json: damaged, or not of expbase"):
+            exp.resume_or_load()
+        exp.close()
+
+
+def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) -> None:
+    """Rank 0 alone has written it."""
+    run = run_of(trained(Tiny, tmp_path / "run", max_iteration=4))
+    of_rank_1 = Checkpointer(tmp_path / "run/checkpoints", run.training, run.logger)
+    of_rank_1._rank = 1
+    assert of_rank_1.newest_name == run.checkpointer.newest_name == "step-00000004"
+    elsewhere = Checkpointer(tmp_path / "other/checkpoints", run.training, run.logger)
+    assert elsewhere.newest_name == "none yet"
+    elsewhere._rank = 1
+    assert elsewhere.newest_name == "rank 0's newest"

@@ -1,0 +1,409 @@
+"""What was trained is safe before anything else: the checkpoint stands before the validation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from test_loop import ByEpochs
+from tiny import Notes, Tiny, curve, metrics, run_script, same_bits, trained
+
+from expbase import Config, on
+from expbase.checkpoint import storage
+from expbase.record.meter import NonFiniteError
+
+
+class Broken(Exception):
+    """What a test breaks an experiment with."""
+
+
+class Eventful(Tiny):
+    """Everything that follows a checkpoint changes the state and draws random numbers."""
+
+    breaks_at: tuple[str, int] = ("", 0)  # a place and an iteration
+    failure: type[BaseException] | None = Broken  # None: SIGTERM
+    validations: list[int]
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        rate = paddle.optimizer.lr.ReduceOnPlateau(0.01, factor=0.5, patience=1)
+        self.optimizer = paddle.optimizer.Adam(rate, parameters=self.model.parameters())
+        self.rate, self.noise, self.marks = rate, 0.0, 0
+        self.register_stateful("noise", "marks")
+        self.validations = Notes()
+
+    def train_batch(self) -> None:
+        points, labels = self.read_batch()
+        loss = paddle.nn.functional.cross_entropy(self.model(points + self.noise), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.log(loss=loss)
+
+    def reach(self, place: str) -> None:
+        """Breaks the experiment if it is to be broken here."""
+        if self.breaks_at == (place, self.iteration):
+            type(self).breaks_at = ("", 0)
+            if self.failure is not None:
+                raise self.failure
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_evaluate_begin(self) -> None:
+        self.marks += 1
+        self.reach("begin")
+
+    def valid(self) -> dict[str, float]:
+        self.validations.append(self.iteration)
+        for number, _ in enumerate(self.valid_batches()):
+            if number == 1:
+                self.reach("batch")
+        return {"score": float(np.sin(self.iteration * 5)), "marks": self.marks}
+
+    def on_evaluate_end(self, results: Any) -> None:
+        self.rate.step(results["score"])
+        self.reach("end")
+
+    @on("on_evaluate_begin", every=2)
+    def every_second_one(self) -> None:
+        self.noise += 0.125
+
+    def on_train_epoch_end(self) -> None:
+        self.noise += float(np.random.rand()) / 10
+        self.reach("epoch")
+
+    def on_train_end(self) -> None:
+        if self.finished:
+            self.reach("train end")
+
+
+OPTIONS: dict[str, Any] = {
+    "max_iteration": 25,
+    "valid_interval": 4,
+    "valid_every_epoch": 1,
+    "save_interval": 4,
+    "log_interval": 3,
+    "monitor": "score",
+    "keep_last": 2,
+}
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    """The lines of validations.jsonl, without their times."""
+    lines = map(json.loads, (run / "validations.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def same_run(one: Path, other: Path) -> None:
+    """Asserts that two runs ended with the same bits, curves, scores and checkpoints."""
+    kept, others = storage.listed(one / "checkpoints"), storage.listed(other / "checkpoints")
+    assert [path.name for path in kept] == [path.name for path in others]
+    for ours, theirs in zip(kept, others, strict=True):
+        same_bits(ours, theirs)
+    assert validations(one) == validations(other)
+    for name in ("train/loss", "train/lr", "valid/score", "valid/marks"):
+        assert curve(one, name) == curve(other, name)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("straight") / "run"
+    trained(Eventful, run, **OPTIONS)
+    return run
+
+
+# Iterations 4, 8, 12, 16, 24 have a checkpoint and a validation, 20 both and the end of an epoch;
+# 10 the end of an epoch and its validation alone; 25 is the last one.
+PLACES = [
+    *(("begin", 12), ("batch", 4), ("batch", 16), ("end", 8)),
+    *(("epoch", 20), ("epoch", 10), ("batch", 10), ("end", 10), ("batch", 25), ("train end", 25)),
+]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]}-{place[1]}")
+def test_what_fails_after_the_checkpoint_is_done_again_to_the_same_bits(
+    tmp_path: Path, straight: Path, place: tuple[str, int]
+) -> None:
+    breaking = type("Eventful", (Eventful,), {"breaks_at": place})
+    with pytest.raises(Broken):
+        trained(breaking, tmp_path / "run", **OPTIONS)
+    newest = storage.listed(tmp_path / "run/checkpoints")[-1]
+    # Where no checkpoint was due, a validation that fails makes one.
+    assert storage.iteration_of(newest) == (8 if place == ("epoch", 10) else place[1])
+    trained(breaking, tmp_path / "run", **OPTIONS)
+    same_run(straight, tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", [("begin", 12), ("batch", 16), ("batch", 10), ("batch", 25)])
+def test_a_stop_leaves_the_validation_and_the_next_start_makes_it(
+    tmp_path: Path, straight: Path, place: tuple[str, int]
+) -> None:
+    breaking: Any = type("Eventful", (Eventful,), {"breaks_at": place, "failure": None})
+    with pytest.raises(SystemExit) as stop:
+        trained(breaking, tmp_path / "run", **OPTIONS)
+    assert stop.value.code == 143
+    # Also where no checkpoint was due: the one of the stop stands before the validation.
+    newest = storage.listed(tmp_path / "run/checkpoints")[-1]
+    assert storage.iteration_of(newest) == place[1]
+    assert place[1] not in curve(tmp_path / "run", "valid/score")
+    trained(breaking, tmp_path / "run", **OPTIONS)
+    same_run(straight, tmp_path / "run")
+
+
+@pytest.mark.parametrize("limit", [24, 25])
+def test_raising_the_limit_of_a_finished_run_is_exact(
+    tmp_path: Path, straight: Path, limit: int
+) -> None:
+    # Iteration 25 is validated because it is the last one, and not if it is not.
+    longer = {**OPTIONS, "max_iteration": 28}
+    trained(Eventful, tmp_path / "straight", **longer)
+    trained(Eventful, tmp_path / "run", **{**OPTIONS, "max_iteration": limit})
+    trained(Eventful, tmp_path / "run", **longer)
+    assert validations(tmp_path / "straight") == validations(tmp_path / "run")
+    same_bits(*(tmp_path / run / "checkpoints/step-00000028" for run in ("straight", "run")))
+
+
+def test_a_run_that_came_to_its_end_repeats_nothing(tmp_path: Path, straight: Path) -> None:
+    shutil.copytree(straight, tmp_path / "run")
+    again: Any = trained(Eventful, tmp_path / "run", **OPTIONS)
+    assert again.validations == []
+    same_run(straight, tmp_path / "run")
+    assert "FINISHED already: iteration 25" in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_a_loop_over_epochs_makes_up_for_what_follows_its_last_checkpoint(tmp_path: Path) -> None:
+    class Once(Tiny):
+        fails = True
+
+        @classmethod
+        def default_config(cls) -> Config:
+            config = super().default_config()
+            config.training.max_iteration = 0
+            return config
+
+        def valid(self) -> dict[str, float]:
+            if self.epoch == 2 and self.fails:
+                raise Broken
+            return super().valid()
+
+    options = {"max_iteration": 0, "max_epoch": 2, "valid_interval": 0, "valid_every_epoch": 1}
+    once: Any = type("Once", (ByEpochs, Once), {})
+    with pytest.raises(Broken):
+        trained(once, tmp_path, **options)
+    once.fails = False
+    trained(once, tmp_path, **options)
+    assert list(curve(tmp_path, "valid/accuracy")) == [10, 20]
+    assert validations(tmp_path)[-1]["finished"]
+
+
+def test_a_mistyped_monitor_is_told_when_the_checkpoint_stands(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training\.monitor"):
+        trained(Tiny, tmp_path, monitor="acuracy", valid_interval=2)
+    assert storage.listed(tmp_path / "checkpoints")
+
+
+# --- several ranks ---------------------------------------------------------------------------
+
+LONG = """
+import os, signal, sys, time
+from expbase import main
+from paddle.io import DataLoader
+from tiny import Notes, Points, Tiny
+
+class Long(Tiny):
+    def valid(self):
+        first, *signalled = [int(word) for word in os.environ["LONG"].split()]
+        for number, _ in enumerate(self.valid_batches(DataLoader(Points(1200)))):
+            if number == 5 and self.rank in signalled and self.rank != first:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if signalled and self.rank != first:  # who has read its share, waits in average
+                time.sleep(0.1)
+        if self.rank in signalled and self.rank == first:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.average({"accuracy": 0.5}, weight=1)
+
+if __name__ == "__main__":
+    main(Long)
+"""
+
+
+@pytest.mark.parametrize("long", ["0 0", "0 1"])
+def test_ranks_leave_a_validation_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: str
+) -> None:
+    """The first number: which rank waits for the other; the second: who gets the signal."""
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    words = ["--output", "run", "--device", "cpu", "--nprocs", "2", "training.max_iteration=6"]
+    words += ["training.valid_interval=3", "training.save_interval=100"]
+    monkeypatch.setenv("LONG", long)
+    stopped = run_script(script, *words)
+    assert stopped.returncode == 143, stopped.stderr
+    assert "left the validation" in stopped.stderr
+    newest = storage.listed(tmp_path / "run/checkpoints")[-1]
+    assert storage.iteration_of(newest) == 3
+    assert not (tmp_path / "run/validations.jsonl").exists()
+
+
+FAILING = """
+import os
+from expbase import main
+from tiny import Tiny
+
+class Failing(Tiny):
+    def valid(self):
+        if str(self.rank) in os.environ.get("FAILS_ON", ""):
+            raise RuntimeError(f"rank {self.rank} fails")
+        return super().valid()
+
+if __name__ == "__main__":
+    main(Failing)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["01", pytest.param("1", marks=pytest.mark.long)])
+def test_a_validation_that_fails_loses_nothing_if_it_fails_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
+) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    words = ["--device", "cpu", "--nprocs", "2", "training.max_iteration=6"]
+    words += ["training.valid_interval=3", "training.save_interval=100"]
+    monkeypatch.setenv("FAILS_ON", ranks)
+    failed = run_script(script, "--output", "run", *words)
+    assert failed.returncode == 1
+    assert re.search(f"RuntimeError: rank [{ranks}] fails", failed.stderr)
+    saved = [path.name for path in storage.listed(tmp_path / "run/checkpoints")]
+    assert saved == (["step-00000003"] if ranks == "01" else [])
+    if not saved:
+        return
+    monkeypatch.delenv("FAILS_ON")
+    for name in ("run", "straight"):
+        assert run_script(script, "--output", name, *words).returncode == 0
+    runs = tmp_path / "straight", tmp_path / "run"
+    same_bits(*(run / "checkpoints/step-00000006" for run in runs))
+    assert validations(runs[0]) == validations(runs[1])
+
+
+# --- what no checkpoint holds ----------------------------------------------------------------
+
+
+class Diverging(Tiny):
+    """A parameter, or what the optimizer keeps of it, becomes nan; nobody logs it."""
+
+    what = "parameter"
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        if self.iteration == 5:
+            state = self.optimizer.state_dict()
+            moment = next(t for name, t in state.items() if "moment1" in name)
+            tensor = self.model[0].weight if self.what == "parameter" else moment
+            tensor.set_value(paddle.full_like(tensor, float("nan")))
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("what", ["parameter", "accumulator"])
+def test_no_checkpoint_holds_a_value_that_is_not_finite(
+    tmp_path: Path, what: str, background: bool
+) -> None:
+    diverging = type("Diverging", (Diverging,), {"what": what, "log": lambda *_, **__: None})
+    options = {"save_interval": 2, "keep_last": 1, "background_save": background}
+    with pytest.raises(NonFiniteError, match=r"after iteration 6\. .* last good one is step-0+4"):
+        trained(diverging, tmp_path, max_iteration=20, **options)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_parameter_of_no_layer_must_be_finite_too(tmp_path: Path) -> None:
+    class Bare(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.scale = paddle.create_parameter([1], "float32")
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.scale.set_value(paddle.full([1], float("nan")))
+
+    with pytest.raises(NonFiniteError, match=r"@parameters\.scale"):
+        trained(Bare, tmp_path, save_interval=2)
+
+
+def test_with_warn_a_run_goes_on_without_checkpoints_that_are_not_finite(tmp_path: Path) -> None:
+    exp = trained(Diverging, tmp_path, nonfinite="warn", max_iteration=8)
+    assert exp.iteration == 8
+    text = (tmp_path / "worker_0.log").read_text()
+    assert "[8] NO CHECKPOINT: not finite: model.0.bias" in text
+    assert [p.name for p in storage.listed(tmp_path / "checkpoints")][-1] == "step-00000004"
+
+
+def test_a_mask_that_is_infinite_is_no_mistake(tmp_path: Path) -> None:
+    class Masked(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model[0].register_buffer("mask", paddle.full([2], -float("inf")))
+
+    trained(Masked, tmp_path, max_iteration=2)
+    assert storage.listed(tmp_path / "checkpoints")
+
+
+def test_a_score_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
+    class Infinite(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"score": {2: 0.5, 4: float("inf"), 6: float("nan")}[self.iteration]}
+
+    trained(Infinite, tmp_path, valid_interval=2, monitor="score")
+    assert validations(tmp_path)[-1]["best"] == [[2, 0.5]]
+
+
+def test_scores_of_another_metric_do_not_count(tmp_path: Path) -> None:
+    class Two(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"high": 100.0 - self.iteration, "low": float(self.iteration)}
+
+    options = {"valid_interval": 2, "save_interval": 2}
+    trained(Two, tmp_path, monitor="high", max_iteration=4, **options)
+    assert validations(tmp_path)[-1]["best"] == [[2, 98.0]]
+    trained(Two, tmp_path, monitor="low", max_iteration=6, **options)
+    assert validations(tmp_path)[-1]["best"] == [[6, 6.0]]
+
+
+def test_without_room_training_goes_on_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = storage.write_flushed
+
+    class Full(Tiny):
+        def on_save_checkpoint(self) -> None:
+            monkeypatch.setattr(storage, "write_flushed", full if self.iteration == 4 else write)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    trained(Full, tmp_path, save_interval=2, background_save=False)
+    names = [path.name for path in storage.listed(tmp_path / "checkpoints")]
+    assert names == ["step-00000002", "step-00000006"]
+    text = (tmp_path / "worker_0.log").read_text()
+    assert "[4] NO CHECKPOINT: " in text
+    assert "No space left on device" in text
+    assert "The newest good one is step-00000002, and training goes on." in text
+    assert len(metrics(tmp_path)) > 6
+
+
+def test_an_overridden_save_is_what_the_loop_calls(tmp_path: Path) -> None:
+    class Counting(Tiny):
+        saves = 0
+
+        def save(self) -> None:
+            self.saves += 1
+            super().save()
+
+    exp: Any = trained(Counting, tmp_path, save_interval=2)
+    assert exp.saves == 3

@@ -1,0 +1,398 @@
+"""docs/recipes: each script keeps what its page says; the pages show only lines that are run.
+
+What the scripts of docs/recipes_around.md are for is in test_recipes_around.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle.amp import grad_scaler
+from pages import code_of
+from tiny import curve, same_bits
+
+from expbase import ExperimentBase, main
+from expbase.checkpoint.storage import find, read
+from expbase.checkpoint.weights import read_weights
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SCRIPTS = sorted((DOCS / "recipes").glob("*.py"))
+PAGES = ("recipes.md", "recipes_around.md")
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in PAGES)
+
+
+def module_of(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", DOCS / f"recipes/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment_of(name: str) -> Any:
+    classes = vars(module_of(name)).values()
+    own = [c for c in classes if getattr(c, "__module__", "") == f"recipe_{name}"]
+    return next(c for c in own if isinstance(c, type) and issubclass(c, ExperimentBase))
+
+
+def run(recipe: Any, output: Path, *words: str) -> Any:
+    experiment = experiment_of(recipe) if isinstance(recipe, str) else recipe
+    return main(experiment, argv=["--output", str(output), "--device=cpu", *words])
+
+
+def arrays(layer: Any) -> list[np.ndarray]:
+    return [parameter.numpy() for parameter in layer.parameters()]
+
+
+def told(output: Path) -> str:
+    return (output / "worker_0.log").read_text()
+
+
+# --- the page --------------------------------------------------------------------------------
+
+SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+
+
+def test_every_script_is_short_and_has_a_section_and_a_command_line() -> None:
+    linked = [re.findall(r"\]\(recipes/(\w+)\.py\)", section) for section in SECTIONS]
+    assert sorted(name for name, *_ in linked) == [script.stem for script in SCRIPTS]
+    for script in SCRIPTS:
+        text = script.read_text()
+        assert len(text.splitlines()) <= 60, script.name
+        assert re.search(r'\nif __name__ == "__main__":\n    .*\)\n$', text), script.name
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
+def test_the_lines_that_the_page_shows_stand_in_the_script(section: str) -> None:
+    name, *_ = re.findall(r"\]\(recipes/(\w+)\.py\)", section)
+    script = [line.strip() for line in (DOCS / f"recipes/{name}.py").read_text().splitlines()]
+    shown = code_of(section, "python")
+    assert shown
+    for block in shown:
+        for part in block.split("\n\n"):  # between two of them lines may be left out
+            lines = [line.strip() for line in part.splitlines()]
+            starts = [i for i, line in enumerate(script) if line == lines[0]]
+            assert any(script[i : i + len(lines)] == lines for i in starts), part
+
+
+def commands() -> list[list[str]]:
+    """The words of the page's commands, those of a loop once for each of its values."""
+    words = []
+    for line in "".join(code_of(PAGE, "bash")).splitlines():
+        loop = re.fullmatch(r"for (\w+) in (.*); do (.*); done", line)
+        name, values, command = loop.groups() if loop else ("", "-", line)
+        words += [shlex.split(command.replace(f"${name}", value)) for value in values.split()]
+    return words
+
+
+def test_the_commands_of_the_page_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    """What they do is tested below, with fewer iterations."""
+    for python, script, *words in commands():
+        assert python == "python"
+        if script == "-m":
+            assert words == ["expbase", "ls", "runs"]
+        elif Path(script).stem in ("study", "test_warmup"):  # no experiments themselves
+            assert (ROOT / script).exists()
+            assert not words
+        else:
+            main(experiment_of(Path(script).stem), argv=[*words, "--print_config"])
+    printed = capsys.readouterr().out
+    assert re.findall(r"^  fold: (\d)", printed, re.MULTILINE) == ["0", "1", "2", "0", "0"]
+    assert re.findall(r"batch_size: (\d+)", printed) == ["20", "40"]
+
+
+# --- what each promises ------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:amp_guard can only be enabled")
+def test_mixed_precision_scales_steps_and_saves_the_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["training.max_iteration=3", "training.save_interval=3"]
+    plain = run("mixed_precision", tmp_path / "plain", *words)
+    # A scaler that thinks it is on a GPU; the casts have no effect here, and paddle says so.
+    tracer = SimpleNamespace(_expected_place=SimpleNamespace(is_gpu_place=lambda: True))
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
+    monkeypatch.setattr(grad_scaler, "_dygraph_tracer", lambda: tracer)
+    monkeypatch.setattr(grad_scaler.amp_global_state(), "amp_dtype", "float16")
+    monkeypatch.setattr(grad_scaler, "float", lambda x: np.asarray(x).item(), raising=False)
+    scaled = run("mixed_precision", tmp_path / "scaled", *words)
+    assert scaled.scaler.is_enable()
+    assert not plain.scaler.is_enable()
+    for one, other in zip(arrays(plain.model), arrays(scaled.model), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert '"scaler"' in read(find(tmp_path / "scaled"))["state.json"].tobytes().decode()
+
+
+def test_bfloat16_rounds_factors_and_not_weights(tmp_path: Path) -> None:
+    exp = run("bfloat16", tmp_path, "training.max_iteration=40", "training.log_interval=1")
+    first, x = exp.model[0], paddle.randn([5, 64])
+    assert first.weight.dtype == paddle.float32
+    assert (first.weight.numpy() != first.weight.astype("bfloat16").astype("float32").numpy()).any()
+    exact = paddle.nn.functional.linear(x, first.weight, first.bias).numpy()
+    error = np.abs(first(x).numpy() - exact).max()
+    assert 0 < error < 2**-6 * np.abs(exact).max()
+    losses = curve(tmp_path, "train/loss")
+    assert losses[40] < losses[1] / 1.5
+
+
+def test_the_rate_goes_up_and_comes_down_to_zero(tmp_path: Path) -> None:
+    words = ["training.max_iteration=40", "optim.warmup_iterations=10", "training.log_interval=1"]
+    run("warmup", tmp_path, *words)
+    rates = [*curve(tmp_path, "train/lr").values()]  # after each update
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[9] == max(rates) == 1e-2
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # in paddle's own LBFGS
+def test_lbfgs_continues_to_the_same_bits_by_what_it_remembers(tmp_path: Path) -> None:
+    class Forgetful(experiment_of("lbfgs")):  # type: ignore[misc]
+        def setup_model(self) -> None:
+            super().setup_model()
+            del self.memory
+
+    words = ["training.save_interval=1", "training.valid_interval=4"]
+    ends = {}
+    for recipe in (experiment_of("lbfgs"), Forgetful):
+        for name, stops in (("straight", [9]), ("again", [1, 4, 9])):
+            output = tmp_path / recipe.__name__ / name
+            for stop in stops:
+                exp = run(recipe, output, *words, f"training.max_iteration={stop}")
+            ends[recipe, name] = exp.model[0].weight.numpy()
+    assert curve(tmp_path / "Decay/again", "valid/error")[9] < 0.1
+    same_bits(*(find(tmp_path / "Decay" / name) for name in ("straight", "again")))
+    assert (ends[Forgetful, "straight"] != ends[Forgetful, "again"]).any()
+
+
+def test_the_second_loader_continues_exactly(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    class Noting(experiment_of("two_loaders")):  # type: ignore[misc]
+        def read_labelled(self) -> Any:
+            images, labels = super().read_labelled()
+            seen.append([tuple(image) for image in images.tolist()])
+            return images, labels
+
+    words = ["training.save_interval=1", "training.valid_interval=0"]
+    run(Noting, tmp_path / "straight", *words, "training.max_iteration=15")
+    straight = seen.copy()
+    for one_pass in (straight[:6], straight[6:12]):  # 6 batches of 16: whole ones of 100 samples
+        assert len({image for batch in one_pass for image in batch}) == 96
+    assert straight[0] != straight[6]
+    del seen[:]
+    for stop in (4, 9, 15):  # within a pass, and over the end of one
+        run(Noting, tmp_path / "again", *words, f"training.max_iteration={stop}")
+    assert seen == straight
+    same_bits(*(find(tmp_path / name) for name in ("straight", "again")))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "dies_in", "moments"),
+    [
+        ("two_optimizers", ["optim.switch_loss=2"], [6, 20], {1: 0, 28: 1}),
+        ("curriculum", [], [9, 38], {1: 0.05, 24: 0.05, 25: 0.1}),
+        ("growing_batch", ["data.batch_size=128", "data.most=512"], [6, 14], {1: 128, 13: 256}),
+    ],
+)
+def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
+    name: str, words: list[str], dies_in: list[int], moments: dict[int, float], tmp_path: Path
+) -> None:
+    class Dying(experiment_of(name)):  # type: ignore[misc]
+        moment = 0
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == Dying.moment:
+                raise RuntimeError("died")
+
+    words += ["training.save_interval=4", "training.valid_interval=0", "training.log_interval=1"]
+    words += ["training.max_iteration=42"]
+    run(Dying, tmp_path / "straight", *words)
+    for Dying.moment in dies_in:
+        with pytest.raises(RuntimeError, match="died"):
+            run(Dying, tmp_path / "again", *words)
+    Dying.moment = 0
+    run(Dying, tmp_path / "again", *words)
+    same_bits(*(find(tmp_path / run_name) for run_name in ("straight", "again")))
+    changing = {"two_optimizers": "uses_sgd", "curriculum": "noise", "growing_batch": "batch_size"}
+    values = curve(tmp_path / "again", f"train/{changing[name]}")
+    assert {at: pytest.approx(values[at]) for at in moments} == moments
+    assert told(tmp_path / "again").count("resumed step-") == 2
+    assert "WARNING" not in told(tmp_path / "again")
+
+
+def test_the_parts_learn_at_different_rates(tmp_path: Path) -> None:
+    run("warmup", tmp_path / "trained", "training.max_iteration=31")
+    trained = read_weights(find(tmp_path / "trained"))["model"]
+    options = ["--init_model_path", str(tmp_path / "trained"), "--init_partial"]
+
+    class Noting(experiment_of("fine_tuning")):  # type: ignore[misc]
+        def on_train_begin(self) -> None:
+            self.before = arrays(self.model)
+
+    exp = run(Noting, tmp_path / "run", "training.max_iteration=1", *options)
+    weight = trained["0.weight"]
+    np.testing.assert_array_equal(exp.before[0].tobytes(), weight.data.tobytes())
+    # The first step of Adam moves every weight by its rate.
+    moved = [np.abs(a - b).max() for a, b in zip(arrays(exp.model), exp.before, strict=True)]
+    np.testing.assert_allclose(moved, [1e-3, 1e-3, 1e-2, 1e-2], rtol=1e-2)
+
+
+def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) -> None:
+    class Noting(experiment_of("averaged_weights")):  # type: ignore[misc]
+        def valid(self) -> Any:
+            self.validated = arrays(self.model)
+            return super().valid()
+
+    exp = run(Noting, tmp_path, "training.max_iteration=5")
+    for one, other in zip(arrays(exp.model), exp.validated, strict=True):
+        assert (one != other).any()
+    saved = read_weights(find(tmp_path))["model"]["0.weight"]
+    assert saved.data.tobytes() == exp.model[0].weight.numpy().tobytes()
+
+
+def test_the_mean_is_that_of_the_last_checkpoints(tmp_path: Path) -> None:
+    run("mean_weights", tmp_path, "training.max_iteration=120")
+    names = [path.name for path in sorted((tmp_path / "checkpoints").iterdir())]
+    assert names == [f"step-{iteration:08}" for iteration in (40, 60, 80, 100, 120)]
+    parts = [read_weights(tmp_path / f"checkpoints/{name}")["model"]["0.weight"] for name in names]
+    floats = [np.frombuffer(part.data.tobytes(), "float32") for part in parts]
+    (mean,) = read_weights(tmp_path / "mean.safetensors").values()
+    found = np.frombuffer(mean["0.weight"].data.tobytes(), "float32")
+    np.testing.assert_allclose(found, np.mean(floats, axis=0), rtol=1e-5, atol=1e-8)
+    assert (floats[-1] != floats[0]).any()
+    assert "evaluated step-00000120: [120] loss=" in told(tmp_path)
+
+
+def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactly(
+    tmp_path: Path,
+) -> None:
+    recipe = module_of("by_length")
+    shapes: list[tuple[int, int]] = []
+
+    class Noting(recipe.Speech):  # type: ignore[misc]
+        stops_at = 0
+
+        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+            frames, lengths, _ = batch
+            shapes.append((frames.shape[0] * frames.shape[1], int(lengths.sum())))
+
+        def on_train_batch_end(self) -> None:
+            if self.iteration == self.stops_at:
+                self.stop()
+
+    words = ["training.max_iteration=50", "training.save_interval=50"]
+    run(Noting, tmp_path / "straight", *words)
+    straight = [*shapes]
+    assert sum(padded for padded, _ in straight) < 1.1 * sum(frames for _, frames in straight)
+    assert sorted(straight[:20]) == sorted(straight[20:40])
+    assert straight[:20] != straight[20:40]
+    shapes.clear()
+    Noting.stops_at = 27  # in the middle of the second epoch
+    for _ in range(2):
+        run(Noting, tmp_path / "stopped", *words)
+    assert shapes == straight
+    same_bits(*(find(tmp_path / name) for name in ("straight", "stopped")))
+
+
+def test_a_run_that_stops_early_stays_stopped_and_ends_with_its_best(tmp_path: Path) -> None:
+    exp = run("early_stopping", tmp_path)
+    losses = curve(tmp_path, "valid/loss")
+    best = min(losses, key=lambda iteration: losses[iteration])
+    assert exp.iteration == best + 60 < 10000
+    weight = read_weights(tmp_path / f"checkpoints/step-{best:08}")["model"]["0.weight"]
+    assert weight.data.tobytes() == exp.model[0].weight.numpy().tobytes()
+    assert run("early_stopping", tmp_path).iteration == exp.iteration
+
+
+def test_the_queue_is_restored_to_the_same_bits(tmp_path: Path) -> None:
+    words = ["moco.queue=128", "training.save_interval=2"]
+    straight = run("contrastive", tmp_path / "straight", *words, "training.max_iteration=5")
+    half = run("contrastive", tmp_path / "again", *words, "training.max_iteration=2")
+    again = run("contrastive", tmp_path / "again", *words, "training.max_iteration=5")
+    assert (again.queue.numpy() == straight.queue.numpy()).all()
+    assert (again.queue.numpy() != half.queue.numpy()).any(axis=1).all()
+    same_bits(*(find(tmp_path / name) for name in ("straight", "again")))
+
+
+def test_reinforcement_learns_without_data_and_without_a_warning(tmp_path: Path) -> None:
+    words = ["training.max_iteration=60", "training.valid_interval=20", "training.log_interval=1"]
+    exp = run("reinforcement", tmp_path, *words, "episodes.number=24", "episodes.steps=15")
+    rewards = curve(tmp_path, "train/reward")
+    assert np.mean([rewards[i] for i in range(51, 61)]) > rewards[1] / 2  # they are negative
+    assert (exp.epoch, exp.batches_per_epoch) == (0, None)
+    assert "WARNING" not in told(tmp_path)
+
+
+def test_the_judge_is_neither_trained_nor_in_the_checkpoint(tmp_path: Path) -> None:
+    teacher = run("warmup", tmp_path / "warmup", "training.max_iteration=31")
+    words = ["--data", str(tmp_path / "warmup"), "training.max_iteration=3"]
+    exp = run("distillation", tmp_path / "run", *words)
+    for one, other in zip(arrays(teacher.model), arrays(exp.judge), strict=True):
+        assert (one == other).all()
+    checkpoint = find(tmp_path / "run")
+    assert {path.stem for path in checkpoint.glob("*.safetensors")} == {"model", "optimizer"}
+    assert "judge" not in (checkpoint / "state.json").read_text()
+    assert "WARNING" not in told(tmp_path / "run")
+
+
+def test_each_sample_is_held_out_by_one_fold(tmp_path: Path) -> None:
+    held_out = []
+    for fold in range(3):
+        words = [f"data.fold={fold}", "data.num_folds=3", "training.max_iteration=1"]
+        exp = run("folds", tmp_path / "fold{data.fold}", *words)
+        assert exp.output_dir == tmp_path / f"fold{fold}"
+        train, valid = (
+            {image.tobytes() for image in loader.dataset.tensors[0].numpy()}
+            for loader in (exp.train_loader, exp.valid_loader)
+        )
+        held_out.append(valid)
+        assert not train & valid
+    assert sum(map(len, held_out)) == len(set.union(*held_out)) > 1700  # some images are the same
+
+
+def test_the_best_checkpoint_is_tested_and_can_be_used_afterwards(tmp_path: Path) -> None:
+    words = ["training.max_iteration=30", "training.valid_interval=5", "training.save_interval=5"]
+    recipe = module_of("best_checkpoint")
+    exp = run(recipe.Best, tmp_path, *words)
+    accuracies = curve(tmp_path, "valid/accuracy")
+    best = max(accuracies, key=lambda iteration: (accuracies[iteration], -iteration))
+    weight = read_weights(tmp_path / f"checkpoints/step-{best:08}")["model"]["0.weight"]
+    for model in (exp.model, recipe.best_model(str(tmp_path))):
+        assert weight.data.tobytes() == model[0].weight.numpy().tobytes()
+    assert f"evaluated step-{best:08}: [30] accuracy=" in told(tmp_path)
+    run(recipe.Best, tmp_path, *words, "--export", "best")
+    exported = paddle.jit.load(str(tmp_path / f"export/step-{best:08}/model"))
+    images = exp.test_loader.dataset.tensors[0][:5]
+    np.testing.assert_allclose(exported(images).numpy(), exp.model(images).numpy(), atol=1e-5)
+
+
+def test_another_batch_size_goes_on_with_what_the_epoch_has_not_had_and_more_data_with_the_next(
+    tmp_path: Path,
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Noting(experiment_of("mid_run")):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
+            seen.extend((self.epoch, index) for index in indices)
+
+    run(Noting, tmp_path, "data.num_samples=100", "training.max_iteration=3")
+    words = ["data.num_samples=100", "data.batch_size=30", "optim.lr=0.5"]
+    exp = run(Noting, tmp_path, "--force", *words, "training.max_iteration=6")
+    assert [exp.epoch, exp.optimizer.get_lr()] == [2, 0.5]
+    assert sorted(index for epoch, index in seen if epoch == 1) == [*range(100)]
+    del seen[:]
+    exp = run(Noting, tmp_path, "--force", "data.num_samples=150", "training.max_iteration=14")
+    assert sorted(index for epoch, index in seen if epoch == 3) == [*range(150)]

@@ -1,0 +1,189 @@
+"""Mistakes that are told, and odd experiments that are right: proofs/mistakes.py in one process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+from tiny import TESTS, Tiny, metrics, trained
+from visualdl import LogReader
+
+from expbase import ConfigError, default_argument_parser, on
+from expbase.cli import load_config
+from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
+from expbase.record.visualizer import FILE_NAME, Visualizer
+
+sys.path.insert(0, str(TESTS / "proofs"))
+from mistakes import MISTAKES, ODD, WORDS, Case, said
+
+sys.path.pop(0)
+
+
+def run(case: Case, output: Path) -> int:
+    """Runs a case as its script would; 1 if it ends by an exception."""
+    options = dict(word.split("=") for word in (*WORDS, *case.words))
+    names: dict[str, Any] = {"__name__": "mistake"}
+    try:
+        script = output.with_suffix(".py")  # a class whose source can be read
+        script.write_text(case.script)
+        exec(compile(case.script, script, "exec"), names)
+        trained(names["Experiment"], output, **{key: int(value) for key, value in options.items()})
+    except Exception as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+ALONE = [case for case in (*MISTAKES, *ODD) if case.ranks == 1]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=[case.name for case in ALONE])
+def test_a_mistake_is_told_and_what_is_only_odd_is_not(
+    tmp_path: Path, case: Case, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = run(case, tmp_path / "run")
+    err = capfd.readouterr().err
+    assert bool(code) == bool(case.code)  # which one a process answers, mistakes.py looks at
+    if not case.line:
+        assert said(err) == []
+        return
+    assert re.search(case.line, err), err
+    assert code or len(said(err)) <= 1, err
+
+
+def test_what_was_told_is_not_told_again_and_a_run_that_goes_on_has_more_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Forgetful(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            for parameter in self.optimizer._parameter_list:
+                parameter.clear_gradient(False)
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.optimizer.step = lambda: None  # type: ignore[method-assign]
+
+    trained(Forgetful, tmp_path / "run", max_iteration=1001, save_interval=0, valid_interval=0)
+    assert capfd.readouterr().err.count("in 1000 updates no parameter has changed") == 1
+    trained(Tiny, tmp_path / "other", max_iteration=2)
+    trained(Forgetful, tmp_path / "other", max_iteration=4)
+    # Two updates of a run that goes on are too few to say so.
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def looks(step: Any, **facts: bool) -> list[str]:
+    """What is said after `step(layer, optimizer)`."""
+    layer = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    first = FirstUpdates([optimizer])
+    step(layer, optimizer)
+    return [*first.look(**{"has_logged": True, "has_read": True, **facts})]
+
+
+def nothing(layer: Any, optimizer: Any) -> None: ...
+
+
+def update(layer: Any, optimizer: Any) -> None:
+    layer(paddle.ones([1, 2])).sum().backward()
+    optimizer.step()
+
+
+def test_each_thing_that_is_missing_is_said() -> None:
+    assert looks(update) == []
+    assert len(looks(nothing)) == 1
+    assert len(looks(nothing, has_logged=False)) == 2
+    assert len(looks(nothing, has_logged=False, has_read=False)) == 3
+
+
+def test_there_is_one_look_in_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Silent(Tiny):
+        def log(self, *args: Any, **scalars: Any) -> None: ...
+
+    trained(Silent, tmp_path / "run", max_iteration=LOOK_AFTER + 2, save_interval=0)
+    assert capfd.readouterr().err.count("nothing was logged") == 1
+
+
+def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> None:
+    class Silent(Tiny):
+        def valid(self) -> None:  # type: ignore[override]
+            super().valid()
+
+    trained(Silent, tmp_path, valid_interval=2, log_interval=4)
+    assert [line["iteration"] for line in metrics(tmp_path)] == [4, 6]
+    assert not re.search(r"\[2\] (epoch=1)?$", (tmp_path / "worker_0.log").read_text(), re.M)
+    validations = (tmp_path / "validations.jsonl").read_text().splitlines()
+    assert ["finished" in line for line in validations] == [True]
+
+
+def test_what_was_cut_is_written_again(tmp_path: Path) -> None:
+    visualizer = Visualizer(tmp_path)
+    for value in (0.25, 0.5):
+        visualizer.cut(0)
+        visualizer.add_scalar("loss", value, 1)
+    visualizer.close()
+    [record] = LogReader(file_path=str(tmp_path / FILE_NAME)).get_data("scalar", "loss")
+    assert record.value == 0.5
+
+
+def test_defaults_are_checked_on_the_command_line_too() -> None:
+    class Nothing(Tiny):
+        @classmethod
+        def default_config(cls) -> Any: ...
+
+    with pytest.raises(ConfigError, match=r"Begin default_config with .* and return the config"):
+        load_config(Nothing, default_argument_parser().parse_args([]))
+
+
+def test_a_visualizer_of_one_s_own_is_used(tmp_path: Path) -> None:
+    class Own(Visualizer):
+        def add_scalar(self, tag: str, value: Any, step: int) -> None:
+            tags.append(tag)
+
+    class Experiment(Tiny):
+        def setup_visualizer(self) -> None:
+            self.visualizer = Own(None)
+
+    tags: list[str] = []
+    trained(Experiment, tmp_path / "run")
+    assert "valid/accuracy" in tags
+
+
+def test_values_within_the_config_may_be_written(tmp_path: Path) -> None:
+    class Writing(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.config.training.log_interval = 3
+
+    trained(Writing, tmp_path / "run")
+
+
+def test_a_listener_that_a_class_gets_before_it_is_made_is_called(
+    tmp_path: Path,
+) -> None:
+    class Later(Tiny): ...
+
+    called = []
+    Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
+    exp = trained(Later, tmp_path / "run", max_iteration=2)
+    assert called == [exp.iteration]
+
+
+def test_what_is_drawn_on_the_board_alone_is_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Drawn(Tiny):
+        def train_batch(self) -> None:
+            points, labels = self.read_batch()
+            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.clear_grad()
+            self.visualizer.add_scalar("loss", loss, self.iteration)
+
+    trained(Drawn, tmp_path / "run")
+    assert "nothing was logged" not in capfd.readouterr().err

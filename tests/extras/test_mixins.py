@@ -1,0 +1,543 @@
+"""Early stopping, averages of the weights, clipping: each alone, and all in any order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle.io import DataLoader
+from tiny import Facts, Helped, Notes, Points, Tiny, curve, run_of, same_bits, training_config
+from tiny import trained as trained_without_mixins
+
+from expbase import Config, ConfigError, ExperimentBase
+from expbase.engine import model_files
+from expbase.extras.mixins import (
+    EarlyStopping,
+    ExponentialMovingAverage,
+    GradientClipping,
+    WeightAverages,
+)
+from expbase.extras.prediction import Prediction
+
+FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+def make(
+    experiment_class: type[ExperimentBase],
+    output: Path,
+    args: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """An experiment under its own default_config; a dict among the options is for a section."""
+    config = experiment_class.default_config()
+    config.training.update(training_config().training)
+    for name, value in options.items():
+        if isinstance(value, dict):
+            config[name].update(value)
+        else:
+            config.training[name] = value
+    return experiment_class(
+        config, argparse.Namespace(output=str(output), device="cpu", **(args or {}))
+    )
+
+
+def trained(
+    experiment_class: type[ExperimentBase],
+    output: Path,
+    args: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    exp = make(experiment_class, output, args, **options)
+    exp.setup()
+    exp.run()
+    return exp
+
+
+def weights_of(exp: Any) -> dict[str, np.ndarray]:
+    parameters = exp.unwrap(exp.model).named_parameters()
+    return {name: parameter.numpy() for name, parameter in parameters}
+
+
+def same_weights(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    assert one.keys() == other.keys()
+    return all((one[name] == other[name]).all() for name in one)
+
+
+def same_training(one: Path, other: Path) -> bool:
+    """Whether the last checkpoints of two runs hold the same model and optimizer."""
+    ends = [sorted((output / "checkpoints").iterdir())[-1] for output in (one, other)]
+    return ends[0].name == ends[1].name and all(
+        (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes() for file in FILES
+    )
+
+
+# --- early stopping ----------------------------------------------------------------------------
+
+
+class Scored(EarlyStopping, Tiny):
+    """Validation k gives the k-th score, and the last one from then on."""
+
+    scores: tuple[float, ...] = (1,)
+
+    def valid(self) -> dict[str, float]:
+        number = self.iteration // self.config.training.valid_interval
+        return {"score": self.scores[min(number, len(self.scores)) - 1], "other": 0.0}
+
+
+def scored(*scores: float) -> type[Scored]:
+    return type("Scored", (Scored,), {"scores": scores})
+
+
+def stopping(**options: Any) -> dict[str, Any]:
+    """Options of a run that only early stopping should end."""
+    watched = {"monitor": "score", "monitor_mode": options.pop("mode", "max"), "save_interval": 1}
+    section = {"patience": 2, **options}
+    return {"early_stopping": section, "max_iteration": 12, "valid_interval": 1, **watched}
+
+
+nan, inf = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "end"),
+    [
+        ((1, 2, 2, 2), {}, 4),  # as good is not better
+        ((1, 2, 1, 3, 2, 2), {}, 6),  # a better one begins the count anew
+        ((1,), {"patience": 1}, 2),
+        ((1,), {"patience": 5}, 6),
+        ((3, 2, 4, 1, 2, 2), {"mode": "min"}, 6),
+        ((-1, -2, -3, -3, -3), {"mode": "min"}, 5),
+        ((1, 1.4, 1.8, 2, 2.2), {"min_delta": 0.5}, 5),  # better than the best, not than the last
+        ((3, 2.6, 2.2, 2, 1.8), {"min_delta": 0.5, "mode": "min"}, 5),
+        ((nan,), {"patience": 3}, 3),
+        ((nan, 1, nan, nan), {}, 4),
+        ((1, nan, 2, nan, 3, 1, nan), {}, 7),
+        ((nan, 3, 2, nan, 2), {"mode": "min"}, 5),
+        ((inf, inf, inf), {}, 3),
+        ((inf, 5, 5, 5), {"mode": "min"}, 4),
+        ((*range(12),), {}, 12),
+    ],
+)
+def test_a_run_ends_when_the_metric_was_not_better_for_the_patience(
+    tmp_path: Path, scores: tuple[float, ...], options: dict[str, Any], end: int
+) -> None:
+    exp = trained(scored(*scores), tmp_path / "run", **stopping(**options))
+    assert exp.iteration == end
+    assert exp.early_stopping["failures"] == (0 if end == 12 else options.get("patience", 2))
+    assert (tmp_path / f"run/checkpoints/step-{end:08d}").exists()
+
+
+def test_validations_count_and_not_iterations(tmp_path: Path) -> None:
+    options = {**stopping(), "valid_interval": 3, "max_iteration": 30}
+    assert trained(scored(1, 2, 2), tmp_path / "run", **options).iteration == 12
+
+
+def test_the_prefix_of_the_monitor_may_be_there(tmp_path: Path) -> None:
+    options = {**stopping(mode="min"), "monitor": "valid/score"}
+    exp = trained(scored(3, 2, 2, 2), tmp_path / "run", **options)
+    assert (exp.iteration, exp.early_stopping["best"]) == (4, 2)
+
+
+def test_patience_zero_is_off_and_needs_no_metric(tmp_path: Path) -> None:
+    options = {**stopping(patience=0), "monitor": ""}
+    assert trained(scored(nan), tmp_path / "run", **options).iteration == 12
+
+
+def test_no_metric_is_an_error_before_training(tmp_path: Path) -> None:
+    class Untrained(Scored):
+        def train_batch(self) -> None:
+            raise AssertionError("trained")
+
+    with pytest.raises(ConfigError, match=r"training\.monitor: not given; expected the metric"):
+        trained(Untrained, tmp_path / "run", **{**stopping(), "monitor": ""})
+
+
+def test_a_metric_that_valid_does_not_give_is_an_error(tmp_path: Path) -> None:
+    text = r"training\.monitor: 'f1' given; expected one of .*: score, other"
+    with pytest.raises(ConfigError, match=text):
+        trained(scored(1), tmp_path / "run", **{**stopping(), "monitor": "f1"})
+
+
+def test_a_run_that_was_stopped_early_stays_stopped_and_answers_0(tmp_path: Path) -> None:
+    class Again(scored(1)):  # type: ignore[misc]
+        ended = False
+
+        def train_batch(self) -> None:
+            raise AssertionError("trained on")
+
+        def on_train_end(self) -> None:
+            self.ended = self.finished
+
+    trained(scored(1), tmp_path / "run", **stopping())
+    again = trained(Again, tmp_path / "run", **{**stopping(), "max_iteration": 50})
+    assert (again.iteration, again.ended) == (3, True)
+    record = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    assert (record["iteration"], record["exit_code"]) == (3, 0)
+    log = (tmp_path / "run/worker_0.log").read_text()
+    said = "[3] STOPPED by early stopping: score was 1 at best, and not better in the last 2 valid"
+    assert log.count(said) == 2
+
+
+@pytest.mark.parametrize("last", [6, 7])  # a failure is counted: at a validation, after it
+def test_patience_goes_on_over_a_resume(tmp_path: Path, last: int) -> None:
+    class Dying(scored(1, 2, 2, 2, 2)):  # type: ignore[misc]
+        def train_batch(self) -> None:
+            if self.iteration > last:
+                raise RuntimeError("died")
+            super().train_batch()
+
+    options = {**stopping(patience=3), "valid_interval": 2, "save_interval": 1}
+    whole = trained(scored(1, 2, 2, 2, 2), tmp_path / "whole", **options)
+    with pytest.raises(RuntimeError, match="died"):
+        trained(Dying, tmp_path / "parts", **options)
+    parts = trained(scored(1, 2, 2, 2, 2), tmp_path / "parts", **options)
+    assert whole.iteration == parts.iteration == 10
+    end = "checkpoints/step-00000010"
+    same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
+
+
+def test_evaluating_other_data_or_again_does_not_count(tmp_path: Path) -> None:
+    class Curious(scored(1)):  # type: ignore[misc]
+        def on_train_begin(self) -> None:
+            self.evaluated: list[int] = []
+            self.evaluate()
+
+        def on_evaluate_end(self, results: Mapping[str, float]) -> None:
+            self.evaluated.append(self.iteration)
+
+        def on_train_batch_end(self) -> None:
+            self.evaluate(self.train_loader)
+            if self.iteration == 3:
+                self.evaluate()
+                self.evaluate()
+
+    options = {**stopping(), "valid_interval": 3}
+    first = trained(Curious, tmp_path / "run", **{**options, "max_iteration": 6})
+    assert first.evaluated == [0, 1, 2, 3, 3, 3, 4, 5, 6, 6]
+    second = trained(Curious, tmp_path / "run", **options)
+    assert second.evaluated[0] == 6
+    assert second.iteration == 9
+
+
+def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
+    exp = make(scored(1), tmp_path / "run", **stopping())
+    exp.setup()
+    with exp.closing():
+        run_of(exp).loop.iteration = 1
+        exp.evaluate()
+    assert exp.early_stopping == {"best": None, "failures": 0, "iteration": 0}
+
+
+# --- averages of the weights -------------------------------------------------------------------
+
+
+class Averaged(ExponentialMovingAverage, Prediction, Tiny):
+    """Notes the weights that valid and predict_batch see."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.trajectory = Notes()
+        self.seen = Facts()
+
+    def on_train_begin(self) -> None:
+        self.trajectory.append(weights_of(self))
+
+    def on_train_batch_end(self) -> None:
+        self.trajectory.append(weights_of(self))
+
+    def valid(self) -> dict[str, float]:
+        self.seen[self.iteration] = weights_of(self)
+        return super().valid()
+
+    def predict_batch(self, batch: Any) -> Any:
+        return self.model(batch[0])
+
+
+EMA = {"ema": {"decay": 0.8}}
+
+
+def averages_of(trajectory: list[dict[str, np.ndarray]], decay: float) -> dict[str, np.ndarray]:
+    """What a layer has to hold; running statistics are those of the last moment."""
+    averages = {name: array.astype("float64") for name, array in trajectory[0].items()}
+    for weights in trajectory[1:]:
+        for name, array in weights.items():
+            part = 0 if name.endswith(("_mean", "_variance")) else decay
+            averages[name] = part * averages[name] + (1 - part) * array
+    return averages
+
+
+def close(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return all(np.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
+
+
+def test_valid_sees_the_averages_of_all_weights_so_far(tmp_path: Path) -> None:
+    exp = trained(Averaged, tmp_path / "run", max_iteration=7, valid_interval=3, **EMA)
+    assert sorted(exp.seen) == [3, 6, 7]
+    for iteration, weights in exp.seen.items():
+        assert close(weights, averages_of(exp.trajectory[: iteration + 1], 0.8))
+        assert not close(weights, exp.trajectory[iteration])
+
+
+def test_averaging_leaves_the_bits_of_training_alone(tmp_path: Path) -> None:
+    trained_without_mixins(Tiny, tmp_path / "without", max_iteration=12)
+    exp = trained(Averaged, tmp_path / "with", max_iteration=12, valid_interval=1, **EMA)
+    assert same_training(tmp_path / "without", tmp_path / "with")
+    assert same_weights(weights_of(exp), exp.trajectory[-1])
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict", "export"])
+def test_the_weights_come_back_when_something_fails_under_the_averages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+    exp = trained(Averaged, tmp_path / "run", valid_interval=0, **EMA)
+    for name in ("valid", "predict_batch"):
+        monkeypatch.setattr(Averaged, name, fail)
+    monkeypatch.setattr(model_files.weights, "export_model", fail)
+    arguments = {"predict": [exp.valid_loader], "export": [tmp_path / "exported", []]}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        getattr(exp, method)(*arguments.get(method, []))
+    assert same_weights(weights_of(exp), exp.trajectory[-1])
+
+
+def test_averages_are_state_and_continue_exactly(tmp_path: Path) -> None:
+    trained(Averaged, tmp_path / "whole", max_iteration=8, **EMA)
+    parts = trained(Averaged, tmp_path / "parts", max_iteration=5, valid_interval=0, **EMA)
+    first = parts.trajectory
+    parts = trained(Averaged, tmp_path / "parts", max_iteration=8, **EMA)
+    end = "checkpoints/step-00000008"
+    same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
+    assert close(parts.seen[8], averages_of(first + parts.trajectory[1:], 0.8))
+
+
+def test_predictions_and_exports_are_those_of_the_averages(tmp_path: Path) -> None:
+    class Exporting(Averaged):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.input_spec = [paddle.static.InputSpec([None, 4], "float32")]
+
+    exp = trained(Exporting, tmp_path / "run", **EMA)
+    points = paddle.to_tensor(Points(10).points)
+    predicted = np.stack(exp.predict([[points]]))
+    exp.export(tmp_path / "exported")
+    exported = paddle.jit.load(str(tmp_path / "exported"))(points).numpy()
+    assert same_weights(weights_of(exp), exp.trajectory[-1])
+    exp.model.eval()
+    assert np.abs(exp.model(points).numpy() - predicted).max() > 1e-4
+    for name, average in averages_of(exp.trajectory, 0.8).items():
+        dict(exp.model.named_parameters())[name].set_value(average.astype("float32"))
+    for given in (predicted, exported):
+        np.testing.assert_allclose(given, exp.model(points).numpy(), rtol=0, atol=1e-5)
+
+
+def test_load_best_brings_the_averages_of_the_best(tmp_path: Path) -> None:
+    class Best(Averaged):
+        def valid(self) -> dict[str, float]:
+            super().valid()
+            return {"score": {2: 5.0}.get(self.iteration, 1.0)}
+
+        def on_train_end(self) -> None:
+            last = weights_of(self)
+            self.load_best()
+            self.evaluate(self.train_loader)  # under the number of the last iteration
+            assert not same_weights(weights_of(self), last)
+
+    options = {"valid_interval": 1, "save_interval": 1, "monitor": "score", **EMA}
+    exp = trained(Best, tmp_path / "run", **options)
+    assert close(exp.seen[exp.iteration], averages_of(exp.trajectory[:3], 0.8))
+    assert same_weights(weights_of(exp), exp.trajectory[2])
+
+
+@pytest.mark.parametrize("how", ["init_model_path", "load_model"])
+def test_averages_begin_with_the_weights_that_were_loaded(tmp_path: Path, how: str) -> None:
+    trained(Averaged, tmp_path / "other", valid_interval=0, **EMA)
+    args = {how: str(tmp_path / "other")} if how == "init_model_path" else {}
+    exp = make(Averaged, tmp_path / "run", args, valid_interval=0, **EMA)
+    exp.setup()
+    with exp.closing():
+        exp.resume_or_load()
+        if how == "load_model":
+            exp.load_model(tmp_path / "other")
+        exp.evaluate()
+    assert same_weights(exp.seen[0], weights_of(exp))
+
+
+def test_averages_of_half_precision_take_small_changes() -> None:
+    layer = paddle.nn.Linear(2, 2)
+    layer.to(dtype="bfloat16")
+    layer.weight.set_value(paddle.ones([2, 2], "bfloat16"))
+    averages = WeightAverages(layer)
+    layer.weight.set_value(paddle.full([2, 2], 2, "bfloat16"))
+    averages.update(0.999)
+    assert np.allclose(averages.state_dict()["averages"]["weight"].numpy(), 1.001, atol=1e-5)
+    with averages.applied():
+        assert layer.weight.dtype == paddle.bfloat16
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, nan])
+def test_a_decay_that_averages_nothing_is_an_error(tmp_path: Path, decay: float) -> None:
+    with pytest.raises(ConfigError, match=r"ema\.decay: .* given; expected 0 to 1"):
+        trained(Averaged, tmp_path / "run", ema={"decay": decay})
+
+
+# --- clipping ----------------------------------------------------------------------------------
+
+
+class Pair(Tiny):
+    """Two models with an SGD each; notes the gradients and what the update made of them."""
+
+    apart = False
+
+    def setup_model(self) -> None:
+        self.model, self.other = paddle.nn.Linear(4, 2), paddle.nn.Linear(4, 2)
+        self.optimizer, self.second = (
+            paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+            for layer in (self.model, self.other)
+        )
+        self.noted: list[tuple[np.ndarray, np.ndarray]] = []  # gradients; changes by them
+
+    def train_batch(self) -> None:
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels)
+            self.backward(loss + F.cross_entropy(self.other(points), labels) / 8)
+        both = [self.optimizer, self.second]
+        for optimizers in [[one] for one in both] if self.apart else [both]:
+            parameters = [p for optimizer in optimizers for p in optimizer._parameter_list]
+            gradients, before = joined([p.grad for p in parameters]), joined(parameters)
+            self.update(optimizers)
+            self.noted.append((gradients, (before - joined(parameters)) / 0.1))
+
+    def update(self, optimizers: list[Any]) -> None:
+        self.step_optimizers(*optimizers)
+
+
+class ByHand(Pair):
+    def update(self, optimizers: list[Any]) -> None:
+        self.clip_gradients(*optimizers)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.clear_grad()
+
+
+class Scheduled(Helped):
+    """Its schedule steps with it."""
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.optimizer._learning_rate.step()
+
+
+def joined(tensors: list[Any]) -> np.ndarray:
+    return np.concatenate([tensor.numpy().astype("float64").ravel() for tensor in tensors])
+
+
+@pytest.mark.parametrize("pair", [Pair, ByHand])
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
+    tmp_path: Path, pair: type[Pair], apart: bool
+) -> None:
+    clipped = type("Clipped", (GradientClipping, pair), {"apart": apart})
+    options = {"accumulation_steps": 2, "clipping": {"max_norm": 0.125}}
+    exp = trained(clipped, tmp_path / "run", **options)
+    norms = [np.linalg.norm(gradients) for gradients, _ in exp.noted]
+    assert len(norms) == (12 if apart else 6)
+    assert max(norms) > 0.125
+    assert any(norm < 0.125 for norm in norms) is apart  # then those of the second are small enough
+    for norm, (gradients, changes) in zip(norms, exp.noted, strict=True):
+        expected = gradients * min(1, 0.125 / norm)
+        np.testing.assert_allclose(changes, expected, rtol=0, atol=1e-5)
+    assert "does not come" not in (tmp_path / "run/worker_0.log").read_text()  # by hand, too
+    if not apart:
+        logged = curve(tmp_path / "run", "train/grad_norm")
+        np.testing.assert_allclose(list(logged.values()), norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 7.3])
+def test_gradients_below_the_greatest_norm_keep_their_bits_and_zero_only_logs(
+    tmp_path: Path, max_norm: float
+) -> None:
+    clipped = type("Clipped", (GradientClipping, Scheduled), {})
+    trained_without_mixins(Tiny, tmp_path / "without")
+    trained(clipped, tmp_path / "with", clipping={"max_norm": max_norm})
+    assert same_training(tmp_path / "without", tmp_path / "with")
+    norms = curve(tmp_path / "with", "train/grad_norm")
+    assert list(norms) == [1, 2, 3, 4, 5, 6]
+    assert all(0.1 < norm < 7.3 for norm in norms.values())
+
+
+def test_a_sparse_gradient_is_refused(tmp_path: Path) -> None:
+    class Sparse(GradientClipping, Pair):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.words = paddle.nn.Embedding(5, 2, sparse=True)
+            self.third = paddle.optimizer.SGD(0.1, parameters=self.words.parameters())
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            self.backward(self.words(paddle.to_tensor([1, 2])).sum())
+            self.step_optimizers()
+
+    with pytest.raises(ValueError, match=r"an Embedding with sparse=True; expected dense"):
+        trained(Sparse, tmp_path / "run")
+
+
+def test_a_negative_greatest_norm_is_an_error(tmp_path: Path) -> None:
+    class Clipped(GradientClipping, Scheduled):
+        pass
+
+    with pytest.raises(ConfigError, match=r"clipping\.max_norm: -1\.0 given"):
+        trained(Clipped, tmp_path / "run", clipping={"max_norm": -1.0})
+
+
+# --- together ----------------------------------------------------------------------------------
+
+ORDERS = list(permutations((EarlyStopping, ExponentialMovingAverage, GradientClipping)))
+
+
+def test_the_three_give_the_same_bits_in_any_order(tmp_path: Path) -> None:
+    options = {"clipping": {"max_norm": 0.5}, "ema": {"decay": 0.5}, "valid_interval": 1}
+    options |= {"monitor": "loss", "monitor_mode": "min", "early_stopping": {"patience": 3}}
+    ends = []
+    for number, order in enumerate(ORDERS):
+
+        class All(*order, Scheduled):  # type: ignore[misc]
+            def valid(self) -> dict[str, float]:
+                [loss] = [F.cross_entropy(self.model(x), y) for x, y in self.valid_batches()]
+                return {"loss": float(loss) + self.iteration}
+
+            def setup_dataloader(self) -> None:
+                super().setup_dataloader()
+                self.valid_loader = DataLoader(Points(10), batch_size=10)
+
+        output = tmp_path / str(number)
+        assert trained(All, output, **options).iteration == 4
+        ends.append(output / "checkpoints/step-00000004")
+        assert max(curve(output, "train/grad_norm").values()) > 0.5
+        assert curve(output, "valid/loss") == curve(tmp_path / "0", "valid/loss")
+    for end in ends[1:]:
+        same_bits(ends[0], end)
+
+
+def test_every_section_stands_in_the_config_beside_those_of_the_experiment() -> None:
+    class Own(EarlyStopping, ExponentialMovingAverage, GradientClipping, Tiny):
+        @classmethod
+        def default_config(cls) -> Config:
+            config = super().default_config()
+            config.optim = Config({"lr": 0.1})
+            config.ema.decay = 0.5
+            return config
+
+    config = Own.default_config()
+    assert set(config) == {"training", "early_stopping", "ema", "clipping", "optim"}
+    assert config.ema.decay == 0.5
+    assert ExponentialMovingAverage.default_config().ema.decay == 0.999

@@ -1,0 +1,125 @@
+"""A rank that stands still says where."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny import Tiny, run_script, trained, wait_until
+
+from expbase.ranks import hang
+from expbase.ranks.hang import watching
+
+
+class Clock:
+    """One that stands still, however slow the machine is, but where a test hangs."""
+
+    now = 0.0
+
+    def wait_for(self, path: Path, text: str) -> None:
+        """Returns when the text has come into the file."""
+        wait_until(lambda: self.goes_on() and path.exists() and text in path.read_text())
+
+    def goes_on(self) -> bool:
+        self.now += 0.1
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of those who watch."""
+    clock = Clock()
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+ENDLESS = """
+import time
+from types import SimpleNamespace
+from tiny import Tiny
+from expbase import main
+from expbase.record import hang
+
+hang.time = SimpleNamespace(monotonic=lambda: now)  # it stands still but where the run hangs
+now = 0.0
+
+class Hanging(Tiny):
+    def train_batch(self):
+        super().train_batch()
+        if self.iteration == 3:
+            self.hang_for_ever()
+
+    def hang_for_ever(self):
+        global now
+        while True:
+            now += 0.1
+            time.sleep(0.01)
+
+if __name__ == "__main__":
+    main(Hanging)
+"""
+
+
+def test_a_run_that_hangs_says_where_and_goes_on(tmp_path: Path, clock: Clock) -> None:
+    class Hanging(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.where_it_hangs()
+
+        def where_it_hangs(self) -> None:
+            clock.wait_for(self.output_dir / "worker_0.log", "where_it_hangs")
+
+    exp = trained(Hanging, tmp_path, hang_seconds=1)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3" in log
+    assert 'test_hang.py", line' in log
+    assert log.count("no progress") == 1
+    assert exp.iteration == 6
+    assert "[6] FINISHED" in log
+    assert not [t for t in threading.enumerate() if t.name == "expbase-hang"]
+
+
+def test_a_hang_in_validation_names_the_phase(tmp_path: Path, clock: Clock) -> None:
+    class Stuck(Tiny):
+        def valid(self) -> Any:
+            next(iter(self.valid_batches()))
+            clock.wait_for(self.output_dir / "worker_0.log", "no progress")
+            return {"accuracy": 1}
+
+    trained(Stuck, tmp_path, hang_seconds=1, max_iteration=1)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "phase=valid iteration=1 batch_in_epoch=1 evaluated_batches=1" in log
+
+
+def test_what_moves_is_never_reported_and_zero_means_never(tmp_path: Path) -> None:
+    counter = {"n": 0}
+
+    def progress() -> dict[str, int]:
+        counter["n"] += 1
+        return dict(counter)
+
+    path = tmp_path / "log"
+    with watching(0.02, progress, logging.Logger("test"), path):
+        wait_until(lambda: counter["n"] >= 20)
+    assert not path.exists()
+    trained(Tiny, tmp_path / "run", hang_seconds=0)
+
+
+def test_with_the_action_end_a_run_that_hangs_ends_and_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDLESS)
+    words = ["--output", "run", "training.hang_seconds=1", "training.hang_action=end"]
+    assert run_script(script, *words).returncode == 1
+    log = (tmp_path / "run/worker_0.log").read_text()
+    text = "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3 evaluated_batches=0"
+    assert f"{text}. The stacks of all threads are in worker_0.log; this rank ends." in log
+    assert "in hang_for_ever" in log
+    end = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    assert (end["event"], end["iteration"], end["exit_code"]) == ("end", 3, 1)
+    assert end["reason"] == text

@@ -1,0 +1,133 @@
+"""The processes of --nprocs: exit codes, and the end of the others when one fails.
+
+Runs with --nprocs are in test_stop.py and test_distributed.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import connection
+from typing import Any
+
+import forks
+import pytest
+from tiny import TESTS
+
+from expbase.ranks import launch, world
+
+
+class Process:
+    """One that ends with a return code; with None one that runs until it is killed."""
+
+    def __init__(self, returncode: int | None) -> None:
+        ending = f"kill {returncode} $$" if (returncode or 0) < 0 else f"exit {returncode}"
+        script = "exec sleep 1000" if returncode is None else ending
+        self._process = subprocess.Popen(["sh", "-c", script])
+        self.pid = self._process.pid
+        self.sentinel = os.pidfd_open(self.pid)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)  # as multiprocessing does it; Popen would collect it
+
+    def join(self) -> None:
+        self.exitcode = self._process.wait()
+        os.close(self.sentinel)
+
+
+@pytest.mark.parametrize(
+    ("exitcodes", "answer"),
+    [
+        ([0, 0], 0),
+        ([143, 0], 143),  # stopped
+        ([0, -15], 143),  # by a signal that nobody handled
+        ([124, 1], 1),  # a failure says more than a stop
+        ([-9, 0], 137),  # as a shell shows it
+        ([0, 124], 124),
+    ],
+)
+def test_the_answer_is_the_code_of_a_failure_else_of_a_stop(
+    exitcodes: list[int], answer: int
+) -> None:
+    assert launch._join([Process(code) for code in exitcodes]).code == answer
+
+
+def test_a_mistake_is_the_answer_whoever_ended_first() -> None:
+    outcome = launch._join([Process(1), Process(78)])
+    assert outcome.code == 78
+
+
+def test_no_wait_is_without_limit_because_a_signal_may_be_heard_at_its_end_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = []
+
+    def noted(sentinels: list[int], timeout: float | None) -> list[Any]:
+        limits.append(timeout)
+        return connection.wait(sentinels, timeout)
+
+    monkeypatch.setattr(launch, "wait", noted)
+    assert launch._join([Process(0), Process(0)]).code == 0
+    assert limits
+    assert None not in limits
+
+
+INHERITED: list[str] = []
+
+
+def begun(pid: int, way: str) -> None:
+    """Asserts what a rank must not have of its parent; one has something to do at its exit."""
+    assert ["fork"] * (way == "fork") == INHERITED
+    assert (os.getppid(), world.world_size()) == (pid, 2)
+    assert sorted(map(signal.getsignal, (signal.SIGTERM, signal.SIGUSR1))) == [signal.SIG_DFL] * 2
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    atexit.register(print, "left rank", world.rank())
+    if world.rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def begin(way: str) -> int:
+    """Starts two ranks; called in a process of its own."""
+    assert world.world_size() == 1  # paddle remembers it
+    INHERITED.append(way)
+    launch._GRACE_SECONDS = forks.LONG_SECONDS  # rank 0 may not have begun when rank 1 ends
+    atexit.register(os._exit, 8)
+    if way == "spawn":  # of several threads a fork would have one
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    outcome = launch.spawn(begun, (os.getpid(), way), 2, "cpu", launch.StopSignals())
+    atexit.unregister(os._exit)
+    return outcome.code
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way: str) -> None:
+    code = "import sys, test_launch; sys.exit(test_launch.begin(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
+    result = forks.run([sys.executable, "-c", code, way], env=environment)
+    assert result.returncode == 143, result.stderr
+    assert result.stdout == "left rank 0\n"
+    assert result.stderr.splitlines()[-1] == "rank 1 was killed by SIGTERM"
+
+
+@pytest.mark.parametrize("exitcode", [1, -11, -15])
+def test_when_a_process_fails_those_that_go_on_are_killed_after_a_while(
+    exitcode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.0)
+    going_on = [Process(None), Process(None)]
+    deaths = launch._join([going_on[0], Process(exitcode), going_on[1]]).deaths
+    assert [process.exitcode for process in going_on] == [-9, -9]
+    assert deaths[-1] == "rank 2 did not end when another one had failed, and was killed"
+
+
+def test_the_last_line_names_the_rank_that_died_by_a_signal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launch._join([Process(0), Process(-9)])
+    assert capsys.readouterr().err == "rank 1 was killed by SIGKILL\n"
