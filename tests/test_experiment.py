@@ -641,7 +641,7 @@ def test_a_first_or_last_save_that_fails_ends_the_run_and_keeps_the_earlier_chec
     class Filling(Tiny):
         def on_save_checkpoint(self) -> None:
             if self.iteration == failing:
-                monkeypatch.setattr(storage, "_write_file", full)
+                monkeypatch.setattr(storage, "write_flushed", full)
 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")

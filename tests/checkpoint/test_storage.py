@@ -70,7 +70,7 @@ def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
 
     for owner, name in (
         (Path, "mkdir"), (Path, "rename"), (storage, "write_flushed"), (os, "fsync"),
-        (shutil, "rmtree"), (storage, "_flush"),
+        (shutil, "rmtree"), (storage, "flush"),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stop(name, getattr(owner, name)))
     return reached

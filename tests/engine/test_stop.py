@@ -342,7 +342,7 @@ def test_nprocs_answers_with_the_code_of_the_signal(tmp_path: Path, signum: int,
     script = tmp_path / "train.py"
     script.write_text(
         "import time\nfrom tiny import Tiny\nfrom expbase import main\n"
-        "from expbase.state import checkpoint\n"
+        "from expbase.checkpoint import storage as checkpoint\n"
         "write = checkpoint.write\n"
         "def slowly(*args):\n    time.sleep(1)\n    return write(*args)\n"
         "checkpoint.write = slowly\n"

@@ -15,18 +15,18 @@ from pathlib import Path
 
 SCRIPT = """
 import time
-from expbase.state import checkpoint
+from expbase.checkpoint import storage as checkpoint
 from expbase import main
 from tiny import Tiny
 
-real = checkpoint._write_file
+real = checkpoint.write_flushed
 
 def slow(path, parts):
     if path.name == "state.json":
         time.sleep({seconds})
     return real(path, parts)
 
-checkpoint._write_file = slow
+checkpoint.write_flushed = slow
 
 if __name__ == "__main__":
     main(Tiny)

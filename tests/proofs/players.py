@@ -38,7 +38,7 @@ import itertools, os, sys, time
 sys.path.insert(0, {proofs!r})
 from net import Net
 from expbase import main
-from expbase.state import checkpoint
+from expbase.checkpoint import storage as checkpoint
 
 write = checkpoint.write
 

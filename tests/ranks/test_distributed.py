@@ -32,7 +32,7 @@ from tiny import Notes, Tiny
 from expbase.ranks import world
 from expbase import main, rank_zero_only
 from expbase.engine.checks import check_alike
-from expbase.state import local
+from expbase.checkpoint import rank_state as local
 from expbase.data.loaders import Shard, adapt_loader
 from paddle.io import BatchSampler, DataLoader
 

@@ -43,7 +43,7 @@ import time
 from types import SimpleNamespace
 from tiny import Tiny
 from expbase import main
-from expbase.record import hang
+from expbase.ranks import hang
 
 hang.time = SimpleNamespace(monotonic=lambda: now)  # it stands still but where the run hangs
 now = 0.0
