@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -32,38 +31,49 @@ from expbase.tools import add_tool, hosts
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
 
-_COPIES = "expbase-board-"  # how the name of their directory begins
+_COPIES = "expbase-board-"  # how the name of their directory begins, before the process's id
 
 
 def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
-    """The record files of the runs at and below a folder, by the paths of their copies."""
+    """Returns the record files of the runs at and below a folder, by the paths of the copies."""
     runs = find(folder)
     files = {copies / run.relative_to(folder) / FILE_NAME: run / FILE_NAME for run in runs}
     return {c: path for c, path in files.items() if path.is_file() and os.access(path, os.R_OK)}
 
 
 def update(files: dict[Path, Path]) -> bool:
-    """Adds the records that are new; false if a copy holds what is not in its file any more."""
+    """Adds the records that are new; returns False if a copy holds what its file has no more."""
     return all(_extend(copy, path) for copy, path in files.items())
 
 
 def _extend(copy: Path, path: Path) -> bool:
-    """Appends the new whole records of a file to its copy; False if it does not begin with it."""
+    """Adds the new whole records of a file to its copy; returns False if the copy is not its begin.
+
+    VisualDL (io/bfile.py: LocalFileSystem.read) opens a file by its name for each piece that it
+    reads, and fails for good at half of a record: so what is longer takes the place of the copy.
+    """
     copy.parent.mkdir(parents=True, exist_ok=True)
-    with copy.open("a+b") as copied, open(path, "rb", opener=regular) as file:
-        size = copied.tell()
+    copy.touch()
+    with copy.open("rb") as copied, open(path, "rb", opener=regular) as file:
+        size = copy.stat().st_size
         start = max(size - 256, 0)
         copied.seek(start)
         file.seek(start)
         # The last bytes are enough: each record holds the time when it was written.
         if copied.read() != file.read(size - start):
             return False
-        copied.writelines(_whole_records(file))
+        records = _whole_records(file)
+        for first in records:
+            longer = shutil.copyfile(copy, copy.with_name("longer"))  # no name of a record file
+            with longer.open("ab") as added:
+                added.write(first)
+                added.writelines(records)
+            longer.replace(copy)
     return True
 
 
 def _whole_records(file: BinaryIO) -> Iterator[bytes]:
-    """The records from the file's position on, with their heads, up to one that is torn."""
+    """Yields the records from the file's position on, with heads, up to one that is torn."""
     size = os.fstat(file.fileno()).st_size
     while len(head := file.read(RECORD_HEAD.size)) == RECORD_HEAD.size:
         (length,) = RECORD_HEAD.unpack(head)
@@ -92,27 +102,13 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
         )  # fmt: skip
     try:
         while server.poll() is None:
-            files = record_files(folder, copies)
-            _stop(server)  # while copies grow
-            if not update(files):
+            if not update(record_files(folder, copies)):
                 return
-            server.send_signal(signal.SIGCONT)
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(f"VisualDL ended with exit code {server.returncode}: {said}")
     finally:
         kill(server)
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Stops VisualDL: it may see half of a record that is being written, and fails from then on.
-
-    That is 120 microseconds for an image of 200 kB.
-    """
-    os.kill(server.pid, signal.SIGSTOP)
-    # It may still be inside a read: wait until it has stopped. If it has ended instead, WNOWAIT
-    # leaves its exit code for `poll`.
-    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def add_parser(tools: Any) -> None:
@@ -125,38 +121,32 @@ def add_parser(tools: Any) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, or any free one for 0; an OSError or a ValueError if it cannot be had.
+    """Returns the port, or any free one for 0; on one in use VisualDL says that it runs, and hangs.
 
-    On a port in use VisualDL says that it runs, and hangs.
+    Raises:
+        ValueError: It cannot be had.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"--port: {port} given; expected 0 to 65535.")
-    with socket.create_server((host, port)) as tried:
-        return int(tried.getsockname()[1])
+    try:
+        with socket.create_server((host, port)) as tried:
+            return int(tried.getsockname()[1])
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ValueError(
+            f"--port {port}, --host {host}: {reason}; expected a port that nobody uses, --port 0 "
+            "for any such one, and an address of this machine."
+        ) from error
 
 
 @contextlib.contextmanager
 def _room_for_copies() -> Iterator[Path]:
-    """A temporary directory; those of boards that were killed are removed."""
-    import fcntl  # here: Windows has none, and is refused in words
-
-    def lock(path: Path) -> None:
-        """Holds it until this process is dead."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    with contextlib.ExitStack() as stack:
-        for left in Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
-            with contextlib.suppress(OSError):  # another board has it, or another user
-                lock(left)
-                shutil.rmtree(left)
-        made = Path(tempfile.mkdtemp(prefix=f".{_COPIES}"))
-        directory = made.with_name(made.name[1:])
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        lock(made)
-        made.rename(directory)  # only now: whoever finds it finds it locked
-        yield directory
+    """Makes a temporary directory, and removes the ones that killed boards have left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
+        if not Path("/proc", left.name.removeprefix(_COPIES).partition("-")[0]).exists():
+            shutil.rmtree(left, ignore_errors=True)  # it may be another user's
+    with tempfile.TemporaryDirectory(prefix=f"{_COPIES}{os.getpid()}-") as directory:
+        yield Path(directory)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -47,8 +47,8 @@ _CAUSES = {
     "A generator of its own? Draw from random, np.random or paddle inside __getitem__",
     "rates": "Likely cause: schedule: another learning rate. Make the schedule an attribute of the "
     "experiment, or step it from self.iteration",
-    "after": "{names} differ after the update. What no line of the log names is out of sight: a "
-    "thread, a file, an object made in C",
+    "after": "{names} differ after the update, and no line of the log says why: a thread, a file, "
+    "an object made in C is out of sight",
 }
 # What a start says of what it has not restored.
 _LOST = re.compile(r"not exact: (.*)")
@@ -86,9 +86,7 @@ def add_parser(tools: Any) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    if not re.fullmatch("[0-9]+(,[0-9]+)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} given; expected numbers like 1,2,4")
-    return [count(word, least=1) for word in text.split(",")]
+    return [count(word) for word in text.split(",")]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -168,7 +166,7 @@ class Side:
         }
 
     def command(self) -> list[str]:
-        """The words that start it."""
+        """Returns the words that start it."""
         args = self._args
         words = [str(args.script.absolute()), "--output", str(self.directory), *args.words]
         if self.numbers:
@@ -210,8 +208,9 @@ class Side:
         """Raises a ValueError if the run has none."""
         if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
             raise ValueError(
-                f"--ranks: {self._args.script} has training.shares=0; expected it in its config, "
-                "or `-- training.shares=4`, so that the bits depend on no number of processes."
+                f"--ranks: {self._args.script} has training.shares=0, so the bits depend on the "
+                "number of processes; expected `-- training.shares=4`, or that in its config, and "
+                "`for batch in self.micro_batches():` in train_batch."
             )
 
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
@@ -235,7 +234,7 @@ class Side:
         self.finish()
 
     def files(self) -> dict[str, str]:
-        """The checksum of each file of tensors in the last checkpoint."""
+        """Returns the checksum of each file of tensors in the last checkpoint."""
         found = storage.read(find(self.directory))
         del found[STATE_FILE]
         return {
@@ -244,13 +243,13 @@ class Side:
         }
 
     def values(self) -> dict[str, Any]:
-        """All values of the last checkpoint's state.json, by the name of their section."""
+        """Returns all values of the last checkpoint's state.json, by the name of their section."""
         text = (find(self.directory) / STATE_FILE).read_bytes()
         state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
         return {**state, **state.pop("values")}
 
     def logged(self) -> dict[str, Any]:
-        """All logged numbers but times and speeds, by name and iteration, in their order."""
+        """Returns all logged numbers but times and speeds, by name and iteration, in order."""
         return {
             f"{name} at iteration {line['iteration']}": value
             for line in metric_lines(self.directory)
@@ -259,13 +258,13 @@ class Side:
         }
 
     def lost(self) -> list[str]:
-        """What the starts of it have said that they do not restore, in the order of the log."""
+        """Returns what its starts have said that they do not restore, in the order of the log."""
         logs = sorted(self.directory.glob("worker_*.log"))
         found = [_LOST.findall(log.read_text(errors="replace")) for log in logs]
         return [*dict.fromkeys(line for lines in found for line in lines)]
 
     def notes(self) -> dict[int, dict[str, Any]]:
-        """What `fingerprints` wrote of each update last, by iteration; batches of all ranks."""
+        """Returns what `fingerprints` wrote of each update last, by iteration, with all batches."""
         merged: dict[int, dict[str, Any]] = {}
         for rank in itertools.count():
             if not (path := notes_path(self.directory, rank)).exists():
@@ -283,28 +282,20 @@ class Side:
 
 
 def first_difference(straight: Side, killed: Side) -> str:
-    """What differs first, at which iteration, and the cause; empty if nothing does."""
-    difference = _first_difference(straight, killed)
-    lost = killed.lost()
-    return f"{difference} Cause: {'; '.join(lost)}." if difference and lost else difference
+    """Returns what differs first, at which iteration, and the cause; empty if nothing does.
 
-
-def _first_difference(straight: Side, killed: Side) -> str:
-    if noted := _difference_in_notes(straight, killed):
-        return noted
-    one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))
-    if not (found := differences(one, other)):
-        return ""
-    name, (left, right) = next(iter(found.items()))
-    return f"{name} differs: {left} straight through, {right} {killed.how}."
-
-
-def _difference_in_notes(straight: Side, killed: Side) -> str:
-    """The first fingerprint of an update that differs, over all ranks; empty if none does."""
+    What a start has said that it does not restore is the cause; without that it is guessed.
+    """
+    lost = "; ".join(killed.lost())
     expected = straight.notes()
     for iteration, note in sorted(killed.notes().items()):
-        for field, cause in killed.causes.items():
+        for field, guess in killed.causes.items():
             names = differences(expected.get(iteration, {}).get(field, {}), note[field])
             if names:
-                return f"first at iteration {iteration}. {cause.format(names=', '.join(names))}."
+                cause = f"Cause: {lost}" if lost else guess.format(names=", ".join(names))
+                return f"first at iteration {iteration}. {cause}."
+    one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))
+    for name, (left, right) in differences(one, other).items():
+        cause = f" Cause: {lost}." if lost else ""
+        return f"{name} differs: {left} straight through, {right} {killed.how}.{cause}"
     return ""
