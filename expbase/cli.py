@@ -27,8 +27,8 @@ from expbase.config import (
     fill_in,
     flatten,
 )
-from expbase.engine.checks import check_platform, inspected
 from expbase.engine.run_dir import CONFIG
+from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
 from expbase.ranks import world
@@ -132,7 +132,7 @@ def main(
             return None
         check_options(args)
         args.output = fill_in(args.output or "", config)
-        if inspected(args) is not None:
+        if Options.of(args).inspected is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     with contextlib.ExitStack() as stack:
         if args.smoke:

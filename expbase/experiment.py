@@ -1,10 +1,9 @@
-"""ExperimentBase: what you write, call and override. Read this file and run.py, and you know it.
+"""ExperimentBase: what you write, call and override.
 
 You write four methods, and may override the others. Your model, your loss and your batch are not
 known here: forward, backward, step and schedule are in your `train_batch`, and nothing is moved,
-wrapped, cast or stepped behind your back. The order of things is in run.py, events in events.py.
-A checkpoint holds the state after an update, and what was still to be done of its iteration. A run
-may need several starts of the program; an object of this class is one of them.
+wrapped, cast or stepped behind your back. A run may need several starts of the program; an object
+of this class is one of them. Read next: engine/run.py and engine/loop.py, then events.py.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ import paddle
 from expbase.checkpoint import storage
 from expbase.checkpoint.weights import Rename
 from expbase.config import Config, get_default_training_config
-from expbase.engine import checks, model_files, resume, setup, validation
-from expbase.engine.loop import Life
+from expbase.engine import model_files, resume
+from expbase.engine.evaluation import named_scalars
+from expbase.engine.life import Life
 from expbase.engine.run import Run
+from expbase.engine.start import Start, check_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
@@ -59,23 +60,22 @@ class ExperimentBase(Events):
         return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        config = checks.checked_config(type(self), ExperimentBase, config, args)
-        self.__run = Run(self, config, args)
+        self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
         self.visualizer = Visualizer(None)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        checks.check_attribute(ExperimentBase, name, value)
+        check_attribute(ExperimentBase, name, value)
         super().__setattr__(name, value)
 
     @property
     def config(self) -> Config:
         """The completed config, a copy."""
-        return self.__run.config
+        return self.__run.start.config
 
     @property
     def args(self) -> argparse.Namespace:
         """The options, as given."""
-        return self.__run.args
+        return self.__run.start.args
 
     @property
     def iteration(self) -> int:
@@ -98,7 +98,7 @@ class ExperimentBase(Events):
     @property
     def epochs_ended(self) -> int:
         """Passes that are used up: all that have begun, but for the one under way."""
-        return self.__run.epochs_ended
+        return self.__run.loop.epochs_ended
 
     @property
     def batch_in_epoch(self) -> int:
@@ -123,12 +123,12 @@ class ExperimentBase(Events):
     @property
     def finished(self) -> bool:
         """Whether training came to its end, by the config or by stop(); not interrupted."""
-        return self.__run.finished
+        return self.__run.loop.has_finished
 
     @property
     def read_only(self) -> bool:
         """Whether it only looks at a run (--evaluate, --export), and writes nothing."""
-        return self.__run.read_only
+        return self.__run.start.read_only
 
     @property
     def evaluated_loader(self) -> Any:
@@ -153,32 +153,32 @@ class ExperimentBase(Events):
     @property
     def logger(self) -> logging.Logger:
         """The text log of this rank; rank 0's also goes to stderr."""
-        return self.__run.logger
+        return self.__run.start.logger
 
     @property
     def output_dir(self) -> Path:
         """The directory of the run."""
-        return self.__run.output_dir
+        return self.__run.start.output_dir
 
     @property
     def checkpoint_dir(self) -> Path:
         """The directory of its checkpoints."""
-        return self.__run.output_dir / storage.FOLDER
+        return self.__run.start.output_dir / storage.FOLDER
 
     @property
     def rank(self) -> int:
         """The number of this process, from 0 on."""
-        return self.__run.rank
+        return self.__run.start.rank
 
     @property
     def world_size(self) -> int:
         """The number of processes."""
-        return self.__run.world_size
+        return self.__run.start.world_size
 
     @property
     def parallel(self) -> bool:
         """Whether there are several processes."""
-        return self.__run.parallel
+        return self.__run.start.parallel
 
     @property
     def share(self) -> int:
@@ -188,7 +188,7 @@ class ExperimentBase(Events):
     @property
     def num_shares(self) -> int:
         """How many batches an update has, over all ranks."""
-        return self.__run.update.batches * self.__run.world_size
+        return self.__run.update.batches * self.__run.start.world_size
 
     # --- yours ---------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class ExperimentBase(Events):
 
     def setup(self) -> None:
         """Everything before the first batch; errors say what lacks or does not fit."""
-        setup.set_up(self.__run)
+        self.__run.setup()
 
     def run(self) -> None:
         """Trains to the end, from wherever the state is, or does --evaluate or --export; closes. A
@@ -227,7 +227,7 @@ class ExperimentBase(Events):
         """
         self.life.need_open()
         if not self.read_only:
-            return self.__run.train_to_the_end()
+            return self.__run.train()
         resume.inspect(self.__run)
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
@@ -240,31 +240,31 @@ class ExperimentBase(Events):
 
     def setup_device(self) -> None:
         """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
-        device = getattr(self.args, "device", None)
-        world.set_device(device, deterministic=self.config.training.deterministic)
+        start = self.__run.start
+        world.set_device(start.options.device, deterministic=start.training.deterministic)
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
-        setup.watch_ranks(self.__run)
+        self.__run.watch_ranks()
         world.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory; a ConfigError if it is another run's."""
-        setup.take_directory(self.__run)
+        self.__run.take_directory()
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""
-        if self.__run.writes:
+        if self.__run.start.writes:
             self.__run.directory.dump(self.config)
 
     def setup_visualizer(self) -> None:
         """Prepares VisualDL; its file is opened at the first record."""
-        run = self.__run
-        self.visualizer = Visualizer(run.output_dir if run.writes else None, run.warn)
+        start = self.__run.start
+        self.visualizer = Visualizer(start.output_dir if start.writes else None, start.warn)
 
     def setup_logger(self) -> None:
-        """Opens this rank's text log and, on rank 0, metrics.jsonl and ledger.jsonl."""
-        setup.open_records(self.__run)
+        """Opens this rank's text log."""
+        self.__run.open_log()
 
     def setup_checkpointer(self) -> None:
         """Looks for a checkpoint of this run: it is continued."""
@@ -272,14 +272,11 @@ class ExperimentBase(Events):
 
     def check_setup(self) -> None:
         """Checks that training has what it needs, and says what there is."""
-        setup.check_setup(self.__run)
+        self.__run.check_setup()
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         """The layer; in a paddle.DataParallel if there are several processes, and no shares."""
-        if not self.parallel or self.config.training.shares:  # these are added up by micro_batches
-            return layer
-        checks.check_layer_alike(layer)  # paddle's own would hang, or end the process
-        return self.__run.update.note_wrapped(paddle.DataParallel(layer, **options))
+        return self.__run.update.data_parallel(layer, **options)
 
     def unwrap(self, layer: Any) -> Any:
         """Your layer in what data_parallel returned: its attributes and methods are there."""
@@ -308,19 +305,19 @@ class ExperimentBase(Events):
 
     def going_on(self) -> bool:
         """Begins the next iteration, and an epoch if there is none; false if it is over."""
-        return self.__run.going_on()
+        return self.__run.loop.going_on()
 
     def end_iteration(self) -> None:
         """Ends the iteration under way: on_train_batch_end, then whatever is due."""
-        self.__run.end_iteration()
+        self.__run.loop.end_iteration()
 
     def new_epoch(self) -> None:
         """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
-        self.__run.new_epoch()
+        self.__run.loop.new_epoch()
 
     def read_batch(self) -> Any:
         """The next training batch of this rank, maybe of the next epoch. For train_batch only."""
-        return self.__run.read_batch()
+        return self.__run.loop.read_batch()
 
     def micro_batches(self) -> Iterator[Any]:
         """This rank's batches of one update, for a loop in train_batch; num_shares on all ranks.
@@ -345,7 +342,7 @@ class ExperimentBase(Events):
         """Notes numbers or one-element tensors of this iteration, by name; at log_interval their
         means become one line. A TypeError if something has no name.
         """
-        scalars |= checks.named_scalars(mapping, misplaced)
+        scalars |= named_scalars(mapping, misplaced)
         repeats = self.__run.update.repeats_rank_zero
         self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
@@ -360,7 +357,8 @@ class ExperimentBase(Events):
         gradients, with random numbers of its own. After an update the results of self.valid_loader
         are logged as `valid/…`; those of another loader go into the text log.
         """
-        return validation.evaluate(self.__run, loader)
+        self.life.need_setup("evaluate")
+        return self.__run.loop.evaluate(loader)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
         """This rank's batches of self.evaluated_loader, or of another; possibly none. Each sample
@@ -380,7 +378,7 @@ class ExperimentBase(Events):
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """As in valid(), but that what is logged goes into the text log: to draw samples, say."""
-        return validation.evaluating(self.__run)
+        return self.__run.loop.evaluating()
 
     # --- checkpoints and model files -----------------------------------------------------
 
@@ -388,7 +386,7 @@ class ExperimentBase(Events):
         """Writes a checkpoint, unless this iteration has one; within an iteration at its end. All
         ranks call it. A RuntimeError if an update failed, or load_checkpoint was called.
         """
-        self.__run.save()
+        self.__run.loop.save()
 
     def resume_or_load(self) -> None:
         """Restores the state: this run's own, else checkpoint_path's, else init_model_path's."""

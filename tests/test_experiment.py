@@ -63,8 +63,7 @@ def test_three_training_keys_and_two_args_are_enough(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
-    exp = make(Tiny, tmp_path / "run")
-    exp.args.device = "toaster"
+    exp = make(Tiny, tmp_path / "run", {"device": "toaster"})
     with pytest.raises(ConfigError, match=r"--device: 'toaster' given; expected cpu"):
         exp.setup()
 

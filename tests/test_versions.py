@@ -16,7 +16,7 @@ import pytest
 from tiny import TESTS, Tiny, make
 
 from expbase import ConfigError
-from expbase.engine import checks
+from expbase.engine import start
 
 ROOT = TESTS.parent
 ROW = re.compile(r"^\| (3\.\d+) \| (\d+\.\d+\.\d+) \| (.*) \| (.*) \| (.*) \|$", re.M)
@@ -96,7 +96,7 @@ def test_the_readme_and_the_error_name_the_range(
     assert f"Python {span(pythons())} and PaddlePaddle {span(paddles(proof))}" in readme
     monkeypatch.setattr(paddle, "__version__", "2.0.0")
     with pytest.raises(ConfigError, match=f"expected {span(paddles(proof))}, with"):
-        checks.check_platform()
+        start.check_platform()
 
 
 def test_a_paddle_that_is_too_old_is_refused_by_name_before_anything_else(
@@ -167,7 +167,7 @@ def test_windows_is_refused_in_one_line(
 def test_a_paddle_that_was_not_tried_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ["0.0.0", "3.4.0", "3.10.0rc1", "4.0.0"]:
         monkeypatch.setattr(paddle, "__version__", version)
-        checks.check_platform()
+        start.check_platform()
 
 
 def test_a_part_of_paddle_that_is_missing_is_not_taken_for_paddle(tmp_path: Path) -> None:

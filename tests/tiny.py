@@ -132,7 +132,7 @@ def make(
     **training: Any,
 ) -> ExperimentBase:
     """An experiment that is set up nowhere yet."""
-    namespace = argparse.Namespace(output=str(output), device="cpu", **(args or {}))
+    namespace = argparse.Namespace(**{"output": str(output), "device": "cpu", **(args or {})})
     return experiment(training_config(**training), namespace)
 
 

@@ -18,6 +18,8 @@ from expbase.base import rng
 from expbase.base.arrays import gradient
 from expbase.base.generators import GENERATORS
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
+from expbase.engine import checks
+from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit, ValidationLeft
 from expbase.ranks import world
 from expbase.record.meter import Meter
@@ -37,33 +39,33 @@ class Evaluation:
     """The phases of one experiment.
 
     Args:
-        training: That section of the config.
         state: The attributes of the experiment.
         stopwatch: Counts the time of training without these phases.
         fire: Calls an event.
-        warn: Writes a line.
+        meter: What `log` adds to in training; a phase has its own.
     """
 
     def __init__(
         self,
-        training: Any,
+        start: Start,
         state: UserState,
         stopwatch: Stopwatch,
         fire: Callable[..., Any],
-        warn: Callable[[str], None],
+        meter: Meter,
     ) -> None:
+        training = start.training
         self.phase = "train"
-        self.meter = Meter()  # what `log` adds to; in training that of the lines
+        self.meter = meter
         self.loader: Any = None  # what evaluate was given
         self.batches_read = 0  # in all; who watches for a hang asks
-        self.loops_begun = 0  # over a loader, in this call of valid()
-        self.has_warned = False  # that the ranks have other results
+        self._loops_begun = 0  # over a loader, in this call of valid()
+        self._has_warned = False  # of results that are missing, or differ between the ranks
         self.exit: ValidationExit | None = None  # how a validation is left when the run stops
         self._training = training
         self._state = state
         self._stopwatch = stopwatch
         self._fire = fire
-        self._warn = warn
+        self._start = start
         # By the id of their loader: persistent workers serve every loop over it.
         self._adapters: dict[int, LoaderAdapter] = {}
         # With shares each rank has all of the data: sums over parts of it would depend on them.
@@ -114,7 +116,7 @@ class Evaluation:
             listeners()
             found.set_values(rates)
             for path in before.restore():
-                self._warn(
+                self._start.warn(
                     f"self.{path}: was changed by a validation that did not end, and is too large "
                     "to be put back: the run that goes on is not exact."
                 )
@@ -122,6 +124,52 @@ class Evaluation:
             raise
         finally:
             self.exit = None
+
+    def validate(
+        self, valid: Callable[[], Any], num_drawn: Callable[[], int], iteration: int
+    ) -> dict[str, float]:
+        """Returns what valid() returns on rank 0, and what is logged in it, on every rank.
+
+        `num_drawn` counts what is on the board.
+
+        Raises:
+            TypeError: It returned something else than numbers by name.
+            RuntimeError: Some ranks left out their part of the data.
+        """
+        self._loops_begun = 0
+        drawn_before = num_drawn()
+        results = valid()
+        numbers = numbers_of_valid(self.meter.means(), results)
+        self.wait("the end of valid()")
+        of_ranks = world.gather_objects((numbers, self._loops_begun))
+        checks.check_loops([begun for _, begun in of_ranks])
+        first = of_ranks[0][0]  # what only rank 0 returns was left to it
+        is_silent = results is None and drawn_before == num_drawn()
+        difference = checks.first_difference([{**first, **numbers} for numbers, _ in of_ranks])
+        if self._has_warned:
+            return first
+        if is_silent and not first:
+            self._has_warned = True
+            self._start.logger.info(  # no warning: its numbers may go elsewhere
+                f"[{iteration}] valid: returned None and logged nothing, so it has no result; "
+                "expected numbers by name, or `return {}` if that is meant."
+            )
+        elif difference:
+            self._has_warned = True
+            self._start.warn(
+                f"[{iteration}] valid: {difference}; rank 0's is used for all. For the mean "
+                "over all samples `return self.average(metrics, weight)`, the weight being this "
+                "rank's samples."
+            )
+        return first
+
+    def check_loader_was_read(self) -> None:
+        """Warns if valid() has not asked for the loader that evaluate() was given."""
+        if not self._loops_begun:
+            self._start.warn(
+                "valid: did not call self.valid_batches(); these are numbers of the loader "
+                "that evaluate() was given only if valid() read self.evaluated_loader."
+            )
 
     def _places(self) -> Places:
         """What valid() may change: all but what belongs to a loader."""
@@ -155,7 +203,7 @@ class Evaluation:
     def log(self, iteration: int, scalars: Mapping[str, Any], *, repeats_rank_zero: bool) -> None:
         """Adds to the meter; but what a rank logs in training that only repeats rank 0's."""
         if repeats_rank_zero and self.phase == "train":
-            self.meter.is_used = True
+            self.meter.note_used()
         else:
             self.meter.add(iteration, scalars)
 
@@ -164,7 +212,7 @@ class Evaluation:
         loader = self.evaluated_loader if loader is None else loader
         purpose = _PURPOSES.get(self.phase, rng.VALID)
         loop = self.adapter(loader).once(purpose, iteration)
-        self.loops_begun += 1
+        self._loops_begun += 1
         self._running.append(loop)
         return self._watched(loop, purpose, iteration)
 
@@ -254,3 +302,30 @@ def _set_gradients(copied: Iterable[tuple[Any, Any]]) -> None:
         if kept is not None:
             # Not set or copied to: after clear_gradient the next backward would overwrite it.
             parameter._set_grad_ivar(kept)
+
+
+def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, float]:
+    """Returns what valid() has logged and returned, as numbers; a TypeError if that cannot be."""
+    if results is not None and not isinstance(results, Mapping):
+        raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
+    numbers = {}
+    for name, value in {**logged, **(results or {})}.items():
+        try:
+            numbers[name] = world.number(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
+            ) from None
+    return numbers
+
+
+def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
+    """Returns what `log` was given without a keyword; a TypeError if it has no names."""
+    if mapping is None and not others:
+        return {}
+    if others or not isinstance(mapping, Mapping):
+        raise TypeError(
+            f"log: {mapping!r} given without a name; expected self.log(loss=loss) or "
+            'self.log({"loss": loss}).'
+        )
+    return mapping

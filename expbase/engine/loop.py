@@ -1,86 +1,122 @@
-"""Where a run is in its life, and where its loop is: the two state machines, drawn.
+"""The loop: an iteration begins and ends, and at its end what is due is done.
 
-    Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
-           any of them -- close, or a failure --> CLOSED
+    while loop.going_on():
+        train_batch()               # reads its batches with loop.read_batch
+        loop.end_iteration()        # on_train_batch_end; a line, a checkpoint, then the to-do list
 
-    Step:  OUTSIDE -- the first going_on --> BETWEEN -- going_on --> WITHIN -- end_iteration -->
-           ENDING --> BETWEEN; or, after the last iteration or a stop, OUTSIDE, and it is over
-
-A leaf: nothing is decided here.
+A checkpoint is written before what follows it (a validation, the end of the epoch). It holds that
+as a to-do list, so a start that continues it does what the one before has left. What is due when:
+due.py; why all ranks stop: stop.py.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from expbase.engine.stop import StopReason
+from expbase.base import rng
+from expbase.checkpoint.checkpointer import Checkpointer
+from expbase.data.position import TrainIterator
+from expbase.engine import checks
+from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_AT_END, due_at, is_last, is_wanted
+from expbase.engine.evaluation import Evaluation
+from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
+from expbase.engine.life import Step
+from expbase.engine.report import Report
+from expbase.engine.start import Start
+from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
+from expbase.engine.update import Update
+from expbase.events import Subscribers
+from expbase.ranks import world
+from expbase.record.speed import Stopwatch
+from expbase.state.attributes import UserState
 
-_SAVED = ("iteration", "epoch", "todo", "may_be_best_at")
+_ALIKE_SECONDS = 10.0  # within which a validation fails on all ranks
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
+_SAVED = ("iteration", "epoch", "todo", "may_be_best_at")
 
 
-class Life(enum.Enum):
-    """What a run has done last."""
+class Loop:
+    """The loop of one start.
 
-    NEW = "made, not set up"
-    READY = "set up"
-    RESTORED = "its state is restored, or begun"
-    TRAINING = "in train()"
-    ENDED = "training is over"
-    CLOSED = "closed"
+    Args:
+        experiment: Its methods are called, as a user may have overridden them.
+        begin: Called before the first iteration: restores, and notes that the start trains.
+        check_directory: Raises if the run has lost its directory.
+    """
 
-    def need_setup(self, name: str) -> None:
-        """Raises a RuntimeError if a method is called before setup()."""
-        if self is Life.NEW:
-            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
-
-    def need_open(self) -> None:
-        """Raises a RuntimeError if run() is called before setup(), or after the end."""
-        self.need_setup("run")
-        if self is Life.CLOSED:
-            raise RuntimeError("run: this experiment is closed; make a new one.")
-
-
-class Step(enum.Enum):
-    """Where the loop is."""
-
-    OUTSIDE = "before the first iteration of this start, or after the last one"
-    BETWEEN = "between two iterations"
-    WITHIN = "in an iteration that self.end_iteration() has not ended"
-    ENDING = "in end_iteration()"
-
-
-@dataclass(slots=True)
-class LoopState:
-    """What the loop remembers from one iteration to the next."""
-
-    iteration: int = 0  # updates done, with the one under way
-    epoch: int = 0  # epochs begun
-    began: int = 0  # the iteration at which this start began
-    step: Step = Step.OUTSIDE
-    is_over: bool = False  # there is no iteration after this one
-    todo: list[str] = field(default_factory=list)  # what is to be done before the next iteration
-    epochs_before: int = 0  # epochs that were used up when the last iteration ended
-    validated_at: int = -1  # the iteration of the last validation
-    results: dict[str, float] = field(default_factory=dict)  # of the last validation
-    save_requested: bool = False  # save() was called within the iteration
-    may_be_best_at: int = -1  # the iteration of the last checkpoint that may be the best one
-    saved_at: int = -1  # the iteration of the last checkpoint
-    stopped_by: StopReason = StopReason.NONE  # why all ranks end before the end
+    iteration = 0  # updates done, with the one under way
+    epoch = 0  # epochs begun
+    may_be_best_at = -1  # the iteration of the last checkpoint that may be the best one
+    step = Step.OUTSIDE
+    is_over = False  # there is no iteration after this one
+    stopped_by = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
+    saved_at = -1  # the iteration of the last checkpoint
+    _save_requested = False  # save() was called within the iteration
+    _validated_at = -1  # the iteration of the last validation
+    _epochs_before = 0  # epochs that were used up when the last iteration ended
+    _began = 0  # the iteration at which this start began
 
-    def end(self) -> None:
-        """There is no further iteration."""
-        self.is_over = True
-        self.step = Step.OUTSIDE
+    def __init__(
+        self,
+        experiment: Any,
+        start: Start,
+        *,
+        begin: Callable[[], None],
+        check_directory: Callable[[], None],
+        events: Subscribers,
+        state: UserState,
+        stopwatch: Stopwatch,
+        data: TrainIterator,
+        update: Update,
+        evaluation: Evaluation,
+        report: Report,
+        checkpointer: Checkpointer,
+        stop: StopRequests,
+    ) -> None:
+        self.todo: list[str] = []  # what is to be done before the next iteration
+        self._results: dict[str, float] = {}  # of the last validation
+        self._first_updates = FirstUpdates([])
+        self._experiment = experiment
+        self._start = start
+        self._training = start.training
+        self._begin = begin
+        self._check_directory = check_directory
+        self._events = events
+        self._state = state
+        self._stopwatch = stopwatch
+        self._data = data
+        self._update = update
+        self._evaluation = evaluation
+        self._report = report
+        self._checkpointer = checkpointer
+        self._stop = stop
 
-    def has_finished(self, *, is_last: bool) -> bool:
-        """Whether training came to its end; is_last: the config asks for no more."""
-        is_done = self.is_over and not self.todo  # a stop may have left it
-        return is_done and self.failure is None and (is_last or self.stopped_by is StopReason.CALL)
+    # --- where it is ---------------------------------------------------------------------
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the config asks for no iteration after the present one."""
+        return is_last(self._training, self.iteration, self.epochs_ended)
+
+    @property
+    def epochs_ended(self) -> int:
+        """Epochs that are used up: as many as began, but for the one under way."""
+        return self.epoch - (self._data.epoch > 0 and not self._data.ended)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether training came to its end, by the config or by stop(); not interrupted."""
+        is_done = self.is_over and not self.todo and self.failure is None
+        return is_done and (self.is_last or self.stopped_by is StopReason.CALL)
+
+    def place_at(self, iteration: int, epoch: int) -> None:
+        """Sets the counters to those of a checkpoint that is only looked at."""
+        self.iteration = iteration
+        self.epoch = epoch
 
     def count_from(self, name: str, number: int) -> None:
         """Sets the iteration or the epoch; an AttributeError if the loop counts."""
@@ -96,24 +132,8 @@ class LoopState:
         if self.step is not step:
             raise RuntimeError(f"{method}: called {self.step.value}; expected {_LOOP} in train().")
 
-    def check_end(self) -> None:
-        """Raises a RuntimeError if train(), maybe the user's own, left an iteration open."""
-        if self.step is Step.WITHIN:
-            raise RuntimeError(
-                f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
-                "after each self.train_batch()."
-            )
-
-    def check_savable(self) -> None:
-        """Raises a RuntimeError if the state is not one to go on from."""
-        if self.failure is not None:
-            raise RuntimeError(
-                f"save: iteration {self.iteration} failed, and the state is half its update; the "
-                "run continues from the checkpoint before."
-            )
-
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; the rest belongs to one start."""
+        """Returns what a checkpoint holds of it; the rest belongs to one start."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -123,3 +143,290 @@ class LoopState:
                 raise TypeError(f"loop.{name}: {state[name]!r:.80}")
             setattr(self, name, state[name])
         return []
+
+    # --- one iteration -------------------------------------------------------------------
+
+    def going_on(self) -> bool:
+        """Begins the next iteration, and an epoch if there is none; false if it is over."""
+        if self.step is Step.OUTSIDE and not self.is_over:
+            self.begin()
+        if self.is_over:
+            return False
+        self.need(Step.BETWEEN, "going_on")
+        if self._data.ended:
+            self._experiment.new_epoch()
+        self.iteration += 1
+        # As an item: an attribute of a config takes ten times as long.
+        self._seed(rng.TRAIN, self.iteration)
+        self.step = Step.WITHIN
+        return True
+
+    def end_iteration(self) -> None:
+        """Ends the iteration under way: on_train_batch_end, then whatever is due."""
+        self.need(Step.WITHIN, "end_iteration")
+        self.step = Step.ENDING
+        self._events.fire("on_train_batch_end")
+        self._log_and_save()
+        self._do_what_follows()
+
+    def begin(self) -> None:
+        """Prepares the first iteration of this start, and does what the one before has left."""
+        self._begin()
+        self._report.differences(*self._state.values.look())
+        self._report.leave_log_to_zero()
+        self._stop.start(self.iteration)
+        self._stopwatch.start(self.iteration)
+        self._first_updates = FirstUpdates(self._state.optimizers().values())
+        self._began = self.iteration
+        if self.todo:
+            self._do_what_follows()
+        else:
+            self.stopped_by = self._stop.agreed(self.iteration)
+            self._decide()
+
+    def _log_and_save(self) -> None:
+        """Each if it is due: what was trained is safe, whatever fails afterwards."""
+        epochs = self._epochs_before, self.epochs_ended
+        is_end = self._data.ended
+        due = due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)
+        self._look_at_first_updates(self.iteration - self._began)
+        if due.log:
+            rates = self._experiment.learning_rates()
+            self._report.line(self.iteration, self.epoch, rates, self._events.fire)
+        self.todo = due.follows
+        if due.checkpoint or self._save_requested:
+            self.may_be_best_at = self.iteration
+            self._save_now()
+
+    def _do_what_follows(self) -> None:
+        """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
+        self.step = Step.ENDING
+        try:
+            while self.todo:
+                self._do(self.todo[0])
+                del self.todo[0]
+        except ValidationLeft:
+            self._start.logger.info(
+                "[%d] left the validation; the next start makes it", self.iteration
+            )
+        self.stopped_by = self._stop.agreed(self.iteration, ask_now=bool(self.todo))
+        self._save_at_end()
+        self._checkpointer.settle(wait=False)
+        self._decide()
+
+    def _do(self, what: str) -> None:
+        if what == END_EPOCH:
+            self._end_epoch()
+        elif what == VALIDATE or (what == VALIDATE_AT_END and self.is_last):
+            self._validate()
+
+    def _decide(self) -> None:
+        self._epochs_before = self.epochs_ended
+        self.is_over = self.is_last or bool(self.stopped_by)
+        self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
+
+    def _look_at_first_updates(self, updates: int) -> None:
+        if updates == 1:
+            self._checkpointer.refuse_changes(self._state.saved())
+            self._update.check_first()
+        is_whole_run = updates == self.iteration and self.is_last
+        if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):
+            has_logged = self._report.metrics.is_used or not self._training.log_interval
+            has_read = self._stopwatch.batches > 0 or self._experiment.train_loader is None
+            for text in self._first_updates.look(has_logged=has_logged, has_read=has_read):
+                self._start.warn(f"[{self.iteration}] in {updates} updates {text}")
+
+    def _seed(self, purpose: int, *numbers: int) -> None:
+        """Seeds what is drawn outside of shares: on each rank, or with shares on all, alike."""
+        rng.seed_for(self._training["seed"], purpose, *numbers, self._start.seed_rank)
+
+    # --- data ----------------------------------------------------------------------------
+
+    def read_batch(self) -> Any:
+        """Returns the next training batch of this rank."""
+        if self._evaluation.phase != "train":
+            raise RuntimeError(
+                f"read_batch: called in the phase {self._evaluation.phase!r}, where it would take "
+                "training data; expected valid_batches()."
+            )
+        data = self._data
+        began = self._stopwatch.clock()
+        if data.ended:
+            if data.epoch:
+                self._end_epoch()
+            self._experiment.new_epoch()
+        fire = self._events.fire
+        fire("on_fetch_data_begin")
+        batch = data.read(self.iteration)
+        fire("on_fetch_data_end")
+        share = data.share(self._update.batches)
+        rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *share)
+        fire("on_train_batch_begin", batch, data.batches.indices)
+        self._stopwatch.note_batch(began)
+        return batch
+
+    def new_epoch(self) -> None:
+        """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
+        data = self._data
+        if data.resumed_within_epoch or self.is_over:
+            return
+        checks.check_same_loader(data.adapter.loader, self._experiment.train_loader)
+        if data.epoch and not data.ended:  # it is left in its middle
+            self._end_epoch()
+        self.epoch += 1
+        data.open(self.epoch)
+        self._seed(rng.EPOCH, self.epoch)
+        self._events.fire("on_train_epoch_begin")
+
+    def _end_epoch(self) -> None:
+        seed_rank = self._start.seed_rank
+        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, seed_rank, 1)
+        self._events.fire("on_train_epoch_end")
+
+    # --- validation ----------------------------------------------------------------------
+
+    def _validate(self) -> None:
+        """Makes the validation of this iteration, unless there was one; a stop may leave it."""
+        if self._validated_at == self.iteration:
+            return
+        # Their counters are put back if a stop leaves the validation.
+        listeners = functools.partial(self._events.load_state_dict, self._events.state_dict())
+        may_be_left = self._evaluation.may_be_left(ValidationExit(self._stop), listeners)
+        # An evaluate() of the user's may not call super's, so the phase begins here.
+        try:
+            with may_be_left, self._evaluation.begin("valid", self.iteration):
+                self._results = dict(self._experiment.evaluate() or {})
+        except Exception:
+            self._report.quietly("saving", self._save_what_was_trained)
+            raise
+        self._validated_at = self.iteration
+
+    def evaluate(self, loader: Any) -> dict[str, float]:
+        """Returns what valid() returns on rank 0; notes it if it is an iteration's validation."""
+        experiment = self._experiment
+        evaluation = self._evaluation
+        is_other = loader is not None and loader is not experiment.valid_loader
+        with evaluation.begin("valid", self.iteration, loader):
+            self._events.fire("on_evaluate_begin")
+            drawn = functools.partial(getattr, experiment.visualizer, "num_added")
+            results = evaluation.validate(experiment.valid, drawn, self.iteration)
+            self._events.fire("on_evaluate_end", results)
+            if is_other:
+                evaluation.check_loader_was_read()
+            # Within an iteration its update is not done, so its weights are not there yet.
+            is_ours = loader is None and self.step is Step.ENDING
+            if is_ours and self._validated_at < self.iteration:
+                self._validated_at = self.iteration
+                self._results = results
+                if results:
+                    self._report.validation(self.iteration, self.epoch, results)
+            else:
+                name = self._checkpointer.inspected
+                what = f"evaluated{' ' * bool(name)}{name}: "
+                self._report.means(self.iteration, what, results)
+        return results
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Makes the block a phase "predict"; what is logged in it goes into the text log."""
+        with self._evaluation.begin("predict", self.iteration):
+            yield
+            self._report.means(self.iteration, "", self._evaluation.meter.means())
+
+    def _save_what_was_trained(self) -> None:
+        """Saves after a validation that failed on all ranks: one alone would wait for ever."""
+        if self.saved_at < self.iteration and is_wanted(self._training, "save"):
+            world.wait_for_all("a validation that failed", within_seconds=_ALIKE_SECONDS)
+            self._save_now()
+            # Else a rank that fails first would end rank 0 while it writes.
+            world.on_rank_zero(self._checkpointer.settle, "saving")
+
+    # --- checkpoints ---------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint; within an iteration, at its end."""
+        if self.step in (Step.WITHIN, Step.ENDING):
+            self._save_requested = True
+            return
+        if self.saved_at == self.iteration or self._start.read_only:
+            return
+        if self.failure is not None:
+            raise RuntimeError(
+                f"save: iteration {self.iteration} failed, and the state is half its update; the "
+                "run continues from the checkpoint before."
+            )
+        self._check_directory()
+        with self._stopwatch.exclude():
+            self._report.check_finite(self.iteration)
+            self._update.check_complete()
+            self._update.check_wrapped()
+            needed = self.is_last or bool(self.stopped_by)  # there will be no later one
+            sizes = self._report.metrics.sizes()
+            self._checkpointer.save(self.iteration, sizes, needed=needed)
+        self._report.leave_log_to_zero()
+        self.saved_at = self.iteration
+        self._stop.note_saved()
+
+    def _save_now(self) -> None:
+        """Calls the user's save(), in a step in which save() writes and does not wait."""
+        self._save_requested = False
+        before = self.step
+        self.step = Step.BETWEEN
+        self._experiment.save()
+        self.step = before
+        if self.saved_at < 0 and not self._start.read_only:
+            self._report.no_checkpoint(self.iteration)
+
+    def _save_at_end(self) -> None:
+        """Saves at the very end of an iteration: the run stops, or it was asked for since.
+
+        The results of the validation are noted first: a run that continues does not validate again.
+        """
+        # A signal or the clock must not change which checkpoint is the best.
+        if self._save_requested or self.stopped_by is StopReason.CALL:
+            self.may_be_best_at = self.iteration
+        at_stop = bool(self.stopped_by) and is_wanted(self._training, "save")
+        saves = self._save_requested or at_stop or self._stop.is_save_due
+        is_validated = self._validated_at == self.iteration and not self.todo
+        if is_validated:
+            may_be_best = self.may_be_best_at == self.iteration
+            now = self.iteration, self.epoch
+            self._checkpointer.validations.add(*now, self._results, has_checkpoint=may_be_best)
+        if saves:
+            self._save_now()
+        if is_validated:
+            checks.check_metric("training.monitor", self._training.monitor, self._results)
+
+    # --- the end -------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Notes that there is no further iteration."""
+        self.is_over = True
+        self.step = Step.OUTSIDE
+
+    def skip_what_follows(self) -> None:
+        """Ends a loop that has nothing left to do: the run that is given again has finished."""
+        self.end()
+        self.todo = []
+
+    def fail(self, error: BaseException) -> None:
+        """Notes what ended the run."""
+        self.failure = error
+
+    def note_checkpoint(self, *, is_own: bool) -> None:
+        """Notes that the state is that of a checkpoint, of this run or of another one."""
+        self.saved_at = self.iteration if is_own else -1
+
+    def end_training(self) -> None:
+        """Ends the loop after train(), maybe the user's; if it returned early, that is a stop()."""
+        if self.step is Step.WITHIN:
+            raise RuntimeError(
+                f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
+                "after each self.train_batch()."
+            )
+        if not self.is_over:
+            self._stop.add(StopReason.CALL, "train() returned")
+            self.stopped_by = StopReason.CALL
+            if is_wanted(self._training, "save"):
+                self._save_now()
+        self.end()

@@ -33,7 +33,7 @@ def load(
         found = {model: weights.renamed(of_model, rename) for model, of_model in found.items()}
     texts = weights.load(found, run.state.saved().layers, into, partial=partial)
     for name, text in texts.items():
-        run.logger.info("loaded %s from %s: %s", name, place, text)
+        run.start.logger.info("loaded %s from %s: %s", name, place, text)
 
 
 def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, weights.Weights]]:
@@ -64,6 +64,6 @@ def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -
             "each input of the model, here or as self.input_spec."
         )
     run.directory.check()
-    with run.evaluation.begin("predict", run.iteration, layers=[layer]):
+    with run.evaluation.begin("predict", run.loop.iteration, layers=[layer]):
         world.on_rank_zero(lambda: weights.export_model(Path(path), layer, spec), "export")
-    run.logger.info("exported %s", path)
+    run.start.logger.info("exported %s", path)

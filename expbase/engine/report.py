@@ -5,7 +5,6 @@ Formats are in metrics.py, meter.py and record/card.py; when something is said, 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import shlex
@@ -18,40 +17,36 @@ from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
 from expbase.data.position import TrainIterator
 from expbase.engine import due
+from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.ranks import world
 from expbase.record import card, console
-from expbase.record.meter import MetricsFile, NonFiniteError, line, short
+from expbase.record.meter import NonFiniteError, line, short
 from expbase.record.metrics import MetricLog
 from expbase.record.speed import Stopwatch
-from expbase.record.visualizer import Visualizer
 
 
 class Report:
     """The lines of one rank.
 
     Args:
-        config: Of the experiment; `defaults` are those of its class.
-        args: As given to the experiment.
+        metrics: Where the lines go.
         data: The training data; it knows the size of a batch.
         checkpointer: It knows the newest and the best checkpoint.
     """
 
     def __init__(
         self,
-        config: Any,
-        defaults: Any,
-        args: argparse.Namespace,
-        logger: logging.Logger,
+        start: Start,
+        metrics: MetricLog,
         stopwatch: Stopwatch,
         data: TrainIterator,
         checkpointer: Checkpointer,
     ) -> None:
-        self.metrics = MetricLog(logger, MetricsFile(None), Visualizer(None))
-        self._config = config
-        self._defaults = defaults
-        self._args = args
-        self._logger = logger
+        self.metrics = metrics
+        self._start = start
+        self._config = start.config
+        self._logger = start.logger
         self._stopwatch = stopwatch
         self._data = data
         self._checkpointer = checkpointer
@@ -103,9 +98,9 @@ class Report:
         if means:
             self._logger.info("%s%s", what, line(iteration, means))
 
-    def config_changes(self) -> dict[str, Any]:
+    def config_changes(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The keys that are not by default, with their values."""
-        changes = differences(self._defaults, self._config)
+        changes = differences(defaults, self._config)
         return {key: now for key, (_, now) in changes.items()}
 
     def check_finite(self, iteration: int) -> None:
@@ -179,8 +174,8 @@ class Report:
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self._config.training.monitor
             say("best        %s=%.6g at iteration %d", monitor, score, iteration)
-        if not (world.rank() or getattr(self._args, "smoke", False)):
-            say("curves      python -m expbase board %s", shlex.quote(str(self._args.output)))
+        if not (world.rank() or self._start.options.smoke):
+            say("curves      python -m expbase board %s", shlex.quote(self._start.output))
 
     def stopped(self, iteration: int, stopped_by: StopReason, text: str, *, is_saved: bool) -> None:
         """Why it ended before its end."""
@@ -194,7 +189,7 @@ class Report:
         newest = self._checkpointer.newest_saved
         where = f"epoch {epoch}, " if epoch else ""
         where += f"{newest.name} in " if newest else ""
-        self._logger.info("[%d] FINISHED: %s%s", iteration, where, self._args.output)
+        self._logger.info("[%d] FINISHED: %s%s", iteration, where, self._start.output)
 
     # --- failures ------------------------------------------------------------------------
 

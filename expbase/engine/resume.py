@@ -1,4 +1,7 @@
-"""What a checkpoint of an experiment holds; how a start finds one, restores it or looks at it."""
+"""How a start finds a checkpoint of its run and goes on from it, or looks at one.
+
+What a checkpoint holds is in `contents`, in the order of restoring.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from expbase.checkpoint import storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES, choose, find_named
 from expbase.checkpoint.contents import Environment, Gradients, OwnStates
 from expbase.engine import checks
-from expbase.engine.loop import Life
+from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import world
 from expbase.record import provenance, sources
@@ -54,94 +57,103 @@ def find(run: Run) -> None:
     checkpointer.on_written = on_checkpoint_written
     # Of the files now, which are loaded: one may be edited while they run.
     checkpointer.sources = sources.checksums(type(run.experiment))
-    checkpointer.facts = {"config": flat(run.config), "versions": provenance.versions()}
-    run.on_close.callback(checkpointer.close)
-    output = run.output_dir
-    if run.read_only:  # an error comes before the data is read
-        which = checks.inspected(run.args) or ""
+    checkpointer.facts = {"config": flat(run.start.config), "versions": provenance.versions()}
+    run.close_at_end(checkpointer.close)
+    output = run.start.output_dir
+    if run.start.read_only:  # an error comes before the data is read
+        which = run.start.options.inspected or ""
         world.on_rank_zero(lambda: choose(output, which), "the checkpoint")
         return
     checkpointer.resumable = checkpointer.newest()
-    if run.parallel:
+    if run.start.parallel:
         from expbase.engine import machines  # here: one process has no other machine
 
         machines.compare(run.directory.path)
         code = {"versions": provenance.versions(), **checkpointer.sources}
         if difference := checks.first_difference(world.gather_objects(code)):
-            run.warn(f"not all ranks run the same code: {difference}")
+            run.start.warn(f"not all ranks run the same code: {difference}")
     if checkpointer.resumable is not None:
-        run.logger.info(
-            f"CONTINUING the run in {run.args.output} from {checkpointer.resumable.name} "
+        run.start.logger.info(
+            f"CONTINUING the run in {run.start.output} from {checkpointer.resumable.name} "
             "(--fresh starts over and keeps the old run)"
         )
     elif (output / LEDGER).exists():
-        run.logger.info("the run in %s has no checkpoint: it begins anew", run.args.output)
+        run.start.logger.info("the run in %s has no checkpoint: it begins anew", run.start.output)
 
 
 def resume_or_load(run: Run) -> None:
     """Restores the state: this run's own, else checkpoint_path's, else init_model_path's."""
     run.life.need_setup("resume_or_load")
     checkpointer = run.checkpointer
-    if run.read_only:
+    if run.start.read_only:
         return
-    resumable = path = checkpointer.resumable
-    other = getattr(run.args, "checkpoint_path", None)
-    weights = getattr(run.args, "init_model_path", None)
+    path = checkpointer.resumable
+    options = run.start.options
+    other = options.checkpoint_path
     if path is not None and other:
-        run.warn(
-            f"--checkpoint_path {other}: not used, because {run.args.output} has {path.name} of "
+        run.start.warn(
+            f"--checkpoint_path {other}: not used, because {run.start.output} has {path.name} of "
             "its own, which is continued. To begin with the other one: --fresh, or another "
             "--output."
         )
     if path is None and other:
         path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
+    notes = []
     if path is not None:
-        _resume(run, path)
-    elif weights:
-        partial = getattr(run.args, "init_partial", False)
-        run.experiment.load_model(weights, partial=partial)
-    _continue_files(run, resumable)
+        notes = _restore(run, path)
+    elif options.init_model_path:
+        run.experiment.load_model(options.init_model_path, partial=options.init_partial)
+    is_over = _is_over(run)
+    if is_over:
+        run.loop.skip_what_follows()
+    else:
+        for note in notes:
+            run.start.warn(f"not exact: {note}")
+    _cut_logs(run, has_finished=is_over and checkpointer.resumable is not None)
     run.life = Life.RESTORED
-    run.ledger.resumed = path.name if path else None
+    run.facts["resumed"] = path.name if path else None
 
 
-def _continue_files(run: Run, resumable: Path | None) -> None:
+def _is_over(run: Run) -> bool:
+    """Whether nothing is left to do; at its last iteration a run may still owe on_train_end."""
+    checkpointer = run.checkpointer
+    if not run.loop.is_last or checkpointer.resumable is None:
+        return run.loop.is_last
+    return bool(world.on_rank_zero(checkpointer.validations.is_finished, "the end"))
+
+
+def _cut_logs(run: Run, *, has_finished: bool) -> None:
     """Cuts the logs back to the checkpoint: what came after it is done and logged again.
 
-    Not if the run has come to its end, on_train_end included: then nothing is done again.
+    A new run begins with no logs, perhaps with the state of another one. One that has finished does
+    nothing again.
     """
-    validations = run.checkpointer.validations
-    sizes = run.checkpointer.sizes
-    is_over = run.is_last
-    if resumable and is_over:
-        is_over = bool(world.on_rank_zero(validations.is_finished, "the end"))
-    if resumable and is_over:
-        validations.cut(validations.size())
-    else:  # a new run begins with no logs, perhaps with the state of another one
-        run.report.metrics.cut(sizes if resumable else None)
-        validations.cut(sizes.get(VALIDATIONS_BYTES, 0) if resumable else 0)
-    if is_over:
-        run.loop.end()
-        run.loop.todo = []
+    checkpointer = run.checkpointer
+    validations = checkpointer.validations
+    if has_finished:
+        return validations.cut(validations.size())
+    sizes = checkpointer.sizes if checkpointer.resumable else {}
+    run.report.metrics.cut(sizes)
+    validations.cut(sizes.get(VALIDATIONS_BYTES, 0))
 
 
-def _resume(run: Run, path: Path) -> None:
+def _restore(run: Run, path: Path) -> list[str]:
+    """Restores a checkpoint, and says where the run goes on; returns what is not exact."""
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
-    run.state.values.expect("" if run.rank else run.checkpointer.inventory)
-    run.loop.saved_at = run.iteration if is_own else -1
-    position = f"iteration {run.iteration}, "
-    if run.epoch > 0:
-        position += f"epoch {run.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
+    run.state.values.expect("" if run.start.rank else run.checkpointer.inventory)
+    run.loop.note_checkpoint(is_own=is_own)
+    position = f"iteration {run.loop.iteration}, "
+    if run.loop.epoch > 0:
+        position += f"epoch {run.loop.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
     rates = " ".join(f"{name}={rate:g}" for name, rate in run.experiment.learning_rates().items())
-    run.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
-    for key, (old, new) in run.directory.changed_keys(run.config).items():
-        run.logger.info(
+    run.start.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
+    for key, (old, new) in run.directory.changed_keys(run.start.config).items():
+        run.start.logger.info(
             f"config: {key}: {old!r} at the first start, {new!r} now (state, like a learning "
             "rate under way, is the checkpoint's)"
         )
-    for note in notes:
-        run.warn(f"not exact: {note}")
+    return notes
 
 
 def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
@@ -153,30 +165,29 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
             "weights; expected it after train(): in on_train_end, say."
         )
     run.checkpointer.close()  # the last one may still be under way
-    directory = run.output_dir if of_run is None else Path(of_run)
+    directory = run.start.output_dir if of_run is None else Path(of_run)
     path = world.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
     assert path is not None
     position = run.checkpointer.load_for_inspection(path)
     if run.life is Life.READY:  # there is no other position in training
-        run.loop.iteration = position["iteration"]
-        run.loop.epoch = position["epoch"]
-    run.logger.info("loaded %s (%s)", path.name, which)
+        run.loop.place_at(position["iteration"], position["epoch"])
+    run.start.logger.info("loaded %s (%s)", path.name, which)
 
 
 def inspect(run: Run) -> None:
     """--evaluate and --export: prints what was found as one line of JSON."""
     with run.closing():
         experiment = run.experiment
-        experiment.load_checkpoint(checks.inspected(run.args) or "")
-        found: dict[str, Any] = {"iteration": run.iteration, "epoch": run.epoch}
-        if getattr(run.args, "export", None) in (None, False):
+        experiment.load_checkpoint(run.start.options.inspected or "")
+        found: dict[str, Any] = {"iteration": run.loop.iteration, "epoch": run.loop.epoch}
+        if run.start.options.export in (None, False):
             found["loader"] = "valid_loader" if experiment.test_loader is None else "test_loader"
             results = experiment.evaluate(experiment.test_loader)
             found = {name: json_value(value) for name, value in results.items()} | found
         else:
-            name = storage.name_of(run.iteration)
-            path = Path(run.args.output) / "export" / name / "model"
+            name = storage.name_of(run.loop.iteration)
+            path = Path(run.start.output) / "export" / name / "model"
             experiment.export(path)
             found["exported"] = str(path)
-        if run.rank == 0:
+        if run.start.rank == 0:
             print(json.dumps(found))

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from expbase.base.arrays import Array
+from expbase.config import ConfigError
 from expbase.engine.due import due_at
 from expbase.ranks import world
 from expbase.state.attributes import UserState
@@ -205,3 +206,25 @@ def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     if path in restored:
         set_state(value, restored[path])
     return value
+
+
+def check_shares(shares: int, world_size: int) -> None:
+    """Raises a ConfigError if the processes cannot have equally many shares."""
+    if shares and shares % world_size:
+        numbers = ", ".join(str(1 << n) for n in range(shares.bit_length()))
+        raise ConfigError(
+            f"training.shares: {shares} given, and {world_size} processes; expected one of "
+            f"{numbers} processes."
+        )
+
+
+def check_whole(found: StatefulObjects) -> None:
+    """Raises a ValueError if gradients or statistics go over the ranks in a way of their own."""
+    parts = [*found.sublayers(), *(("", wrapper) for wrapper in found.parallel.values())]
+    across = (paddle.nn.SyncBatchNorm, paddle.DataParallel)
+    names = [f"{type(part).__name__} {name}" for name, part in parts if isinstance(part, across)]
+    if names := [*names, *sorted(found.pieces()), *found.sharded()]:
+        raise ValueError(
+            f"training.shares: {names[0].strip()} depends on the number of ranks; expected layers "
+            "in self.data_parallel, BatchNorm, of which each share has statistics, and no sharding."
+        )

@@ -21,7 +21,7 @@ from expbase.engine.shares import ShareStates, statistics
 from expbase.ranks import world
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.objects import named_parameters
+from expbase.state.objects import StatefulObjects, named_parameters
 
 
 class Update:
@@ -68,6 +68,14 @@ class Update:
                 "are averaged at its end."
             )
 
+    def data_parallel(self, layer: Any, **options: Any) -> Any:
+        """Returns the layer, in a DataParallel if that has to average its gradients."""
+        if world.world_size() == 1 or self.has_shares:  # these are added up by micro_batches
+            return layer
+        found = StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
+        checks.check_alike(found.shapes())  # paddle's check would hang, or end the process
+        return self.note_wrapped(paddle.DataParallel(layer, **options))
+
     def note_wrapped(self, wrapper: Any) -> Any:
         """Notes which parameters a DataParallel does not average: those that are frozen now."""
         frozen = {id(p) for p in wrapper.parameters() if p.stop_gradient}
@@ -93,7 +101,7 @@ class Update:
     def check_first(self) -> None:
         """After the first update: raises a ConfigError if it did not accumulate and had to."""
         self.check_complete()
-        checks.check_accumulation(self._training, accumulates=self._accumulates)
+        check_accumulation(self._training, accumulates=self._accumulates)
 
     def micro_batches(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
         """The batches of one update, each by `read`."""
@@ -202,3 +210,13 @@ def _update(scaler: Any) -> None:
     scaler._scale = scaler._scale.reshape([])
     scaler.update()
     scaler._scale = scaler._scale.reshape([1])
+
+
+def check_accumulation(training: Any, *, accumulates: bool) -> None:
+    """Raises a ValueError if train_batch did not use the helper that accumulates batches."""
+    key = "shares" if training.shares else "accumulation_steps"
+    if (training.shares or training[key] > 1) and not accumulates:
+        raise ValueError(
+            f"training.{key}: {training[key]} given, and train_batch did not "
+            "call self.micro_batches(); expected `for batch in self.micro_batches():` in it."
+        )

@@ -19,7 +19,7 @@ import paddle
 
 from expbase.config import Config, ConfigError
 from expbase.engine import checks
-from expbase.engine.loop import Life
+from expbase.engine.life import Life
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.state import objects

@@ -68,6 +68,10 @@ class Meter:
             self._sums[name].add(iteration, value)
             self.is_used = True
 
+    def note_used(self) -> None:
+        """Notes that something was logged that is not added here."""
+        self.is_used = True
+
     def means(self) -> dict[str, float]:
         """The mean of each name over the times it was logged; the meter is empty afterwards."""
         means = {name: one.mean() for name, one in self._read().items()}

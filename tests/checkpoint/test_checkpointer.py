@@ -338,10 +338,10 @@ def test_an_empty_state_and_a_size_without_end_are_damage(tmp_path: Path) -> Non
 def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) -> None:
     """Rank 0 alone has written it."""
     run = run_of(trained(Tiny, tmp_path / "run", max_iteration=4))
-    of_rank_1 = Checkpointer(tmp_path / "run/checkpoints", run.training, run.logger)
+    of_rank_1 = Checkpointer(tmp_path / "run/checkpoints", run.start.training, run.start.logger)
     of_rank_1._rank = 1
     assert of_rank_1.newest_name == run.checkpointer.newest_name == "step-00000004"
-    elsewhere = Checkpointer(tmp_path / "other/checkpoints", run.training, run.logger)
+    elsewhere = Checkpointer(tmp_path / "other/checkpoints", run.start.training, run.start.logger)
     assert elsewhere.newest_name == "none yet"
     elsewhere._rank = 1
     assert elsewhere.newest_name == "rank 0's newest"

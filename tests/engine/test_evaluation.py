@@ -921,7 +921,7 @@ def test_finished_tells_the_end_from_an_interruption(
 
     seconds = itertools.count()  # one at every look
     hasty = functools.partial(StopRequests, clock=seconds.__next__)
-    monkeypatch.setattr("expbase.engine.setup.StopRequests", hasty)
+    monkeypatch.setattr("expbase.engine.run.StopRequests", hasty)
     limit = 1 if reason == "the time limit" else 0
     exp = make(
         Ending, tmp_path / "run", max_iteration=3, valid_interval=3, time_limit_seconds=limit

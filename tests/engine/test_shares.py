@@ -21,7 +21,7 @@ from tiny import TESTS, Helped, Tiny, make, metrics, run_of, run_script, trained
 from expbase import ConfigError
 from expbase.checkpoint import rank_state
 from expbase.data.loaders import Shard, adapt_loader
-from expbase.engine import checks
+from expbase.engine import shares
 from expbase.engine.gradient_tree import GradientTree
 from expbase.record.meter import Meter
 
@@ -308,7 +308,7 @@ def test_what_depends_on_the_ranks_is_refused_at_setup(tmp_path: Path) -> None:
 
 def test_the_processes_divide_the_shares() -> None:
     with pytest.raises(ConfigError, match="shares: 4 given, and 3 processes; expected one of 1, 2"):
-        checks.check_shares(4, 3)
+        shares.check_shares(4, 3)
 
 
 def test_without_shares_a_value_that_is_named_by_share_is_state(tmp_path: Path) -> None:

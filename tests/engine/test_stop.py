@@ -20,7 +20,7 @@ import psutil
 import pytest
 from tiny import TESTS, Tiny, curve, make, run_of, run_script, same_bits, trained, wait_until
 
-from expbase.engine import setup
+from expbase.engine import run as run_file
 from expbase.engine.stop import StopReason, StopRequests
 
 ENDLESS = dict.fromkeys(("max_iteration", "save_interval", "valid_interval"), 10**6)
@@ -157,7 +157,7 @@ def test_sigterm_to_all_processes_stops_a_run_whose_worker_is_busy(tmp_path: Pat
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All comes within a second, however slow the machine is."""
-    monkeypatch.setattr(setup, "StopRequests", partial(StopRequests, clock=lambda: 0.0))
+    monkeypatch.setattr(run_file, "StopRequests", partial(StopRequests, clock=lambda: 0.0))
 
 
 def test_a_second_ctrl_c_within_a_second_means_now(tmp_path: Path, hasty: None) -> None:
@@ -198,7 +198,7 @@ def test_the_time_limit_stops_with_its_code(
 ) -> None:
     seconds = itertools.count()  # one at every look
     hasty = partial(StopRequests, clock=seconds.__next__)
-    monkeypatch.setattr(setup, "StopRequests", hasty)
+    monkeypatch.setattr(run_file, "StopRequests", hasty)
     with pytest.raises(SystemExit) as ended:
         trained(Tiny, tmp_path / "run", max_iteration=10**6, time_limit_seconds=9)
     assert ended.value.code == 124
@@ -288,7 +288,7 @@ def test_checkpoints_by_the_clock_change_neither_the_bits_nor_what_is_best(
     whole = trained(Tiny, tmp_path / "whole", **values)
     now = [0.0]
     by_clock = partial(StopRequests, clock=lambda: now[0])
-    monkeypatch.setattr(setup, "StopRequests", by_clock)
+    monkeypatch.setattr(run_file, "StopRequests", by_clock)
     values |= {"save_seconds": 2, "keep_last": 0}
     with pytest.raises(ValueError, match="broken"):
         trained(Failing, tmp_path / "run", **values)

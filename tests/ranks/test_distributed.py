@@ -456,7 +456,7 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
 ) -> None:
     class Wide(Tiny):
         def setup_model(self) -> None:
-            self._ExperimentBase__run.parallel = True  # type: ignore[attr-defined]
+            monkeypatch.setattr(world, "world_size", lambda: 2)
             self.data_parallel(paddle.nn.Linear(4, 2))
 
     def gathered(value: Any) -> list[Any]:

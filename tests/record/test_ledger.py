@@ -56,11 +56,6 @@ def test_a_start_and_an_end_are_noted_with_their_time(
     ]
 
 
-def test_a_record_without_a_path_writes_nothing(tmp_path: Path) -> None:
-    Ledger(None).write("start", iteration=0)
-    assert read(tmp_path / "ledger.jsonl") == []
-
-
 def test_starts_are_paired_with_their_ends(tmp_path: Path) -> None:
     def record(event: str, number: int) -> dict[str, Any]:
         return {"event": event, "number": number}

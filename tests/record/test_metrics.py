@@ -13,7 +13,8 @@ from expbase.record.visualizer import FILE_NAME, Visualizer
 def test_the_points_of_a_line_are_in_the_file_with_it(tmp_path: Path) -> None:
     from visualdl import LogReader
 
-    log = MetricLog(early_log(), MetricsFile(None), Visualizer(tmp_path))
+    board = Visualizer(tmp_path)
+    log = MetricLog(early_log(), MetricsFile(None), lambda: board)
     log.write(3, 1, {"train/loss": 0.5, "speed/data_wait": 0.25})
     reader = LogReader(file_path=str(tmp_path / FILE_NAME))  # nothing was closed
     tags = ("train/loss", "wall_clock/data_wait")

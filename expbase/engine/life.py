@@ -1,0 +1,43 @@
+"""Where a run is in its life, and where its loop is: the two state machines, drawn.
+
+Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
+any of them -- close, or a failure --> CLOSED
+
+Step:  OUTSIDE -- the first going_on --> BETWEEN -- going_on --> WITHIN -- end_iteration -->
+ENDING --> BETWEEN; or, after the last iteration or a stop, OUTSIDE, and it is over
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Life(enum.Enum):
+    """What a run has done last."""
+
+    NEW = "made, not set up"
+    READY = "set up"
+    RESTORED = "its state is restored, or begun"
+    TRAINING = "in train()"
+    ENDED = "training is over"
+    CLOSED = "closed"
+
+    def need_setup(self, name: str) -> None:
+        """Raises a RuntimeError if a method is called before setup()."""
+        if self is Life.NEW:
+            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
+
+    def need_open(self) -> None:
+        """Raises a RuntimeError if run() is called before setup(), or after the end."""
+        self.need_setup("run")
+        if self is Life.CLOSED:
+            raise RuntimeError("run: this experiment is closed; make a new one.")
+
+
+class Step(enum.Enum):
+    """Where the loop is."""
+
+    OUTSIDE = "before the first iteration of this start, or after the last one"
+    BETWEEN = "between two iterations"
+    WITHIN = "in an iteration that self.end_iteration() has not ended"
+    ENDING = "in end_iteration()"

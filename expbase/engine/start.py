@@ -1,0 +1,201 @@
+"""What one start of a run is given, and where it runs: looked at once, and never changed.
+
+start = Start.of(type(experiment), ExperimentBase, config, args)
+start.training.max_iteration; start.options.fresh; start.writes
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from expbase.command_line import check_system
+from expbase.config import Config, ConfigError, check_training, fill, fill_in
+from expbase.engine import due
+from expbase.ranks import world
+from expbase.record import logs
+
+_NOT_WHEN_LOOKING = ("fresh", "force", "checkpoint_path", "init_model_path", "smoke", "restarts")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that the template reads; a script may have others, and lack any but output."""
+
+    output: str = ""
+    device: str | None = None
+    checkpoint_path: str | None = None
+    init_model_path: str | None = None
+    init_partial: bool = False
+    fresh: bool = False
+    force: bool = False
+    evaluate: Any = None
+    export: Any = None
+    smoke: bool = False
+    nprocs: int = 1
+    restarts: int = 0
+    restart_reason: str = ""  # why --restarts makes this start
+    supervised_since: float | None = None  # from where the time limit counts, by the clock
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Options:
+        """Returns those among the args."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+        return cls(**given)
+
+    @property
+    def inspected(self) -> str | None:
+        """The checkpoint that --evaluate or --export only look at; None: the run is to train."""
+        # "", of a shell variable that is not set, is one that does not exist: nothing must train.
+        given = (self.evaluate, self.export)
+        return next((str(which) for which in given if which not in (None, False)), None)
+
+    def check(self) -> None:
+        """Raises a ConfigError if options exclude each other, or one has no effect."""
+        if not self.output:
+            raise ConfigError("--output: not given; expected the directory of the run.")
+        for option in _NOT_WHEN_LOOKING:
+            if getattr(self, option) and self.inspected is not None:
+                raise ConfigError(
+                    f"--{option}: given with --evaluate or --export, which only look at a run."
+                )
+        if self.nprocs > 1 and world.world_size() == 1:
+            raise ConfigError(
+                "--nprocs: is done by main(Experiment), which this script does not call."
+            )
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run."""
+
+    config: Config
+    args: argparse.Namespace  # as given
+    options: Options
+    output: str  # as given, with config values filled in
+    rank: int
+    world_size: int
+    logger: logging.Logger  # until setup_logger it keeps its lines
+
+    @classmethod
+    def of(
+        cls, experiment: type, base: type, config: Mapping[str, Any], args: argparse.Namespace
+    ) -> Start:
+        """Returns the start of an experiment that is being made with these.
+
+        Raises:
+            TypeError: One of the methods is missing, or cannot be called.
+            ConfigError: The config, the args or this version of paddle cannot be used.
+        """
+        check_platform()
+        # What mixins add is there, however the config was made.
+        defaults = experiment.default_config()  # type: ignore[attr-defined]
+        completed = fill({**fill(defaults), **config})
+        check_training(completed.training)
+        options = Options.of(args)
+        options.check()
+        check_class(experiment, base, completed.training, options)
+        output = fill_in(str(options.output), completed)
+        ranks = world.rank(), world.world_size()
+        return cls(completed, args, options, output, *ranks, logs.early_log())
+
+    @property
+    def training(self) -> Any:
+        """The `training` section of the config."""
+        return self.config.training
+
+    @property
+    def output_dir(self) -> Path:
+        """The directory of the run."""
+        return Path(self.output).absolute()
+
+    @property
+    def log_path(self) -> Path:
+        """The file of this rank's text log."""
+        return self.output_dir / f"worker_{self.rank}.log"
+
+    @property
+    def parallel(self) -> bool:
+        """Whether there are several processes."""
+        return self.world_size > 1
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it only looks at a run."""
+        return self.options.inspected is not None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the files that a run has once."""
+        return self.rank == 0 and not self.read_only
+
+    @property
+    def seed_rank(self) -> int:
+        """The rank that seeds what is drawn outside of shares: with these all draw the same."""
+        return 0 if self.training.shares else self.rank
+
+    def warn(self, text: str) -> None:
+        """Writes a line that says that something may be a mistake."""
+        self.logger.warning("%s", text)
+
+
+def check_platform() -> None:
+    """Raises a ConfigError on Windows, or if this version of paddle is too old."""
+    check_system()
+    major = int(paddle.__version__.partition(".")[0])  # 0 for a build between two versions
+    if 0 < major < 3:
+        raise ConfigError(
+            f"paddle {paddle.__version__}: expected 3.0 to 3.3, with which expbase was tried. The "
+            "tensors of this one cannot be saved: no __dlpack__."
+        )
+
+
+def check_attribute(base: type, name: str, value: Any) -> None:
+    """Raises an AttributeError if an attribute would hide a method, or is only to be read."""
+    ours = getattr(base, name, None)
+    if isinstance(ours, property) and ours.fset is None:
+        raise AttributeError(
+            f"self.{name}: {value!r} given, and expbase sets it; expected another name."
+        )
+    # A function may take the place of a method; a layer is called, too, and is none.
+    if inspect.isroutine(ours) and (not callable(value) or isinstance(value, paddle.nn.Layer)):
+        raise AttributeError(
+            f"self.{name}: {type(value).__name__} given, which hides the method of that name; "
+            "expected another name."
+        )
+
+
+def check_class(experiment: type, base: type, training: Any, options: Options) -> None:
+    """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
+    required = ["setup_dataloader", "setup_model", "train_batch"]
+    if options.inspected is not None or due.is_wanted(training, "valid"):
+        required += ["valid"]
+    missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
+    if missing:
+        raise TypeError(
+            f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
+            f"{', '.join(required)}" + ", or training.valid_interval=0" * ("valid" in missing) + "."
+        )
+    for name in dir(base):
+        ours = getattr(base, name)
+        if name.startswith("__") or not inspect.isfunction(ours):
+            continue
+        # Before a slash, as in log(self, mapping=None, /), even self is positional only.
+        given = inspect.signature(ours).parameters.values()
+        needed = [p for p in given if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        try:
+            inspect.signature(getattr(experiment, name)).bind(*needed)
+        except TypeError:
+            raise TypeError(
+                f"{experiment.__name__}.{name}: cannot be called as the method of that name in "
+                f"{base.__name__}; expected {inspect.signature(ours)}, or another name."
+            ) from None
