@@ -37,7 +37,7 @@ CONFIG = page("config.md", "config/", en="config/", zh="zh/config/")
     ("place", "link", "expected"),
     [
         ("x.md", "[one](../expbase/experiment.py)", "[one](source/expbase/experiment.py.md)"),
-        ("moving/x.md", "[o](../../expbase/experiment.py)", "[o](../source/expbase/experiment.py.md)"),
+        ("moving/x.md", "[o](../../expbase/cli.py)", "[o](../source/expbase/cli.py.md)"),
         ("x.md", "[proofs](../tests/proofs)", "proofs (`tests/proofs`)"),
         ("x.md", "[tests/proofs](../tests/proofs)", "`tests/proofs`"),
         ("x.md", "[see](config.md#options)", "[see](config.md#options)"),
