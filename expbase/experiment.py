@@ -201,12 +201,12 @@ class ExperimentBase(Events):
         raise NotImplementedError
 
     def train_batch(self) -> None:
-        """One update: reads a batch, forward, backward, step; logs what you want to see."""
+        """Makes one update: reads a batch, forward, backward, step; logs what you want to see."""
         raise NotImplementedError
 
     def valid(self) -> Mapping[str, Any] | None:
-        """One validation, on every rank; in eval mode and without gradients already. Returns
-        numbers by name; those of rank 0 count. `self.average` makes them the same on all.
+        """Validates, on every rank; in eval mode and without gradients already. Returns numbers by
+        name; those of rank 0 count. `self.average` makes them the same on all.
         """
         raise NotImplementedError
 
@@ -214,11 +214,11 @@ class ExperimentBase(Events):
 
     @classmethod
     def default_config(cls) -> Config:
-        """The config with all its keys and default values; add sections of your own."""
+        """Returns the config with all its keys and default values; add sections of your own."""
         return Config({"training": get_default_training_config()})
 
     def setup(self) -> None:
-        """Everything before the first batch; errors say what lacks or does not fit."""
+        """Does everything before the first batch; errors say what lacks or does not fit."""
         self.__run.setup()
 
     def run(self) -> None:
@@ -275,11 +275,11 @@ class ExperimentBase(Events):
         self.__run.check_setup()
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
-        """The layer; in a paddle.DataParallel if there are several processes, and no shares."""
+        """Returns the layer, in a DataParallel if there are several processes, and no shares."""
         return self.__run.update.data_parallel(layer, **options)
 
     def unwrap(self, layer: Any) -> Any:
-        """Your layer in what data_parallel returned: its attributes and methods are there."""
+        """Returns your layer in what data_parallel returned: it has your attributes and methods."""
         return objects.unwrap(layer)
 
     def register_stateful(self, *names: str, by_share: bool = False) -> None:
@@ -295,7 +295,7 @@ class ExperimentBase(Events):
     # --- the loop, and an update ---------------------------------------------------------
 
     def train(self) -> None:
-        """The loop. Override it to write your own: going_on() before and end_iteration() after each
+        """Runs the loop. Override it to write yours: going_on() before, end_iteration() after each
         update, or nothing is logged, validated or saved, and no signal is heard. If it returns
         early, that counts as a stop(): the run is saved and has finished.
         """
@@ -316,11 +316,11 @@ class ExperimentBase(Events):
         self.__run.loop.new_epoch()
 
     def read_batch(self) -> Any:
-        """The next training batch of this rank, maybe of the next epoch. For train_batch only."""
+        """Returns this rank's next training batch, maybe of a new epoch. For train_batch only."""
         return self.__run.loop.read_batch()
 
     def micro_batches(self) -> Iterator[Any]:
-        """This rank's batches of one update, for a loop in train_batch; num_shares on all ranks.
+        """Yields this rank's batches of one update, for train_batch; num_shares on all ranks.
         They average gradients with the last one, so do not leave it early. An epoch may end in
         between. A by-hand loss.backward() in it divides the loss itself.
         """
@@ -353,7 +353,7 @@ class ExperimentBase(Events):
         self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
-        """What valid() returns on rank 0, as numbers, on every rank; in eval mode, without
+        """Returns what valid() returns on rank 0, as numbers, on every rank; in eval mode, without
         gradients, with random numbers of its own. After an update the results of self.valid_loader
         are logged as `valid/…`; those of another loader go into the text log.
         """
@@ -361,19 +361,19 @@ class ExperimentBase(Events):
         return self.__run.loop.evaluate(loader)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
-        """This rank's batches of self.evaluated_loader, or of another; possibly none. Each sample
+        """Yields this rank's batches of self.evaluated_loader, or of another; maybe none. A sample
         comes once over all ranks; dealing out an IterableDataset or another iterable is yours.
         """
         return self.__run.evaluation.batches(loader, self.iteration)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-        """The mean of each metric over the ranks, on every rank. Call it once, after the loop, with
-        means over this rank's part; the weight is the size of the part, in samples.
+        """Returns each metric's mean over the ranks, on every rank. Call it once, after the loop,
+        with means over this rank's part; the weight is the size of the part, in samples.
         """
         return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank. Call it once, after the loop."""
+        """Returns every rank's value, in rank order, on every rank. Call it after the loop, once."""
         return self.__run.evaluation.gather(value, "self.gather()")
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
@@ -400,7 +400,7 @@ class ExperimentBase(Events):
         resume.load_checkpoint(self.__run, which, run)
 
     def load_best(self) -> None:
-        """load_checkpoint("best"), for a final test."""
+        """Loads the best checkpoint, for a final test: load_checkpoint("best")."""
         self.load_checkpoint("best")
 
     def save_model(self, path: str | Path, layer: Any = None) -> None:
@@ -437,11 +437,11 @@ class ExperimentBase(Events):
         model_files.export(self.__run, path, input_spec, layer)
 
     def learning_rates(self) -> dict[str, float]:
-        """Of each optimizer among the attributes, by the name of its curve."""
+        """Returns that of each optimizer among the attributes, by the name of its curve."""
         return self.__run.state.learning_rates()
 
     def stateful_objects(self) -> objects.StatefulObjects:
-        """What has state among your attributes, what is excluded, too."""
+        """Returns what has state among your attributes, what is excluded, too."""
         return self.__run.state.found()
 
     def fire(self, event: str, *args: Any) -> Any:

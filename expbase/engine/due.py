@@ -26,7 +26,7 @@ class Due(NamedTuple):
 def due_at(
     training: Any, iteration: int, epochs_before: int, epochs_ended: int, *, is_epoch_end: bool
 ) -> Due:
-    """What is due at the end of an iteration; `epochs_before` had ended at the one before it.
+    """Returns what is due at the end of an iteration; `epochs_before` had ended before it.
 
     Another epoch may have begun in this iteration since; else it is the end of one.
     """
@@ -53,19 +53,19 @@ def due_at(
 
 
 def is_last(training: Any, iteration: int, epochs_ended: int) -> bool:
-    """Whether the config asks for nothing after this iteration."""
+    """Returns whether the config asks for nothing after this iteration."""
     by_iterations = bool(training["max_iteration"]) and iteration >= training["max_iteration"]
     return by_iterations or (bool(training["max_epoch"]) and epochs_ended >= training["max_epoch"])
 
 
 def is_wanted(training: Any, what: str) -> bool:
-    """Whether validating or saving ("valid", "save") is not switched off altogether."""
+    """Returns whether validating or saving ("valid", "save") is not switched off."""
     by_clock = what == "save" and training["save_seconds"]
     return bool(training[f"{what}_interval"] or training[f"{what}_every_epoch"] or by_clock)
 
 
 def iterations_left(training: Any, iteration: int, updates_per_epoch: float | None) -> int | None:
-    """Until the end that the config asks for; None if nobody knows."""
+    """Returns how many are left until the end that the config asks for; None: unknown."""
     limits = [training["max_iteration"]] if training["max_iteration"] else []
     if training["max_epoch"] and updates_per_epoch:
         limits.append(int(training["max_epoch"] * updates_per_epoch))
@@ -73,5 +73,5 @@ def iterations_left(training: Any, iteration: int, updates_per_epoch: float | No
 
 
 def passed(interval: int, before: int, after: int) -> bool:
-    """Whether a multiple of the interval lies after `before` and up to `after`; 0: never."""
+    """Returns whether a multiple of the interval lies in `before` + 1 to `after`; 0: never."""
     return interval > 0 and before // interval != after // interval

@@ -78,7 +78,7 @@ class Evaluation:
     def begin(
         self, phase: str, iteration: int, loader: Any = None, layers: Iterable[Any] = ()
     ) -> Iterator[None]:
-        """The phase of that name; within a phase that is not training it changes nothing.
+        """Begins a phase for a block; within a phase that is not training it changes nothing.
 
         `loader` is what valid_batches reads by default, `layers` are no attributes.
         """
@@ -101,7 +101,7 @@ class Evaluation:
     def may_be_left(
         self, way_out: ValidationExit, listeners: Callable[[], object]
     ) -> Iterator[None]:
-        """A validation, in the block, that all ranks leave when the run stops.
+        """Makes the block a validation that all ranks leave when the run stops.
 
         Then, and if it fails, the experiment is as it was before, but for what valid() itself
         changed in tensors of layers and optimizers; `listeners` puts their counters back.
@@ -172,7 +172,7 @@ class Evaluation:
             )
 
     def _places(self) -> Places:
-        """What valid() may change: all but what belongs to a loader."""
+        """Returns what valid() may change: all but what belongs to a loader."""
         places = self._state.values.places()
         return {path: place for path, place in places.items() if not path.startswith(LOADERS)}
 
@@ -208,7 +208,7 @@ class Evaluation:
             self.meter.add(iteration, scalars)
 
     def batches(self, loader: Any, iteration: int) -> Iterator[Any]:
-        """This rank's part of a loader's batches, from now on and not from the first one on."""
+        """Begins a loop over this rank's part of a loader's batches, at once."""
         loader = self.evaluated_loader if loader is None else loader
         purpose = _PURPOSES.get(self.phase, rng.VALID)
         loop = self.adapter(loader).once(purpose, iteration)
@@ -237,7 +237,7 @@ class Evaluation:
         return self._running[-1].indices if self._running else None
 
     def adapter(self, loader: Any) -> LoaderAdapter:
-        """What drives a loader that is not the training's."""
+        """Returns what drives a loader that is not the training's; makes it once."""
         if id(loader) not in self._adapters:
             is_own = loader is self._state.everything.get("valid_loader")
             name = "self.valid_loader" if is_own else "valid_batches"
@@ -254,19 +254,19 @@ class Evaluation:
             self._adapters.pop(key).close()
 
     def gather(self, value: T, name: str) -> list[T]:
-        """The values of all ranks that have a part of the data of this phase."""
+        """Returns the values of all ranks that have a part of the data of this phase."""
         if self._has_all and self.phase != "train":
             return [value]
         self.wait(name)
         return world.gather_objects(value)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-        """The mean of each metric over the parts of the data; see ExperimentBase."""
+        """Returns the mean of each metric over the parts of the data; see ExperimentBase."""
         gather = functools.partial(self.gather, name="self.average()")
         return world.weighted_average(metrics, weight, gather)
 
     def wait(self, name: str) -> None:
-        """Before a collective in a phase: other ranks may take longer than it waits."""
+        """Waits for all ranks before a collective, which waits less long than a phase takes."""
         world.need_all_ranks(name)
         if self.phase != "train":
             meanwhile = [self.exit.while_waiting] if self.exit else []
@@ -274,7 +274,7 @@ class Evaluation:
 
 
 def _places_in_layers(found: objects.StatefulObjects) -> Places:
-    """The attributes of all layers, and all of their buffers."""
+    """Returns the attributes of all layers, and all of their buffers, by path."""
     return {
         f"{path}.{name}": (layer, name, value)
         for path, layer in found.sublayers()
@@ -283,7 +283,7 @@ def _places_in_layers(found: objects.StatefulObjects) -> Places:
 
 
 def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Each parameter with a copy of its gradient, None if it has none; but not the sparse ones."""
+    """Returns each parameter with a copy of its gradient, None if it has none; no sparse ones."""
     copied = []
     for parameter in {id(p): p for p in parameters}.values():
         grad = gradient(parameter)

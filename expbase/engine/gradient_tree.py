@@ -55,7 +55,7 @@ class GradientTree:
             number //= 2
 
     def add_up(self, from_zero: Mapping[str, Any]) -> None:
-        """After the last share of this rank: sets the sum over all ranks.
+        """Ends an update, after the last share of this rank: sets the sum over all ranks.
 
         The tensors `from_zero`, by names that no parameter has, become on each rank what they are
         on rank 0. They are sent together with the gradients.
@@ -120,7 +120,7 @@ def _flat(grad: Any, parameter: Any, dtype: str) -> Any:
 
 
 def _tree_sum(flat: Any) -> Any:
-    """The sum over the ranks. They send each other all parts: any backend can, and moves bytes."""
+    """Returns the sum over the ranks, which send each other all parts: any backend moves bytes."""
     sums = []
     for start in range(0, flat.shape[0], _BUCKET):
         own = flat[start : start + _BUCKET].contiguous()

@@ -185,7 +185,7 @@ class Loop:
             self._decide()
 
     def _log_and_save(self) -> None:
-        """Each if it is due: what was trained is safe, whatever fails afterwards."""
+        """Writes the line and the checkpoint if they are due: whatever fails later, it is safe."""
         epochs = self._epochs_before, self.epochs_ended
         is_end = self._data.ended
         due = due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)

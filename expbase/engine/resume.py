@@ -23,7 +23,7 @@ from expbase.state.objects import named_parameters
 
 
 def contents(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds, in the order of restoring."""
+    """Returns what a checkpoint holds, in the order of restoring."""
     found = run.state.saved()
     return {
         "objects": found,
@@ -39,7 +39,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 
 def _data_and_values(run: Run) -> dict[str, Any]:
-    """A sampler must be what it was before it is asked; a stream is replayed, which changes it."""
+    """Orders two entries: a sampler is restored before it is asked; replaying changes a stream."""
     entries = {"values": run.state.values, "data": run.data}
     is_stream = run.data.adapter.num_samples is None
     return dict(reversed(entries.items())) if is_stream else entries
@@ -115,7 +115,7 @@ def resume_or_load(run: Run) -> None:
 
 
 def _is_over(run: Run) -> bool:
-    """Whether nothing is left to do; at its last iteration a run may still owe on_train_end."""
+    """Returns whether nothing is left to do; a run may still owe on_train_end at its last."""
     checkpointer = run.checkpointer
     if not run.loop.is_last or checkpointer.resumable is None:
         return run.loop.is_last
@@ -175,7 +175,7 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
 
 
 def inspect(run: Run) -> None:
-    """--evaluate and --export: prints what was found as one line of JSON."""
+    """Does --evaluate or --export, and prints what was found as one line of JSON."""
     with run.closing():
         experiment = run.experiment
         experiment.load_checkpoint(run.start.options.inspected or "")

@@ -132,7 +132,7 @@ class RunDirectory:
                     raise self._error(f"holds {entry.name}, no directory; expected one.")
 
     def is_open_to_others(self) -> bool:
-        """Whether any user of the machine may write to it, and so make a run load what is his."""
+        """Returns whether any user of the machine may write to it, and so to what a run loads."""
         return bool(self.path.stat().st_mode & stat.S_IWOTH)
 
     def release(self) -> None:
@@ -183,11 +183,11 @@ class RunDirectory:
         return aside
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """The config keys that differ from those of the first start, with both values."""
+        """Returns the config keys that differ from those of the first start, with both values."""
         return differences(load_yaml(self._config), config) if self.is_begun() else {}
 
     def is_begun(self) -> bool:
-        """Whether a run here has a checkpoint or a line of metrics; starts before count for none.
+        """Returns whether a run here has a checkpoint or a line; a start before these is none.
 
         Such a start failed early, perhaps because of its config: another one may begin here.
         """

@@ -68,7 +68,7 @@ class ShareStates:
         self._before: Looked | None = None  # if the update is looked at
 
     def begin(self, iteration: int) -> None:
-        """Before the first share of an update."""
+        """Prepares the first share of an update."""
         found = self._state.saved()
         now = dict(statistics(found))
         for path, tensor in now.items():
@@ -91,7 +91,7 @@ class ShareStates:
 
     @contextlib.contextmanager
     def computing(self, number: int) -> Iterator[None]:
-        """What is computed in the block is this share's."""
+        """Makes the block this share's: its statistics, its random numbers."""
         kept = self._kept[number]
         self._install(kept)
         self.is_computing = True
@@ -103,7 +103,7 @@ class ShareStates:
             kept |= {path: getattr(*self._state.owner_of(path)) for path in self._state.by_share}
 
     def end(self) -> dict[str, Any]:
-        """After the last share of an update.
+        """Ends an update after its last share.
 
         Returns:
             The statistics, which all ranks are to get from rank 0, which has share 0.
@@ -164,7 +164,7 @@ class ShareStates:
             )
 
     def state_dict(self) -> dict[str, ShareState]:
-        """What the shares of this rank have, by their numbers."""
+        """Returns what the shares of this rank have, by their numbers."""
         return {
             str(number): {p: get_state(v) if has_state(v) else v for p, v in kept.items()}
             for number, kept in self._kept.items()
@@ -180,7 +180,7 @@ class ShareStates:
 
 
 def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
-    """Every buffer, and what a normalization keeps of the batches that it has seen."""
+    """Yields every buffer, and what a normalization keeps of the batches that it has seen."""
     for path, part in found.sublayers():
         names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
         running = {name: part._parameters.get(name) for name in names}
@@ -190,7 +190,7 @@ def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
 
 
 def _is_filled(path: str, before: Looked, now: Looked) -> bool:
-    """Whether a cache was filled: what was there has not changed."""
+    """Returns whether a cache was filled: what was there has not changed."""
     old = before.values.get(path)
     if old is None or getattr(old, "kind", "") == "NoneType":
         return True
@@ -199,7 +199,7 @@ def _is_filled(path: str, before: Looked, now: Looked) -> bool:
 
 
 def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
-    """A copy of a value, as it was restored if it was."""
+    """Returns a copy of a value, as it was restored if it was."""
     if path in restored and not has_state(value):
         return restored[path]
     value = copy.deepcopy(value)

@@ -111,7 +111,7 @@ class StopRequests:
         self._on_all_ranks = self._on_all_ranks or on_all_ranks
 
     def ignore_second_ctrl_c(self) -> None:
-        """From now on it does not mean "at once"."""
+        """Makes a second Ctrl-C mean no more than the first one."""
         self._now_seconds = 0.0
 
     def poll(self) -> None:
@@ -130,17 +130,17 @@ class StopRequests:
     # What the ranks agree on
 
     def start(self, iteration: int) -> None:
-        """Training begins at this iteration: the first question is asked at once."""
+        """Notes where training begins: there the ranks ask each other at once."""
         self.next_iteration = iteration  # when the ranks ask each other next
         self._asked = (self._clock(), iteration)
         self.note_saved()
 
     def note_saved(self) -> None:
-        """A checkpoint holds the state of now."""
+        """Notes that a checkpoint holds the state of now."""
         self._saved_at = self._clock()
 
     def agreed(self, iteration: int, *, ask_now: bool = False) -> StopReason:
-        """The reason for which all ranks stop here, if they ask now, and whether a save is due."""
+        """Returns why all ranks stop here, if they ask now; notes whether a save is due."""
         self.is_save_due = False
         if self._on_all_ranks and not ask_now:
             return StopReason.CALL

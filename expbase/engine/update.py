@@ -99,12 +99,12 @@ class Update:
                     )
 
     def check_first(self) -> None:
-        """After the first update: raises a ConfigError if it did not accumulate and had to."""
+        """Raises a ValueError if the first update did not accumulate, and had to."""
         self.check_complete()
         check_accumulation(self._training, accumulates=self._accumulates)
 
     def micro_batches(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
-        """The batches of one update, each by `read`."""
+        """Yields the batches of one update, each by `read`."""
         self._accumulates = True
         self.check_complete()
         self._end_micro_batches()  # of an update that broke off its loop with the last one
