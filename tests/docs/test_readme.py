@@ -161,7 +161,7 @@ def run_here(script: str | Path, words: list[str], patch: pytest.MonkeyPatch) ->
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each command for python, without `python`."""
-    text = "\n".join(blocks(page, "bash")).strip().replace("&&", "\n")
+    text = "\n".join(blocks(page, "bash")).strip().replace("\\\n", "").replace("&&", "\n")
     for command in filter(None, text.splitlines()):
         program, *words = shlex.split(command)
         assert program in ("python", "pip", "mkdocs"), command
@@ -341,7 +341,8 @@ def test_digits_goes_on_as_the_first_page_says(
 
 @pytest.mark.long
 def test_the_commands_of_the_page_of_shares_work_in_a_clone(tmp_path: Path) -> None:
-    four, two, verify = "".join(blocks("shares", "bash")).splitlines()
+    (shown,) = blocks("shares", "bash")
+    four, two, verify = shown.replace("\\\n", "").splitlines()
     longer = "training.max_iteration=6000"  # so that there is time to kill it
     assert four.replace("--nprocs 4", "--nprocs 2") == two
 
