@@ -373,7 +373,7 @@ class ExperimentBase(Events):
         return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value, in rank order, on every rank. Call it after the loop, once."""
+        """Returns every rank's value, in rank order, everywhere. Call it once, after the loop."""
         return self.__run.evaluation.gather(value, "self.gather()")
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
