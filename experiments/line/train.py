@@ -24,8 +24,11 @@ class Line(ExperimentBase):
         self.log(loss=loss)
 
     def valid(self):
-        errors = [float((self.model(x) - y).abs().mean()) for x, y in self.valid_batches()]
-        return self.average({"error": sum(errors) / max(len(errors), 1)}, weight=len(errors))
+        total = count = 0
+        for x, y in self.valid_batches():
+            total += float((self.model(x) - y).abs().sum())
+            count += len(y)
+        return self.average({"error": total / max(count, 1)}, weight=count)
 
 
 if __name__ == "__main__":

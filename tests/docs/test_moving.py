@@ -77,7 +77,8 @@ LIBRARIES = {
     "paddlespeech": "paddlespeech",
     "parakeet": "parakeet",
 }
-IMPORTED = {*LIBRARIES.values(), "paddlepalm", "lightning"}
+IMPORTED = {*LIBRARIES.values(), "paddlenlp", "paddlepalm", "lightning"}
+TRAINERS = ("lightning", "paddlenlp")  # whose tables stand first, and whose scripts nobody runs
 DISTRIBUTED = ("model_fit", "paddlehub", "paddlespeech")
 COMPARED = (*DISTRIBUTED, "fastnlp", "paddlerec", "plain_loop")
 CONTINUED = tuple(page for page in COMPARED if page != "fastnlp")
@@ -391,12 +392,13 @@ def test_the_runs_of_paddlerec_s_page_train_and_evaluate(
     assert found[-1]["error"] < found[0]["error"]
 
 
+@pytest.mark.parametrize("page", TRAINERS)
 @pytest.mark.parametrize("words", [{}, {"max_epoch": 12, "max_iteration": 12}])
-def test_the_experiment_of_lightning_s_page_trains_also_for_as_long_as_verify_says(
-    words: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_experiment_of_a_trainer_s_page_trains_also_for_as_long_as_verify_says(
+    page: str, words: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    experiment = after("lightning")["Experiment"]
+    experiment = after(page)["Experiment"]
     config = experiment.default_config()
     config.training.update(words)
     exp = experiment(config, argparse.Namespace(output="run", device="cpu"))
@@ -427,14 +429,25 @@ def test_an_accumulating_run_of_epochs_has_as_many_updates_as_lightning_s_page_s
     assert exp.iteration == exp.updates
 
 
-def test_the_events_and_keys_in_the_table_of_lightning_are_there() -> None:
-    rows = re.findall(r"^\| `.*", section("lightning", "There and here"), re.MULTILINE)
+@pytest.mark.parametrize("page", TRAINERS)
+def test_the_events_and_keys_in_the_table_of_a_trainer_are_there(page: str) -> None:
+    rows = re.findall(r"^\| `.*", section(page, "There and here"), re.MULTILINE)
     here = " ".join(row.split(" | ")[1] for row in rows)
     events = {*re.findall(r"\bon_\w+", here)}
     keys = {*re.findall(r"training\.(\w+)", here)}
     assert min(len(events), len(keys)) > 6
     assert events <= {*EVENTS}
     assert keys <= {*get_default_training_config()}
+
+
+def test_the_table_of_paddlenlp_names_every_argument_of_its_old_script() -> None:
+    calls = [
+        n for n in ast.walk(ast.parse(blocks("paddlenlp", "Before")[0])) if isinstance(n, ast.Call)
+    ]
+    (arguments,) = (c for c in calls if ast.unparse(c.func) == "TrainingArguments")
+    given = {keyword.arg for keyword in arguments.keywords}
+    assert len(given) > 12
+    assert given <= {*re.findall(r"\w+", section("paddlenlp", "There and here"))}
 
 
 def names_used(code: str, page: str) -> set[str]:
@@ -477,7 +490,7 @@ def test_the_table_of_a_page_names_what_its_old_script_uses(page: str) -> None:
 def test_a_page_says_in_its_order_what_was_and_what_is(page: str) -> None:
     found = re.findall(r"^## (.*)", (FOLDER / f"{page}.md").read_text(), re.MULTILINE)
     short = ["There and here", "Before", "After"]  # the table is what its readers look for
-    expected = short if page == "lightning" else HEADINGS
+    expected = short if page in TRAINERS else HEADINGS
     assert [heading for heading in found if heading in HEADINGS] == expected
     assert found[-1] == "Old weights"
     assert f"[{page}.md]({page}.md)" in (FOLDER / "index.md").read_text()

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import io
 import json
+import os
 import re
 import runpy
 import shlex
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import paddle
 import pytest
 import yaml
@@ -159,7 +161,7 @@ def run_here(script: str | Path, words: list[str], patch: pytest.MonkeyPatch) ->
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each command for python, without `python`."""
-    text = "\n".join(blocks(page, "bash")).strip().replace("&&", "\n")
+    text = "\n".join(blocks(page, "bash")).strip().replace("\\\n", "").replace("&&", "\n")
     for command in filter(None, text.splitlines()):
         program, *words = shlex.split(command)
         assert program in ("python", "pip", "mkdocs"), command
@@ -327,11 +329,40 @@ def test_digits_goes_on_as_the_first_page_says(
     shutil.rmtree(run / "checkpoints/step-00000600")  # as if it had been killed before
     (command,) = (line for line in "".join(blocks("index", "bash")).splitlines() if "--con" in line)
     (text,) = blocks("index", "text")
-    script, *words = shlex.split(command)[1:-1]
+    script, *words, longer = shlex.split(command)[1:]
+    assert longer == "training.max_iteration=20000"  # so that there is time to kill it
+    words[words.index("runs/digits")] = str(run)
     monkeypatch.chdir(ROOT)
-    run_here(script, [*words, str(run)], monkeypatch)
+    run_here(script, words, monkeypatch)
     said = capsys.readouterr().err.replace(str(run), "runs/digits")
-    assert [line for line in text.splitlines() if line not in said] == []
+    normal = re.sub(r"\d[\d.]*", "0", said)
+    assert [t for t in text.splitlines() if re.sub(r"\d[\d.]*", "0", t) not in normal] == []
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page_of_shares_work_in_a_clone(tmp_path: Path) -> None:
+    (shown,) = blocks("shares", "bash")
+    four, two, verify = shown.replace("\\\n", "").splitlines()
+    longer = "training.max_iteration=6000"  # so that there is time to kill it
+    assert four.replace("--nprocs 4", "--nprocs 2") == two
+
+    def said(command: str, *changes: tuple[str, str]) -> str:
+        for old, new in changes:
+            assert old in command
+            command = command.replace(old, new)
+        words = [sys.executable, *shlex.split(command)[1:]]
+        done = forks.run(words, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    place = ("runs/shares", str(tmp_path / "run"))
+    assert "[20] FINISHED" in said(four, place, (longer, "training.max_iteration=20"))
+    continued = said(two, place, (longer, "training.max_iteration=40"))
+    assert "CONTINUING the run" in continued
+    assert "[40] FINISHED" in continued
+    shorter = ("--ranks", "--iterations 12 --kills 1 --ranks")
+    place = ("verified/shares", str(tmp_path / "verified"))
+    assert "on 1, 2, 4 processes" in said(verify, place, shorter)
 
 
 def test_a_metric_is_replaced_in_five_lines_and_right_over_ranks(

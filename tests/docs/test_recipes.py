@@ -5,6 +5,7 @@ What the scripts of docs/recipes_around.md are for is in test_recipes_around.py.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -76,14 +77,32 @@ def test_every_script_is_short_and_has_a_section_and_a_command_line() -> None:
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
 def test_the_lines_that_the_page_shows_stand_in_the_script(section: str) -> None:
     name, *_ = re.findall(r"\]\(recipes/(\w+)\.py\)", section)
-    script = [line.strip() for line in (DOCS / f"recipes/{name}.py").read_text().splitlines()]
+    text = (DOCS / f"recipes/{name}.py").read_text()
     shown = code_of(section, "python")
     assert shown
     for block in shown:
         for part in block.split("\n\n"):  # between two of them lines may be left out
-            lines = [line.strip() for line in part.splitlines()]
+            mark, *rest = part.splitlines()
+            is_mark = re.fullmatch("# in .*|# outside of the class", mark)
+            lines = [line.strip() for line in (rest if is_mark else [mark, *rest])]
+            of_method = re.fullmatch(r"# in (\w+)", mark)
+            place = source_of(text, of_method[1]) if of_method else text
+            script = [line.strip() for line in place.splitlines()]
             starts = [i for i, line in enumerate(script) if line == lines[0]]
             assert any(script[i : i + len(lines)] == lines for i in starts), part
+
+
+def source_of(text: str, name: str) -> str:
+    """The last function of this name in a script: of its experiment, or of the script itself."""
+    found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    last = [n for n in found if n.name == name][-1]
+    return "\n".join(text.splitlines()[last.lineno - 1 : last.end_lineno])
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
+def test_the_lines_that_the_page_shows_can_be_pasted(section: str) -> None:
+    for block in code_of(section, "python"):
+        compile(block, "page", "exec")
 
 
 def commands() -> list[list[str]]:

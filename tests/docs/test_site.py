@@ -36,8 +36,8 @@ CONFIG = page("config.md", "config/", en="config/", zh="zh/config/")
 @pytest.mark.parametrize(
     ("place", "link", "expected"),
     [
-        ("x.md", "[one](../expbase/life.py)", "[one](source/expbase/life.py.md)"),
-        ("moving/x.md", "[o](../../expbase/life.py)", "[o](../source/expbase/life.py.md)"),
+        ("x.md", "[one](../expbase/experiment.py)", "[one](source/expbase/experiment.py.md)"),
+        ("moving/x.md", "[o](../../expbase/cli.py)", "[o](../source/expbase/cli.py.md)"),
         ("x.md", "[proofs](../tests/proofs)", "proofs (`tests/proofs`)"),
         ("x.md", "[tests/proofs](../tests/proofs)", "`tests/proofs`"),
         ("x.md", "[see](config.md#options)", "[see](config.md#options)"),
