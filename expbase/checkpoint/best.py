@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.record.meter import MetricsFile, json_lines
+from expbase.record.metrics import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
 

@@ -18,7 +18,7 @@ from expbase.engine.run import Run
 from expbase.ranks import world
 from expbase.record import provenance, sources
 from expbase.record.ledger import LEDGER, flat
-from expbase.record.meter import json_value
+from expbase.record.metrics import json_value
 from expbase.state.objects import named_parameters
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.record.meter import Meter, MetricsFile, json_lines, line, short
+from expbase.record.meter import Meter
+from expbase.record.metrics import MetricsFile, json_lines, line, short
 
 
 class Graph:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pyte
 import pytest
+from expbase.record.console import is_terminal, live_line
 from terminal import terminal
 from tiny import Tiny, trained
 
 from expbase.record import console
-from expbase.record.console import is_terminal, live_line
 
 SCRIPT = """
 import os, sys, time
