@@ -148,11 +148,12 @@ def _restore(run: Run, path: Path) -> list[str]:
         position += f"epoch {run.loop.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
     rates = " ".join(f"{name}={rate:g}" for name, rate in run.experiment.learning_rates().items())
     run.start.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
-    for key, (old, new) in run.directory.changed_keys(run.start.config).items():
-        run.start.logger.info(
-            f"config: {key}: {old!r} at the first start, {new!r} now (state, like a learning "
-            "rate under way, is the checkpoint's)"
-        )
+    changed = run.directory.changed_keys(run.start.config)
+    for key, (old, new) in changed.items():
+        run.start.logger.info(f"config: {key}: {old!r} at the first start, {new!r} now")
+    if changed:
+        text = "config: what is state, like a learning rate under way, is the checkpoint's"
+        run.start.logger.info(text)
     return notes
 
 

@@ -105,7 +105,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file of lines, or of its last bytes; nothing if there is no such file.
+    """Yields the JSON objects of a file of lines, if there is one, or of its last bytes.
 
     A line that is torn or of another kind is skipped.
     """

@@ -35,12 +35,15 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
 
     A narrow terminal cuts off its end, the description.
     """
+    rest = Column(overflow="crop", no_wrap=True, ratio=1)
     progress = Progress(
         TextColumn("train"),
         MofNCompleteColumn(),
         BarColumn(20),
         TimeRemainingColumn(),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
+        TextColumn(
+            "{task.description}", table_column=Column(overflow="crop", no_wrap=True, ratio=1)
+        ),
         # Soft wrap: what is copied from the terminal has no line breaks of rich's.
         console=Console(file=sys.stderr, soft_wrap=True, force_jupyter=False, highlight=False),
         expand=True,
