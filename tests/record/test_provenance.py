@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import forks
 import paddle
 import pytest
 from repository import GIT, commit, git, new_repository
@@ -123,7 +123,9 @@ def test_a_runner_notes_the_repository_of_its_experiment(
 def noted(folder: Path, *command: str) -> dict[str, Any]:
     """What rank 0 notes when this command is given in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "FLAGS_benchmark": "0"}
-    result = forks.run([sys.executable, "-W", "ignore", *command], cwd=folder, env=environment)
+    words = [sys.executable, "-W", "ignore", *command]
+    # Not a fork, whose words in /proc would be pytest's.
+    result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return json.loads((folder / "facts_0.json").read_text())
 
