@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
 from expbase.base.processes import MISTAKE, ended_by_sigterm, exit_code_of
-from expbase.checkpoint.storage import CheckpointError
-from expbase.checkpoint.weights import WeightsError
+from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.model_files import WeightsError
 from expbase.command_line import Paragraphs
 from expbase.config import (
     Config,

@@ -289,6 +289,10 @@ class Subscribers:
         """The counters of each filter: how often its event happened, how often it acted."""
         return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
 
+    def problems(self, state: Any) -> list[str]:
+        """Returns none."""
+        return []
+
     def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> list[str]:
         """Restores the counters; a listener that is new begins to count."""
         for name, filter_ in self._counted.items():

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import paddle
 
-from expbase.checkpoint import storage
-from expbase.checkpoint.weights import Rename
+from expbase.checkpoint import layout, model_files
+from expbase.checkpoint.model_files import Rename
 from expbase.config import Config, get_default_training_config
-from expbase.engine import model_files, resume
+from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
 from expbase.engine.run import Run
@@ -163,7 +163,7 @@ class ExperimentBase(Events):
     @property
     def checkpoint_dir(self) -> Path:
         """The directory of its checkpoints."""
-        return self.__run.start.output_dir / storage.FOLDER
+        return self.__run.start.output_dir / layout.FOLDER
 
     @property
     def rank(self) -> int:
@@ -373,7 +373,7 @@ class ExperimentBase(Events):
         return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value, in rank order, on every rank. Call it after the loop, once."""
+        """Returns every rank's value, in rank order, everywhere. Call it once, after the loop."""
         return self.__run.evaluation.gather(value, "self.gather()")
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
@@ -407,7 +407,9 @@ class ExperimentBase(Events):
         """Writes the weights of self.model, or of another layer, on rank 0, whole or not at all;
         into a `.safetensors`, or a `.pdparams` for paddle.load.
         """
-        model_files.save(self.__run, path, layer)
+        self.__run.directory.check()
+        self.fire("on_save_model")
+        model_files.save_model(Path(path), objects.unwrap(self.model if layer is None else layer))
 
     def load_model(
         self,
@@ -426,7 +428,10 @@ class ExperimentBase(Events):
             partial: Whether missing, additional and differently shaped weights are allowed.
             rename: From a name in the file to the one here; a mapping may lack what stays.
         """
-        model_files.load(self.__run, path, into, rename, partial=partial)
+        self.fire("on_load_model")
+        layers = self.__run.state.saved().layers
+        for text in model_files.load_model(Path(path), layers, into, rename, partial=partial):
+            self.logger.info("%s", text)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
@@ -434,7 +439,13 @@ class ExperimentBase(Events):
         """Writes self.model, or another layer, for inference, by paddle.jit.save, on rank 0. The
         path has no suffix; `input_spec` is by default self.input_spec, of paddle.static.InputSpec.
         """
-        model_files.export(self.__run, path, input_spec, layer)
+        run = self.__run
+        layer = objects.unwrap(self.model if layer is None else layer)
+        spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
+        run.directory.check()
+        with run.evaluation.begin("predict", run.loop.iteration, layers=[layer]):
+            model_files.export(Path(path), layer, spec)
+        self.logger.info("exported %s", path)
 
     def learning_rates(self) -> dict[str, float]:
         """Returns that of each optimizer among the attributes, by the name of its curve."""

@@ -14,7 +14,7 @@ import yaml
 from tiny import Tiny
 
 from expbase import Config, ConfigError, ExperimentBase, default_argument_parser, front, main
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import fill_in, load_config, report_user_errors
 from expbase.config import load_yaml
 from expbase.front import put_in_front

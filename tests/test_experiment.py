@@ -20,9 +20,9 @@ from paddle.io import DataLoader
 from tiny import Notes, Tiny, curve, make, metrics, run_of, same_bits, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
-from expbase.checkpoint import storage
-from expbase.checkpoint.checkpointer import choose
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint import layout, storage
+from expbase.checkpoint.find import choose
+from expbase.checkpoint.layout import CheckpointError
 from expbase.config import load_yaml
 from expbase.front import put_in_front
 from expbase.record.meter import NonFiniteError
@@ -343,7 +343,7 @@ def test_another_runs_state_is_continued_in_a_new_place(tmp_path: Path) -> None:
 
 def test_checkpoint_path_takes_the_names_that_evaluate_takes(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run", monitor="accuracy", save_interval=3, valid_interval=3)
-    best = storage.iteration_of(choose(tmp_path / "run", "best"))
+    best = layout.iteration_of(choose(tmp_path / "run", "best"))
     for name, iteration in {
         "best": best, "last": 6, "step-3": 3, "3": 3, "checkpoints/step-3": 3, "step-00000006": 6,
     }.items():  # fmt: skip
@@ -1062,7 +1062,7 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
 
     def refuse(*args: Any) -> None:
         failing.wait(forks.LONG_SECONDS)
-        raise storage.CheckpointError("no room")
+        raise layout.CheckpointError("no room")
 
     class Failing(Tiny):
         def train_batch(self) -> None:

@@ -1,5 +1,6 @@
-"""Saving while training goes on: a snapshot into reused memory, and a thread that writes it.
-One job runs at a time, so the memory is never overwritten while it is written.
+"""Jobs in threads: saving while training goes on, and what becomes of a job whose thread dies.
+A snapshot into reused memory, and a thread that writes it. One job runs at a time, so the memory is
+never overwritten while it is written.
 
     writer.wait()                          # for the previous job; raises its error
     arrays = buffer.snapshot(live_arrays)
@@ -10,12 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from expbase.base.arrays import Array
-from expbase.base.threads import result_of
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 1.0
+
+
+def result_of(job: futures.Future[T], executor: futures.ThreadPoolExecutor) -> T:
+    """Returns the result of a job, when it has ended; or raises what it raised.
+
+    Raises:
+        RuntimeError: A thread has died: python would wait for its job for ever.
+    """
+    while not futures.wait([job], _LOOK_SECONDS).done:
+        if not all(thread.is_alive() for thread in executor._threads):
+            raise RuntimeError(
+                "a thread that reads or writes checkpoints has died, as one does for want of "
+                "memory. The checkpoints before are intact: make room in memory, and run the same "
+                "command again."
+            )
+    return job.result()
 
 
 class Background:
@@ -56,7 +76,7 @@ class SnapshotBuffer:
         self._memory = np.empty(0, np.uint8)
 
     def room(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The memory, of so many bytes, with whatever is in it."""
+        """Returns the memory, of so many bytes, with whatever is in it."""
         if self._memory.nbytes < size:
             self._memory = np.empty(size, np.uint8)
         return self._memory[:size]

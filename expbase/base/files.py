@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from expbase.base.threads import result_of
+from expbase.base.background import result_of
 
 
 def regular(path: str, flags: int) -> int:
@@ -43,7 +43,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
-    """The content of a file of at most so many bytes; `or_end`: of a longer one its end.
+    """Reads a file of at most so many bytes; `or_end`: of a longer one its end.
 
     Raises:
         OSError: It is no regular file, or too long.
@@ -57,7 +57,7 @@ def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
 
 
 class AppendedFile:
-    """Each piece is the system's when `append` returns, so a kill does not lose it.
+    """A file that grows: each piece is the system's when `append` returns; no kill loses it.
 
     Without a path nothing is written.
     """
@@ -117,7 +117,7 @@ class AppendedFile:
                 print(f"{lost}, and training goes on. Make room.", file=sys.stderr)
 
     def size(self) -> int:
-        """The size of the file now, in bytes."""
+        """Returns the size of the file now, in bytes."""
         return self.path.stat().st_size if self.path and self.path.exists() else 0
 
     def cut(self, size: int) -> None:
@@ -156,7 +156,7 @@ def write_single_file(path: Path, parts: Iterable[Any]) -> None:
 
 
 def mapped(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a file, mapped into memory, which the ranks of one machine share."""
+    """Maps the bytes of a file into memory, which the ranks of one machine share."""
     with open(file, "rb", opener=regular) as opened:
         is_empty = not os.fstat(opened.fileno()).st_size  # which cannot be mapped
         return np.empty(0, np.uint8) if is_empty else np.memmap(opened, np.uint8, mode="r")
@@ -174,11 +174,12 @@ def write_flushed(path: Path, parts: Iterable[Any]) -> dict[str, int]:
 
 
 def checksum_of(buffers: Iterable[Any]) -> int:
-    """The checksum of some memory, piece after piece."""
+    """Returns the CRC-32 of some memory, piece after piece."""
     return functools.reduce(lambda value, buffer: zlib.crc32(buffer, value), buffers, 0)
 
 
 def flush(path: Path) -> None:
+    """Waits until a file or a directory is on the disk."""
     # New names and renames are on disk only when the directory that holds them was flushed.
     descriptor = os.open(path, os.O_RDONLY)
     try:

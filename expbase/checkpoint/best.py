@@ -1,28 +1,31 @@
 """The results of a run's validations, in a file beside its checkpoints, and which were best.
 
 They are no part of a checkpoint, which is written before its iteration is validated. The file has
-a JSON line for each validation, with the best checkpoints until then, and one when the run has come
-to its end. Like the logs it is cut back to where it was at the checkpoint that is continued.
+a JSON line for each validation, with its score if it may be the best, and one when the run has come
+to its end. Like the logs it is cut back to where it was at the checkpoint that is continued. Which
+is the best is decided when somebody asks, among the checkpoints that are there: files are written
+in the background, and one that was on its way when its score was noted may never appear.
 
     validations = Validations(run / FILE, config.training)
     validations.add(400, 2, {"accuracy": 0.9}, has_checkpoint=True)
-    validations.best            # [(400, 0.9)]
+    validations.best            # [(400, 0.9)], if checkpoints/step-00000400 is there
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.checkpoint.layout import FOLDER, name_of
 from expbase.record.metrics import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
 
-_END_BYTES = 1 << 20  # of the file: its last line is in them
+_MOST_BYTES = 1 << 26  # of the file; the lines of some 400,000 validations
 
-Scores = list[Sequence[Any]]  # iterations and their scores, best first
+Scores = list[tuple[int, float]]  # iterations and their scores, best first
 
 
 class Validations(MetricsFile):
@@ -30,7 +33,7 @@ class Validations(MetricsFile):
 
     def __init__(self, path: Path | None, training: Any) -> None:
         super().__init__(path)
-        self.best: Scores = []  # of those that have a checkpoint
+        self._scores: dict[int, float] = {}  # of the iterations that are saved, or were to be
         self._training = training
         self._monitor = f"{training.monitor_mode} {training.monitor}"
 
@@ -38,39 +41,61 @@ class Validations(MetricsFile):
         self, iteration: int, epoch: int, results: Mapping[str, float], *, has_checkpoint: bool
     ) -> None:
         """Notes the results of one; a score that is not finite is never the best."""
-        training = self._training
-        score = results.get(training.monitor.removeprefix("valid/"), math.nan)
-        if has_checkpoint and math.isfinite(score):
-            sign = -1 if training.monitor_mode == "max" else 1
-            scores = sorted([*self.best, (iteration, score)], key=lambda one: sign * one[1])
-            self.best = scores[: max(training.keep_best, 1)]
+        score = results.get(self._training.monitor.removeprefix("valid/"), math.nan)
+        scores = {iteration: score} if has_checkpoint and math.isfinite(score) else {}
+        self._scores |= scores
         if results:
-            self.write(iteration, epoch, {f"valid/{name}": n for name, n in results.items()})
+            named = {f"valid/{name}": number for name, number in results.items()}
+            self._note(iteration, epoch, named, scores)
 
-    def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line, with the best until now."""
-        super().write(iteration, epoch, {**metrics, "monitor": self._monitor, "best": self.best})
+    def add_end(self, iteration: int, epoch: int) -> None:
+        """Notes that the run has come to its end."""
+        self._note(iteration, epoch, {"finished": True}, {})
+
+    def _note(
+        self, iteration: int, epoch: int, metrics: Mapping[str, Any], scores: Mapping[int, float]
+    ) -> None:
+        facts = {"monitor": self._monitor, "best": [*scores.items()]}
+        self.write(iteration, epoch, {**metrics, **facts})
 
     def is_finished(self) -> bool:
-        """Whether the run has come to its end, and was not continued since."""
-        return "finished" in _last_line(self.path)
+        """Returns whether the run has come to its end, and was not continued since."""
+        lines = _lines(self.path)
+        return bool(lines) and "finished" in lines[-1]
+
+    @property
+    def best(self) -> Scores:
+        """The best checkpoints that are there; empty but on rank 0."""
+        return _best(self.path.parent, self._monitor, self._scores) if self.path else []
 
     def kept(self) -> list[int]:
-        """The iterations whose checkpoints stay for being the best."""
+        """Returns the iterations whose checkpoints stay for being the best."""
         return [iteration for iteration, _ in self.best[: self._training.keep_best]]
 
     def cut(self, size: int) -> None:
         """Goes back to where the file had this size, in bytes; other metrics' scores are gone."""
         super().cut(size)
-        last = _last_line(self.path)
-        self.best = last["best"] if last.get("monitor") == self._monitor else []
+        self._scores = _scores(_lines(self.path), self._monitor)
 
 
 def best_of(run: Path) -> Scores:
-    """The best checkpoints of a run, by the file in its output directory."""
-    best: Scores = _last_line(run / FILE).get("best", [])
-    return best
+    """Returns the best checkpoints of a run that are there, by the file in its output directory."""
+    lines = _lines(run / FILE)
+    monitor = str(lines[-1]["monitor"]) if lines else ""
+    return _best(run, monitor, _scores(lines, monitor))
 
 
-def _last_line(path: Path | None) -> dict[str, Any]:
-    return next(reversed([*json_lines(path, _END_BYTES)] if path else []), {})
+def _best(run: Path, monitor: str, scores: Mapping[int, float]) -> Scores:
+    sign = -1 if monitor.startswith("max ") else 1
+    there = [(i, score) for i, score in scores.items() if (run / FOLDER / name_of(i)).exists()]
+    return sorted(there, key=lambda one: sign * one[1])
+
+
+def _scores(lines: list[dict[str, Any]], monitor: str) -> dict[int, float]:
+    """Returns the scores of a metric by iteration; older versions noted several in a line."""
+    noted = [line["best"] for line in lines if line.get("monitor") == monitor]
+    return {iteration: score for scores in noted for iteration, score in scores}
+
+
+def _lines(path: Path | None) -> list[dict[str, Any]]:
+    return [*json_lines(path, _MOST_BYTES)] if path else []

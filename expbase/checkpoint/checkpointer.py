@@ -1,14 +1,12 @@
 """From the contents of a checkpoint to files and back, over all ranks.
 
-What a checkpoint holds is the one mapping that `contents` returns. Its entries have `state_dict()`
-and `load_state_dict(state)`, which returns reasons why continuing is not exact. They are restored
-in their order and captured in the reverse order, so that the last one, the user's own, acts before
-anything is captured and after everything is restored. What has a method `problems(state)` is asked
-first, so nothing is changed by a checkpoint that does not fit.
+What a checkpoint holds is the one mapping that `contents` returns, of which each Entry is asked for
+its `problems` before any is restored: nothing is changed by a checkpoint that does not fit.
 
-    checkpointer.contents = lambda: {"objects": …, "loop": …, "data": …}
+    checkpointer = Checkpointer(directory, config.training, logger, contents=…, …)
+    checkpointer.find(None)
     checkpointer.save(iteration, sizes)
-    notes = checkpointer.restore(checkpointer.newest())
+    notes = checkpointer.restore(checkpointer.resumable)
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import contextlib
 import functools
 import json
 import logging
-import re
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,29 +23,46 @@ from typing import Any
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
 from expbase.base.encoding import decode, encode
-from expbase.checkpoint import best, rank_state, storage
-from expbase.checkpoint.layout import ARRAYS, FORMAT, STATE_FILE, Snapshot
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint import best, layout, rank_state, storage
+from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
+from expbase.checkpoint.find import choose
+from expbase.checkpoint.layout import ARRAYS, FORMAT, STATE_FILE, CheckpointError
+from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import world
 from expbase.record.meter import NonFiniteError
 from expbase.state.objects import StatefulObjects, Tensors
 
-OBJECTS = "objects"  # the entry of the attributes with state: its tensors are files of their own
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
 _INVENTORY = "inventory"  # and what each place of rank 0 was like: no state, as times differ
-VALUES = "values"  # the entry that knows it
-_ITERATION = "(step-)?[0-9]+"  # what stands for a checkpoint
 
 
 class Checkpointer:
-    """The checkpoints of one run; `training` is that section of its config."""
+    """The checkpoints of one run.
 
-    def __init__(self, directory: Path, training: Any, logger: logging.Logger) -> None:
-        self.contents: Callable[[], dict[str, Any]] = dict  # in the order of restoring
-        self.on_written: Callable[[Path], object] = lambda path: None  # on rank 0, for each one
-        self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
-        self.facts: Mapping[str, Any] = {}  # for who finds a checkpoint without its run
+    Args:
+        directory: Where they are.
+        training: That section of the config.
+        contents: Returns the entries of a checkpoint, in the order of restoring.
+        inventory: Returns what each place of rank 0 was like when `contents` were captured last.
+        on_written: Called on rank 0 for each one that is on the disk.
+        sources: Checksums of the experiment's files, by name.
+        facts: Returns what is noted for who finds a checkpoint without its run.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        training: Any,
+        logger: logging.Logger,
+        *,
+        contents: Callable[[], dict[str, Entry]],
+        inventory: Callable[[], str],
+        on_written: Callable[[Path], object],
+        sources: Mapping[str, str],
+        facts: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self.sources = sources
         self._rank = world.rank()
         file = None if self._rank else directory.parent / best.FILE
         self.validations = best.Validations(file, training)
@@ -55,31 +70,66 @@ class Checkpointer:
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
-        self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
         self.inventory = ""  # of that checkpoint
-        self.background = Background()
+        self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
+        self._background = Background()
         self._written: list[Path] = []  # of which `on_written` does not know yet
-        self._expected: Mapping[str, str] = {}  # what had state after setup
+        self._expected: Mapping[str, str] | None = None  # what had state after setup
+        self._has_looked = False  # for a checkpoint to go on from
         self._directory = directory
         self._logger = logger
         self._training = training
+        self._contents = contents
+        self._inventory = inventory
+        self._on_written = on_written
+        self._facts = facts
         self._buffer = SnapshotBuffer()
         self._gatherer = rank_state.Gatherer(logger, has_shares=training.shares > 0)
 
-    def newest(self) -> Path | None:
-        """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
-        return world.on_rank_zero(
+    def find(self, inspected: str | None) -> None:
+        """Looks for this run's newest intact checkpoint; damaged ones are moved aside, loudly.
+
+        Of a run that is only looked at, verifies the `inspected` one, "best" say.
+
+        Raises:
+            CheckpointError: There is no such one, all are damaged, or another rank has a newer one.
+        """
+        self._has_looked = True
+        if inspected is not None:
+            run = self._directory.parent
+            world.on_rank_zero(lambda: choose(run, inspected), "the checkpoint")
+            return
+        self.resumable = world.on_rank_zero(
             lambda: storage.newest_intact(self._directory, self._logger.warning),
             "looking for a checkpoint",
         )
+        self._refuse_newer_elsewhere()
+
+    def _refuse_newer_elsewhere(self) -> None:
+        """Raises a CheckpointError if another rank has a newer checkpoint in its directory.
+
+        Without a shared disk the checkpoints are with rank 0 alone, so machines that have changed
+        places would begin anew in silence.
+        """
+        run = self._directory.parent
+        position = f"rank {self._rank} ({platform.node()}, {run})"
+        of_ranks = world.gather_objects((layout.newest_iteration(run), position))
+        (first, of_zero), (last, of_last) = of_ranks[0], max(of_ranks, key=lambda found: found[0])
+        if last > first:
+            raise CheckpointError(
+                f"output directory of {of_zero}: the newest checkpoint, of iteration {last}, is "
+                f"with {of_last}. Start so that the machine with the newest checkpoint is rank 0 "
+                "(paddle's launcher: --rank 0 on it), or copy it to rank 0's directory; --fresh "
+                "begins a new run on purpose."
+            )
 
     def expect(self, found: StatefulObjects) -> None:
-        """After setup: notes what has state.
+        """Notes what has state after setup.
 
         Raises:
-            TypeError: Nobody has set `contents`.
+            TypeError: Nobody has called `find`.
         """
-        if OBJECTS not in self.contents():
+        if not self._has_looked:
             raise TypeError(
                 "setup_checkpointer: does not call super().setup_checkpointer(); expected it to."
             )
@@ -104,21 +154,25 @@ class Checkpointer:
                 f"iteration {iteration} it would spoil the run."
             )
         world.on_rank_zero(self.settle, "saving")  # the one before
-        snapshot = self._snapshot()
-        sizes = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
-        inventory = self.contents()[VALUES].inventory
-        info = {**sizes, _SOURCES: self.sources, _INVENTORY: inventory, **self.facts}
-        best = self.validations.kept()  # now: it is not looked at again while training goes on
-        write = functools.partial(self._write, snapshot, iteration, info, best, needed=needed)
+        state = self._captured()
+        info = {
+            **sizes,
+            VALIDATIONS_BYTES: self.validations.size(),
+            _SOURCES: self.sources,
+            _INVENTORY: self._inventory(),
+            **self._facts(),
+        }
+        kept = self.validations.kept()  # now: it is not looked at again while training goes on
+        write = functools.partial(self._write, state, iteration, info, kept, needed=needed)
         if not self._training.background_save:
             world.on_rank_zero(write, "saving")
         elif self._rank == 0:
-            self.background.start(write)
+            self._background.start(write)
 
-    def _snapshot(self) -> Snapshot:
-        """What is to be written, on rank 0; live views, unless that is done in the background."""
-        contents = self.contents()
-        found = contents[OBJECTS]
+    def _captured(self) -> GatheredState:
+        """Returns what is to be written, on rank 0; live views, unless the background does it."""
+        contents = self._contents()
+        found = _objects(contents)
         self.refuse_changes(found)
         tensors, values = _capture(contents)
         if self._rank == 0 and self._training.background_save:
@@ -128,8 +182,8 @@ class Checkpointer:
 
     @property
     def newest_name(self) -> str:
-        """Of the newest good checkpoint, for a message; rank 0 alone has written it."""
-        there = storage.listed(self._directory)[-1:] if self._rank else []
+        """The name of the newest good checkpoint, for a message; rank 0 alone has written it."""
+        there = layout.listed(self._directory)[-1:] if self._rank else []
         newest = there[0] if there else self.newest_saved
         return newest.name if newest else "none yet" if self._rank == 0 else "rank 0's newest"
 
@@ -139,19 +193,19 @@ class Checkpointer:
         self.settle()
 
     def settle(self, *, wait: bool = True) -> None:
-        """When the save under way has ended: raises what went wrong, or calls `on_written`.
+        """Raises what went wrong in a save that has ended, or calls `on_written`.
 
         While that runs nothing is saved, so nothing is deleted. Without `wait` it does nothing if
         the save still runs.
         """
-        if wait or self.background.is_done:
-            self.background.wait()
+        if wait or self._background.is_done:
+            self._background.wait()
             while self._written:
-                self.on_written(self._written.pop())
+                self._on_written(self._written.pop())
 
     def refuse_changes(self, found: StatefulObjects) -> None:
         """Raises a RuntimeError if what has state is not what setup made: none could load it."""
-        before = self._expected
+        before = self._expected or {}
         now = found.outline()
         for name in sorted(before.keys() | now.keys()):
             old = before.get(name)
@@ -170,44 +224,44 @@ class Checkpointer:
 
     def _write(
         self,
-        snapshot: Snapshot,
+        state: GatheredState,
         iteration: int,
         info: Mapping[str, Any],
-        best: Sequence[int],
+        kept: Sequence[int],
         *,
         needed: bool,
     ) -> None:
         """Writes what was captured, if it is good and the system does not refuse."""
-        bad = "" if self._training.nonfinite == "ignore" else snapshot.nonfinite()
+        bad = "" if self._training.nonfinite == "ignore" else state.nonfinite()
         if bad and self._training.nonfinite == "error":
             raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad:
             return self._go_on_without(iteration, f"not finite: {bad}.")
         storage.flush_logs(self._directory.parent)  # whose sizes are in `info`
         try:
-            self.newest_saved = storage.write(self._directory, iteration, snapshot.files(), info)
+            self.newest_saved = storage.write(self._directory, iteration, state.files(), info)
         except CheckpointError as error:
             if needed or self.newest_saved is None:
-                raise
+                raise CheckpointError(f"{error} Then run the same command again.") from error
             return self._go_on_without(iteration, error)
         self._written.append(self.newest_saved)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
-        self._prune(best)
+        self._prune(kept)
 
     def _go_on_without(self, iteration: int, reason: object) -> None:
         text = "[%d] NO CHECKPOINT: %s The newest good one is %s, and training goes on."
         self._logger.warning(text, iteration, reason, self.newest_name)
 
-    def _prune(self, best: Sequence[int]) -> None:
+    def _prune(self, kept: Sequence[int]) -> None:
         keep = self._training
-        for name in storage.prune(self._directory, keep.keep_last, keep.keep_every, best):
+        for name in storage.prune(self._directory, keep.keep_last, keep.keep_every, kept):
             self._logger.info("deleted %s (training.keep_last=%d)", name, keep.keep_last)
 
     def finish(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end, and deletes what is not the best any more."""
         self.close()
         if self._rank == 0:
-            self.validations.write(iteration, epoch, {"finished": True})
+            self.validations.add_end(iteration, epoch)
             self._prune(self.validations.kept())
 
     def restore(self, path: Path) -> list[str]:
@@ -237,36 +291,37 @@ class Checkpointer:
         return notes
 
     def load_for_inspection(self, path: Path) -> dict[str, Any]:
-        """Like `restore`, but returns the position in training, `iteration` and `epoch`, instead.
+        """Restores objects and values; returns the position in training, `iteration` and `epoch`.
 
         What differed between several processes, like the statistics of batch norm, is rank 0's.
         """
-        entries = (OBJECTS, "values", "own")
+        entries = (OBJECTS, VALUES, USERS)
         states, _ = self._read_fitting(path, entries)
         self._load(path, {name: states[name] for name in entries})
         self.inspected = path.name
-        return dict(states["loop"])
+        return dict(states[LOOP])
 
     def _load(self, path: Path, states: Mapping[str, Any]) -> list[str]:
         notes: list[str] = []
-        for name, entry in self.contents().items():
-            is_users = name in (OBJECTS, "own")  # an error in them is the user's, and no damage
+        for name, entry in self._contents().items():
+            is_users = name in (OBJECTS, USERS)  # an error in them is the user's, and no damage
             with contextlib.nullcontext() if is_users else storage.reading(path / STATE_FILE):
                 notes += entry.load_state_dict(states[name]) if name in states else []
         return notes
 
     def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
-        """This rank's states by entry, and how many ranks have saved them; sets `sizes`.
+        """Returns this rank's states by entry, and how many ranks have saved them; sets `sizes`.
 
         Those of `entries` fit; by default all.
         """
         opened = rank_state.open_checkpoint(path)
-        with storage.reading(path / storage.MANIFEST):
+        with storage.reading(path / layout.MANIFEST):
             info = dict(opened.manifest["info"])
-            self._sources_then = dict(info.pop(_SOURCES, {}))
-            self.inventory = str(info.pop(_INVENTORY, ""))
-            self.sizes = {n: len(range(size)) for n, size in info.items() if n not in self.facts}
-        contents = self.contents()
+            self._sources_then = dict(info.get(_SOURCES, {}))
+            self.inventory = str(info.get(_INVENTORY, ""))
+            sizes = {name: size for name, size in info.items() if name.endswith("_bytes")}
+            self.sizes = {name: len(range(size)) for name, size in sizes.items()}
+        contents = self._contents()
         with storage.reading(path / STATE_FILE):
             saved = json.loads(opened.state)
             _check_format(path, saved["format"])
@@ -275,12 +330,12 @@ class Checkpointer:
             if len(of_ranks) == world.world_size():
                 for name, entry in of_ranks[self._rank].items():
                     values[name] |= entry
-        tensors, problems = rank_state.take(opened, contents[OBJECTS], len(of_ranks))
+        tensors, problems = rank_state.take(opened, _objects(contents), len(of_ranks))
         with storage.reading(path / STATE_FILE):
             problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
             states = {} if problems else _decoded(tensors, values)
             for name in entries or states:
-                if hasattr(contents.get(name), "problems"):
+                if name in contents:
                     problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
         return states, len(of_ranks)
@@ -292,7 +347,9 @@ class Checkpointer:
                 raise CheckpointError(
                     f"{path}: does not fit this experiment on rank {rank}, in {len(of_rank)} "
                     f"points:\n  {lines}\n"
-                    "Nothing was changed. Use the model it was saved from, or start over: --fresh."
+                    "Nothing was changed. Use the model it was saved from; or begin a new run, in "
+                    "another --output or with --fresh, from the weights that fit: "
+                    "--init_model_path with --init_partial."
                 )
 
 
@@ -305,8 +362,14 @@ def _check_format(path: Path, number: int) -> None:
         )
 
 
-def _capture(contents: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of the entries by file and key, live views, and JSON values by entry."""
+def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:
+    found = contents[OBJECTS]
+    assert isinstance(found, StatefulObjects)
+    return found
+
+
+def _capture(contents: Mapping[str, Entry]) -> tuple[Tensors, dict[str, Any]]:
+    """Returns the tensors by file and key, live views, and JSON values by entry."""
     arrays: dict[str, Array] = {}
     tensors: Tensors = {}
     values: dict[str, Any] = {}
@@ -325,44 +388,3 @@ def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
         for name, entry in values.items()
     }
     return states | {OBJECTS: (tensors, states[OBJECTS])}
-
-
-def choose(run: Path, which: str) -> Path:
-    """The checkpoint of a run that is meant: "best", "last" or an iteration, `400` or `step-400`.
-
-    If `run` is not an output directory, but a checkpoint itself, it is that one.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    if which == "last" or (run / storage.MANIFEST).exists():
-        return storage.find(run)
-    number = which.removeprefix("step-")
-    if which == "best":
-        scores = best.best_of(run)
-        if not scores:
-            raise CheckpointError(
-                f"{run}: no checkpoint is the best one; expected training.monitor to name a metric "
-                "of valid(), and a save at an iteration that is validated."
-            )
-        number = str(scores[0][0])
-    if not number.isdecimal():
-        raise CheckpointError(f"{which!r} given; expected best, last or an iteration.")
-    folder = run if run.name == storage.FOLDER else run / storage.FOLDER
-    path = folder / storage.name_of(int(number))
-    if not path.exists():
-        there = ", ".join(p.name for p in storage.listed(path.parent)) or "none"
-        raise CheckpointError(f"{path}: does not exist ({which}); there are: {there}.")
-    storage.verify(path)
-    return path
-
-
-def find_named(path: Path) -> Path:
-    """The checkpoint at a path, the newest of the run there, or `RUN/best`, `/last`, `/step-400`.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    is_there = path.exists() or storage.of_parakeet(path)
-    by_name = re.fullmatch(f"best|last|{_ITERATION}", path.name) and not is_there
-    return choose(path.parent, path.name) if by_name else storage.find(path)

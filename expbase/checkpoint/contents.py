@@ -1,14 +1,70 @@
-"""The smaller entries of a checkpoint: gradients, what the bits depend on, what is the user's."""
+"""What a checkpoint holds: its entries, in the order of restoring, and the smaller ones of them.
+
+Entries are captured in the reverse order, so that the last one, the user's own, acts before
+anything is captured and after everything is restored.
+
+    entries = in_order(objects=found, loop=loop, data=data, …)
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
 
 from expbase.base.arrays import Array, gradient
+from expbase.state.objects import StatefulObjects, named_parameters
+
+OBJECTS = "objects"  # the attributes with state: their tensors are files of their own
+SHARES = "shares"  # what each share has
+VALUES = "values"
+LOOP = "loop"
+USERS = "own"  # what on_save_checkpoint returns
+
+
+class Entry(Protocol):
+    """A part of a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Returns what a checkpoint holds of it; tensors may be live views."""
+
+    def problems(self, state: Any) -> list[str]:
+        """Returns what keeps a state from being restored; changes nothing."""
+
+    def load_state_dict(self, state: Any) -> list[str]:
+        """Restores a state; returns reasons why continuing is not exact."""
+
+
+def in_order(
+    *,
+    objects: StatefulObjects,
+    shares: Entry,
+    loop: Entry,
+    values: Entry,
+    data: Entry,
+    is_stream: bool,
+    log: Entry,
+    listeners: Entry,
+    fire: Callable[..., Any],
+) -> dict[str, Entry]:
+    """Returns what a checkpoint holds, in the order of restoring; `fire` calls an event.
+
+    A sampler must be what it was before it is asked; a stream is replayed, which changes it.
+    """
+    position: dict[str, Entry] = {VALUES: values, "data": data}
+    return {
+        OBJECTS: objects,
+        SHARES: shares,
+        LOOP: loop,
+        **(dict(reversed(position.items())) if is_stream else position),
+        "gradients": Gradients(named_parameters(objects)),
+        "log": log,
+        "listeners": listeners,
+        "environment": Environment(),
+        USERS: UserStates(fire),
+    }
 
 
 class Gradients:
@@ -18,7 +74,7 @@ class Gradients:
         self._parameters = parameters
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense gradients by parameter; None for one that is all zeros.
+        """Returns the dense gradients by parameter; None for one that is all zeros.
 
         A gradient of zeros is not the same as no gradient: with momentum an optimizer moves the
         weights of the one and not those of the other. A parameter without one has no entry.
@@ -33,6 +89,10 @@ class Gradients:
                     raise TypeError(f"{name}: {text}")
                 gradients[name] = grad if is_set else None
         return gradients
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """Returns none."""
+        return []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Sets the gradients from tensors; always exact."""
@@ -55,12 +115,16 @@ class Environment:
     """What the bits of a run depend on beside its state; compared, not restored."""
 
     def state_dict(self) -> dict[str, str]:
-        """Version of paddle, kind of device, number of threads."""
+        """Returns the version of paddle, the kind of device, the number of threads."""
         return {
             "paddle": paddle.__version__,
             "device": paddle.device.get_device().partition(":")[0],
             "threads": os.environ.get("OMP_NUM_THREADS", "unset"),
         }
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """Returns none: what differs is a reason why continuing is not exact."""
+        return []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Compares; returns reasons why continuing is not exact."""
@@ -71,15 +135,19 @@ class Environment:
         ]
 
 
-class OwnStates:
+class UserStates:
     """What on_save_checkpoint returns and on_load_checkpoint takes; `fire` calls an event."""
 
     def __init__(self, fire: Callable[..., Any]) -> None:
         self._fire = fire
 
     def state_dict(self) -> dict[str, Any]:
-        """What on_save_checkpoint returns."""
+        """Returns what on_save_checkpoint returns."""
         return dict(self._fire("on_save_checkpoint") or {})
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """Returns none."""
+        return []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Hands it to on_load_checkpoint; always exact, as far as we know."""

@@ -1,42 +1,52 @@
-"""What rank 0 writes of a checkpoint, and the names of its files."""
+"""The names of a checkpoint's files, the number of their format, and the error about them.
+
+A leaf: nothing is read or written here, but that directories are listed.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
+import re
+from pathlib import Path
 
-from expbase.base.arrays import serialize
-from expbase.state.objects import Tensors
+from expbase.base.processes import MISTAKE
 
+FOLDER = "checkpoints"  # of a run
+MANIFEST = "manifest.json"
 FORMAT = 12  # of state.json
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
 ARRAYS = "@values"  # the file of the arrays in entries other than the objects
-SHARES = "shares"  # the entry of what each share has
-LOCAL = "@local_"  # what the name of the files of local state begins with; no attribute's can
+OF_RANK = "@local_"  # what the names of the files of per-rank state begin with; no attribute's can
 
-Name = tuple[str, str]  # file and key of a tensor
+# What is raised at a value that is not what it should be.
+DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
+_NAME = re.compile(r"step-(\d{8,})$")
 
 
-@dataclass
-class Snapshot:
-    """The state of all ranks at a save."""
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or is damaged, or does not fit."""
 
-    tensors: Tensors
-    values: dict[str, Any]
-    local: list[dict[str, Any]]  # the values that each rank has other than rank 0
-    trained: set[Name]  # must be finite
+    exit_code = MISTAKE
 
-    def nonfinite(self) -> str:
-        """The first tensors that are not finite; "" if all are."""
-        bad = [f"{f}.{key}" for f, key in self.trained if not self.tensors[f][key].is_finite()]
-        return ", ".join(sorted(bad)[:3])
 
-    def files(self) -> dict[str, list[Any]]:
-        """The content of each file, in buffers."""
-        state = {"format": FORMAT, "values": self.values, "local": self.local}
-        return {
-            **{f"{name}{SUFFIX}": [*serialize(arrays)] for name, arrays in self.tensors.items()},
-            STATE_FILE: [json.dumps(state).encode()],
-        }
+def name_of(iteration: int) -> str:
+    """Returns the directory name of an iteration's checkpoint."""
+    return f"step-{iteration:08d}"
+
+
+def iteration_of(path: Path) -> int | None:
+    """Returns the iteration in a checkpoint directory's name; None for another name."""
+    match = _NAME.match(path.name)
+    return int(match[1]) if match else None
+
+
+def listed(directory: Path) -> list[Path]:
+    """Lists the checkpoints of a directory by their names, oldest first. They may be damaged."""
+    found = [path for path in directory.glob("step-*") if iteration_of(path) is not None]
+    return sorted(found, key=lambda path: iteration_of(path) or 0)
+
+
+def newest_iteration(run: Path) -> int:
+    """Returns the iteration of the newest checkpoint in an output directory; -1: there is none."""
+    saved = listed(run / FOLDER)
+    return iteration_of(saved[-1]) or 0 if saved else -1

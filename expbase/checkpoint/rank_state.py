@@ -1,24 +1,24 @@
-"""What is the same on all ranks, what differs, and what one has alone: to rank 0 and back.
+"""Per-rank state: what is the same on all ranks, and what each has; to rank 0 and back.
 
-    the same    what is trained, and its accumulators: DataParallel keeps them equal. The first save
+    trained     what is trained, and its accumulators: DataParallel keeps them equal. The first save
                 compares them; a warning names what is not equal then; it counts as different.
-    different   all else: running statistics, generators, values. Each save compares checksums, and
-                what a rank has otherwise than rank 0 is its local state.
-    alone       by construction, so nothing is compared. Pieces, tensors of which each rank has
-                another part (by placements, or marked `is_distributed`), and their accumulators are
-                local state, too. The accumulators of an optimizer whose ranks update some
-                parameters each (fleet's sharded ones) stand once, as if one process had them all.
+    compared    all else: running statistics, generators, values. Each save compares checksums, and
+                what a rank has otherwise than rank 0 is its per-rank state.
+    pieces      tensors of which each rank has another part (by placements, or marked
+                `is_distributed`), and their accumulators: always per-rank state.
+    sharded     the accumulators of an optimizer whose ranks update some parameters each (fleet's).
+                They stand once, as if one process had them all.
 
-Rank 0 alone writes. `@local_R.safetensors` is the local state of rank R, by `file/key`; that of
-rank 0 is its pieces. At a resume each rank takes what all have, the accumulators that it updates
-now, and its local state, if there are as many ranks as before; pieces fit no other number.
+Rank 0 alone writes. `@local_R.safetensors` is the state of rank R, by `file/key`; that of rank 0 is
+its pieces. At a resume each rank takes what all have, the accumulators that it updates now, and its
+per-rank state, if there are as many ranks as before; pieces fit no other number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
-import zlib
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +27,43 @@ from typing import Any
 import numpy as np
 import paddle
 
-from expbase.base.arrays import Array, parse
+from expbase.base.arrays import Array, parse, serialize
 from expbase.base.background import SnapshotBuffer
 from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
-from expbase.checkpoint.layout import ARRAYS, LOCAL, SHARES, STATE_FILE, SUFFIX, Name, Snapshot
+from expbase.checkpoint.contents import SHARES
+from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
 from expbase.ranks import world
 from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors
 
-_OF_SHARES = f"{SHARES}."  # what the names of their arrays begin with
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
+Name = tuple[str, str]  # file and key of a tensor
 Arrays = dict[Name, Array]
 Outline = dict[Name, tuple[str, tuple[int, ...], int]]  # of each array its type, shape and bytes
+
+
+@dataclass
+class GatheredState:
+    """The state of all ranks at a save."""
+
+    tensors: Tensors
+    values: dict[str, Any]
+    of_ranks: list[dict[str, Any]]  # the values that each rank has other than rank 0
+    trained: set[Name]  # must be finite
+
+    def nonfinite(self) -> str:
+        """Returns the names of the first tensors that are not finite; "" if all are."""
+        bad = [f"{f}.{key}" for f, key in self.trained if not self.tensors[f][key].is_finite()]
+        return ", ".join(sorted(bad)[:3])
+
+    def files(self) -> dict[str, list[Any]]:
+        """Returns the content of each file, in buffers."""
+        state = {"format": FORMAT, "values": self.values, "local": self.of_ranks}
+        return {
+            **{f"{name}{SUFFIX}": [*serialize(arrays)] for name, arrays in self.tensors.items()},
+            STATE_FILE: [json.dumps(state).encode()],
+        }
 
 
 class Gatherer:
@@ -49,49 +73,51 @@ class Gatherer:
         self._logger = logger
         self._has_shares = has_shares  # then only they differ
         self._buffer = SnapshotBuffer()
-        self._drifted: set[Name] | None = None  # what should be the same; None before a save
+        self._drifted: set[Name] | None = None  # what is trained and differs; None before a save
 
-    def gather(self, found: StatefulObjects, tensors: Tensors, values: dict[str, Any]) -> Snapshot:
-        """What all ranks have, on rank 0; on the others it is not whole. Collective.
+    def gather(
+        self, found: StatefulObjects, tensors: Tensors, values: dict[str, Any]
+    ) -> GatheredState:
+        """Returns what all ranks have, on rank 0; on the others it is not whole. Collective.
 
         Raises:
             RuntimeError: A rank has an accumulator that another one lacks; with shares, too, if
-                anything is another one than on rank 0.
+                anything differs from rank 0's.
         """
         here = _flat(tensors)
-        local_values: list[dict[str, Any]] = [{}]
+        of_ranks: list[dict[str, Any]] = [{}]
         if world.world_size() > 1:
-            here, local_values = self._of_all_ranks(here, values, found)
+            here, of_ranks = self._of_all_ranks(here, values, found)
         in_order = dict(sorted(here.items()))  # whoever had them
-        return Snapshot(_nested(in_order), values, local_values, _trained(here, found))
+        return GatheredState(_nested(in_order), values, of_ranks, _trained(here, found))
 
     def _of_all_ranks(
         self, here: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[Arrays, list[dict[str, Any]]]:
-        """The arrays of all ranks, and the values that each has otherwise than rank 0.
+        """Returns the arrays of all ranks, and the values that each has otherwise than rank 0.
 
         With shares no byte depends on the number of ranks.
         """
         rank = world.rank()
-        of_pieces, sharded = found.pieces(), found.sharded()
-        of_shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(_OF_SHARES)}
-        pieces = {name for name in here if found.owner(*name) in of_pieces}
-        first = _first_had(here.keys() - pieces, found) | of_shares
-        apart = pieces | of_shares
-        common = {n: a for n, a in here.items() if n not in apart and n[0] not in sharded}
-        same = set() if self._has_shares else _trained(common, found)
-        different, otherwise = self._different(common, same, values)
-        local_values = world.gather_objects(otherwise)
+        piece_names = found.pieces()
+        sharded = found.sharded()
+        shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(f"{SHARES}.")}
+        pieces = {name for name in here if found.owner(*name) in piece_names}
+        sent_once = _first_had(here.keys() - pieces, found) | shares
+        compared = here.keys() - pieces - shares - {n for n in here if n[0] in sharded}
+        different, values_here = self._different({n: here[n] for n in compared}, values, found)
+        of_ranks = world.gather_objects(values_here)
         if self._has_shares:
-            for of_rank in local_values:
+            for of_rank in of_ranks:
                 values[SHARES] |= of_rank.pop(SHARES)
-            _refuse_different(different, local_values, found)
-            local_values = [{}]
-        alone = pieces | different
-        local = {(f"{LOCAL}{rank}", "/".join(n)): a for n, a in here.items() if n in alone}
-        sent = local | {name: here[name] for name in first} if rank else {}
-        arrays = local | {n: a for n, a in here.items() if n not in pieces}
-        return arrays | self._send(sent), local_values
+            _refuse_different(different, of_ranks, found)
+            of_ranks = [{}]
+        apart = pieces | different
+        of_rank_only = {(f"{OF_RANK}{rank}", "/".join(n)): a for n, a in here.items() if n in apart}
+        if rank == 0:
+            common = {name: array for name, array in here.items() if name not in pieces}
+            return of_rank_only | common | self._send({}), of_ranks
+        return self._send(of_rank_only | {name: here[name] for name in sent_once}), of_ranks
 
     def _send(self, arrays: Arrays) -> Arrays:
         """Brings arrays of all ranks to rank 0, where they are returned; by other names on each."""
@@ -103,19 +129,20 @@ class Gatherer:
         return received
 
     def _different(
-        self, common: Arrays, same: set[Name], values: dict[str, Any]
+        self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[set[Name], dict[str, Any]]:
-        """What this rank has otherwise than rank 0; of the `same` only what has drifted."""
-        skipped = set() if self._drifted is None else same - self._drifted
+        """Returns what this rank has otherwise than rank 0; of what is trained what has drifted."""
+        trained = set() if self._has_shares else _trained(compared, found)
+        skipped = set() if self._drifted is None else trained - self._drifted
         sums = {
-            name: (str(array), zlib.crc32(array.data))  # type: ignore[arg-type]
-            for name, array in common.items()
+            name: (str(array), checksum_of([array.data]))
+            for name, array in compared.items()
             if name not in skipped
         }
         sums_of_zero, values_of_zero = world.broadcast_object((sums, values))
         different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
         if self._drifted is None:
-            self._drifted = same & set().union(*world.gather_objects(different))
+            self._drifted = trained & set().union(*world.gather_objects(different))
             for file, key in sorted(self._drifted)[:1]:
                 self._logger.warning(
                     f"{file}.{key} differs between the ranks: each trains a model of its own. Put "
@@ -153,7 +180,7 @@ def _refuse_different(
 
 
 def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
-    """The accumulators of sharded optimizers that no rank before this one has."""
+    """Returns the accumulators of sharded optimizers that no rank before this one has."""
     of_ranks = world.gather_objects({name for name in names if name[0] in found.optimizers})
     sharded = found.sharded()
     for of_rank in of_ranks:
@@ -169,7 +196,7 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
 
 
 def _trained(names: Iterable[Name], found: StatefulObjects) -> set[Name]:
-    """Those of what is trained and its accumulators; running statistics are only parameters."""
+    """Returns the names of what is trained, and of its accumulators; no running statistics."""
     layers = {name: layer.named_parameters() for name, layer in found.layers.items()}
     files = {**layers, PARAMETERS: found.parameters.items()}
     named = [(file, key, p) for file, parameters in files.items() for key, p in parameters]
@@ -206,7 +233,7 @@ def open_checkpoint(path: Path) -> Opened:
     assert read_there is not None
     manifest, state, outline = read_there
     arrays: Arrays = {}
-    with contextlib.suppress(storage.CheckpointError):
+    with contextlib.suppress(CheckpointError):
         if world.rank() == 0 or storage.verify(path) == manifest:
             arrays = _arrays_in(path)
     world.wait_for_all("reading the checkpoint")
@@ -215,23 +242,25 @@ def open_checkpoint(path: Path) -> Opened:
 
 
 def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors, list[str]]:
-    """What this rank needs of what `num_ranks` have saved, and a line for what nobody can take.
+    """Returns what this rank needs of what `num_ranks` have saved, and what nobody can take.
 
     With another number of ranks all have what rank 0 had, and pieces cannot be taken. Collective.
     """
-    rank, sharded, problems = world.rank(), found.sharded(), []
+    rank = world.rank()
+    sharded = found.sharded()
+    problems = []
     places = {  # where a tensor stands, by its name here
         (file, key): (file, key)
         for file, key in saved.outline
-        if not file.startswith(LOCAL)
+        if not file.startswith(OF_RANK)
         if file not in sharded or found.owner(file, key) in sharded[file]
     }
     if num_ranks == world.world_size():
-        places |= {_origin(name): name for name in saved.outline if name[0] == f"{LOCAL}{rank}"}
+        places |= {_origin(name): name for name in saved.outline if name[0] == f"{OF_RANK}{rank}"}
     else:
         problems = [
             f"{file}: {key!r} is in pieces; expected {num_ranks} ranks that have one each."
-            for file, key in (_origin(name) for name in saved.outline if name[0] == f"{LOCAL}0")
+            for file, key in (_origin(name) for name in saved.outline if name[0] == f"{OF_RANK}0")
         ]
     arrays = saved.arrays
     if not saved.is_seen:
@@ -243,7 +272,7 @@ def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors
 
 
 def as_on_rank_zero(tensors: Tensors) -> Tensors:
-    """The arrays that rank 0 has, on every rank. They are sent if a rank has others; collective."""
+    """Returns rank 0's arrays, on every rank. They are sent if a rank has others; collective."""
     if world.world_size() == 1:
         return tensors
     here = _flat(tensors)
@@ -278,7 +307,7 @@ def _broadcast(source: int, outline: Outline, arrays: Arrays) -> None:
 
 
 def _chunks(outline: Outline) -> Iterator[list[tuple[Name, slice]]]:
-    """What is sent at a time: parts of arrays, small ones together."""
+    """Yields what is sent at a time: parts of arrays, small ones together."""
     chunk: list[tuple[Name, slice]] = []
     room = _CHUNK
     for name, (_, _, size) in outline.items():
@@ -297,9 +326,9 @@ def _chunks(outline: Outline) -> Iterator[list[tuple[Name, slice]]]:
 
 
 def _origin(name: Name) -> Name:
-    """File and key under which a rank itself has it."""
+    """Returns file and key under which a rank itself has it."""
     file, _, key = name[1].partition("/")
-    return (file, key) if name[0].startswith(LOCAL) else name
+    return (file, key) if name[0].startswith(OF_RANK) else name
 
 
 def _arrays_in(path: Path) -> Arrays:
@@ -316,7 +345,7 @@ def _outline(arrays: Arrays) -> Outline:
 
 
 def _room(outline: Outline, buffer: SnapshotBuffer) -> Arrays:
-    """Arrays to receive into."""
+    """Returns arrays to receive into."""
     memory = buffer.room(sum(size for _, _, size in outline.values()))
     arrays: Arrays = {}
     end = 0

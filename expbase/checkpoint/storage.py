@@ -1,4 +1,4 @@
-"""Checkpoint directories that survive a kill at any moment: write, verify, list, prune.
+"""Checkpoint directories that survive a kill at any moment: write, verify, prune.
 
 A checkpoint appears complete or not at all: its files are written into a hidden directory and
 flushed to disk; manifest.json, the last of them, lists their sizes and checksums; then the
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from expbase.base.background import result_of
 from expbase.base.files import (
     checksum_of,
     flush,
@@ -32,43 +31,20 @@ from expbase.base.files import (
     remove,
     write_flushed,
 )
-from expbase.base.processes import MISTAKE
-from expbase.base.threads import result_of
+from expbase.checkpoint.layout import (
+    DAMAGES,
+    MANIFEST,
+    CheckpointError,
+    iteration_of,
+    listed,
+    name_of,
+)
 
-FOLDER = "checkpoints"  # of a run
-MANIFEST = "manifest.json"
 MOST_BYTES = 1 << 26  # of a manifest, or an index
-_MOST_DIGITS = 300
-# What is raised at a value that is not what it should be.
-DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
-_NAME = re.compile(r"step-(\d{8,})$")
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, or is damaged, or does not fit."""
-
-    exit_code = MISTAKE
 
 
 class UnreadableError(CheckpointError):
     """The system refuses to read one, which is no damage: it is left where it is."""
-
-
-def name_of(iteration: int) -> str:
-    """The directory name of an iteration's checkpoint."""
-    return f"step-{iteration:08d}"
-
-
-def iteration_of(path: Path) -> int | None:
-    """The iteration in a checkpoint directory's name; None for another name."""
-    match = _NAME.match(path.name)
-    return int(match[1]) if match else None
-
-
-def listed(directory: Path) -> list[Path]:
-    """The checkpoints of a directory by their names, oldest first. They may be damaged."""
-    found = [path for path in directory.glob("step-*") if iteration_of(path) is not None]
-    return sorted(found, key=lambda path: iteration_of(path) or 0)
 
 
 def write(
@@ -103,7 +79,7 @@ def write(
             raise
         raise CheckpointError(
             f"{target}: cannot be written: {error.strerror or error}. Earlier checkpoints are "
-            "intact. Make room or correct the permissions, and run the same command again."
+            "intact. Make room or correct the permissions."
         ) from error
 
 
@@ -140,7 +116,7 @@ def _verify_file(file: Path, entry: Mapping[str, int]) -> None:
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Whatever is wrong with a file that is read in the block becomes one error that names it."""
+    """Turns whatever is wrong with a file read in the block into one error that names it."""
     try:
         yield
     except OSError as error:
@@ -153,13 +129,13 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The bytes of each file but the manifest, mapped into memory; they are not verified."""
+    """Maps the bytes of each file but the manifest into memory; they are not verified."""
     names = read_manifest(path)["files"]
     return {name: mapped(path / name) for name in names}
 
 
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
-    """The newest checkpoint that verifies, in a directory that no other process writes to.
+    """Returns the newest checkpoint that verifies, in a directory that no other process writes to.
 
     Damaged newer ones are moved aside; `say` is called with what was wrong with each. What a killed
     process left half written or half deleted is deleted.
@@ -177,7 +153,7 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
         damaged.rename(aside)
         say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
 
-    path = _newest(directory, move_aside)
+    path = newest_verified(directory, move_aside)
     left = sorted(file.name for file in directory.glob("damaged-*"))
     if path is None and left:
         raise CheckpointError(
@@ -187,7 +163,14 @@ def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
     return path
 
 
-def _newest(directory: Path, reject: Callable[[Path, CheckpointError], object]) -> Path | None:
+def newest_verified(
+    directory: Path, reject: Callable[[Path, CheckpointError], object] = lambda path, error: None
+) -> Path | None:
+    """Returns the newest checkpoint that verifies; `reject` is called with each damaged newer one.
+
+    Raises:
+        UnreadableError: The system refuses to read one.
+    """
     for path in reversed(listed(directory)):
         try:
             verify(path)
@@ -197,36 +180,6 @@ def _newest(directory: Path, reject: Callable[[Path, CheckpointError], object]) 
         except CheckpointError as error:
             reject(path, error)
     return None
-
-
-def find(path: Path) -> Path:
-    """The checkpoint at a path, or the newest intact one of a run; nothing there is changed.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    if (path / MANIFEST).exists():
-        verify(path)
-        return path
-    for directory in (path, path / FOLDER):
-        if newest := _newest(directory, lambda *_: None):
-            return newest
-    raise CheckpointError(
-        f"{path}: no intact checkpoint there; expected a directory like "
-        f"{FOLDER}/{name_of(400)}, or the output directory of a run. {of_parakeet(path)}".rstrip()
-    )
-
-
-def of_parakeet(path: Path) -> str:
-    """The way to go on from what Parakeet has saved at a path; "" if there is nothing of it."""
-    patterns = (f"{path.name}.pdparams", f"{path.name}/step-*", f"{path.name}/{FOLDER}/step-*")
-    files = [file for pattern in patterns for file in path.parent.glob(pattern)]
-    if not any(file.suffix == ".pdparams" for file in files):
-        return ""
-    return (
-        "It holds a run of Parakeet. To start from its weights, in a new --output: "
-        "--init_model_path FILE.pdparams. To go on at its iteration: docs/moving/parakeet.md."
-    )
 
 
 def prune(
@@ -250,18 +203,18 @@ def prune(
 
 def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:
     content = {"format": 1, "iteration": iteration, "files": files, "info": info}
-    checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    checksum = checksum_of([json.dumps(content, sort_keys=True).encode()])
     return (json.dumps(content | {"crc32": checksum}, sort_keys=True, indent=1) + "\n").encode()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, whose files are not looked at."""
+    """Reads the manifest of a checkpoint, whose files are not looked at."""
     file = path / MANIFEST
     with reading(file):
         if not file.is_file():
             raise CheckpointError(f"{file}: there is no such file.")
         raw = read_bytes(file, MOST_BYTES)
-        manifest: dict[str, Any] = json.loads(raw, parse_int=_whole_number)
+        manifest: dict[str, Any] = json.loads(raw)
         # The manifest has no checksum outside itself. Instead it is written again from what was
         # read, and must be the same to the byte: so no flipped bit is overlooked.
         same = raw == _manifest_bytes(manifest["iteration"], manifest["files"], manifest["info"])
@@ -269,9 +222,3 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not same or elsewhere:
         raise CheckpointError(f"{file}: its content has changed since it was written.")
     return manifest
-
-
-def _whole_number(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:  # thousands take long
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)

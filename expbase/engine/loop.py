@@ -136,6 +136,10 @@ class Loop:
         """Returns what a checkpoint holds of it; the rest belongs to one start."""
         return {name: getattr(self, name) for name in _SAVED}
 
+    def problems(self, state: Any) -> list[str]:
+        """Returns none."""
+        return []
+
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
         for name in _SAVED:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.processes import MISTAKE, STOPPED
-from expbase.engine.machines import newest_iteration
+from expbase.checkpoint.layout import newest_iteration
 from expbase.engine.run_dir import RunDirectory
 from expbase.ranks import launch
 

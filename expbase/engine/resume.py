@@ -1,7 +1,4 @@
-"""How a start finds a checkpoint of its run and goes on from it, or looks at one.
-
-What a checkpoint holds is in `contents`, in the order of restoring.
-"""
+"""How a start finds a checkpoint of its run and goes on from it, or looks at one."""
 
 from __future__ import annotations
 
@@ -9,66 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint import storage
-from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES, choose, find_named
-from expbase.checkpoint.contents import Environment, Gradients, OwnStates
+from expbase.checkpoint import layout
+from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
+from expbase.checkpoint.find import choose, find_named
 from expbase.engine import checks
 from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import world
-from expbase.record import provenance, sources
-from expbase.record.ledger import LEDGER, flat
+from expbase.record import provenance
+from expbase.record.ledger import LEDGER
 from expbase.record.metrics import json_value
-from expbase.state.objects import named_parameters
-
-
-def contents(run: Run) -> dict[str, Any]:
-    """Returns what a checkpoint holds, in the order of restoring."""
-    found = run.state.saved()
-    return {
-        "objects": found,
-        "shares": run.update.shares,
-        "loop": run.loop,
-        **_data_and_values(run),
-        "gradients": Gradients(named_parameters(found)),
-        "log": run.report.metrics.meter,
-        "listeners": run.events,
-        "environment": Environment(),
-        "own": OwnStates(run.events.fire),
-    }
-
-
-def _data_and_values(run: Run) -> dict[str, Any]:
-    """Orders two entries: a sampler is restored before it is asked; replaying changes a stream."""
-    entries = {"values": run.state.values, "data": run.data}
-    is_stream = run.data.adapter.num_samples is None
-    return dict(reversed(entries.items())) if is_stream else entries
 
 
 def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
-
-    @world.rank_zero_only
-    def on_checkpoint_written(path: Path) -> None:
-        run.events.fire("on_checkpoint_written", path)
-
-    checkpointer.contents = lambda: contents(run)
-    checkpointer.on_written = on_checkpoint_written
-    # Of the files now, which are loaded: one may be edited while they run.
-    checkpointer.sources = sources.checksums(type(run.experiment))
-    checkpointer.facts = {"config": flat(run.start.config), "versions": provenance.versions()}
     run.close_at_end(checkpointer.close)
-    output = run.start.output_dir
-    if run.start.read_only:  # an error comes before the data is read
-        which = run.start.options.inspected or ""
-        world.on_rank_zero(lambda: choose(output, which), "the checkpoint")
+    checkpointer.find(run.start.options.inspected)  # an error comes before the data is read
+    if run.start.read_only:
         return
-    checkpointer.resumable = checkpointer.newest()
     if run.start.parallel:
-        from expbase.engine import machines  # here: one process has no other machine
-
-        machines.compare(run.directory.path)
         code = {"versions": provenance.versions(), **checkpointer.sources}
         if difference := checks.first_difference(world.gather_objects(code)):
             run.start.warn(f"not all ranks run the same code: {difference}")
@@ -77,7 +34,7 @@ def find(run: Run) -> None:
             f"CONTINUING the run in {run.start.output} from {checkpointer.resumable.name} "
             "(--fresh starts over and keeps the old run)"
         )
-    elif (output / LEDGER).exists():
+    elif (run.start.output_dir / LEDGER).exists():
         run.start.logger.info("the run in %s has no checkpoint: it begins anew", run.start.output)
 
 
@@ -186,7 +143,7 @@ def inspect(run: Run) -> None:
             results = experiment.evaluate(experiment.test_loader)
             found = {name: json_value(value) for name, value in results.items()} | found
         else:
-            name = storage.name_of(run.loop.iteration)
+            name = layout.name_of(run.loop.iteration)
             path = Path(run.start.output) / "export" / name / "model"
             experiment.export(path)
             found["exported"] = str(path)

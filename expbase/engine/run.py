@@ -17,12 +17,14 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
 from expbase.base.processes import exit_code_of, refuse_early_success, remove_left_files
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
+from expbase.checkpoint.contents import Entry, in_order
 from expbase.config import check_training, flatten
 from expbase.data.fetching import explain_dead_worker
 from expbase.data.loaders import Shard, adapt_loader, num_samples
@@ -39,7 +41,7 @@ from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import hang, world
-from expbase.record import card, logs, provenance
+from expbase.record import card, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
@@ -70,7 +72,7 @@ class Run:
         self.data = TrainIterator()
         # What is on the disk. Nothing is opened before its first piece is written.
         self.directory = RunDirectory(folder)
-        self.checkpointer = Checkpointer(folder / storage.FOLDER, training, start.logger)
+        self.checkpointer = self._make_checkpointer()
         file = MetricsFile(folder / METRICS if start.writes else None)
         metrics = MetricLog(start.logger, file, lambda: experiment.visualizer)
         self.report = Report(start, metrics, self.stopwatch, self.data, self.checkpointer)
@@ -93,6 +95,39 @@ class Run:
             report=self.report,
             checkpointer=self.checkpointer,
             stop=self.stop,
+        )
+
+    def _make_checkpointer(self) -> Checkpointer:
+        start = self.start
+
+        @world.rank_zero_only
+        def on_checkpoint_written(path: Path) -> None:
+            self.events.fire("on_checkpoint_written", path)
+
+        return Checkpointer(
+            start.output_dir / layout.FOLDER,
+            start.training,
+            start.logger,
+            contents=self._contents,
+            inventory=lambda: self.state.values.inventory,
+            on_written=on_checkpoint_written,
+            # Of the files now, which are loaded: one may be edited while they run.
+            sources=sources.checksums(type(self.experiment)),
+            facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
+        )
+
+    def _contents(self) -> dict[str, Entry]:
+        """Returns what a checkpoint holds, in the order of restoring."""
+        return in_order(
+            objects=self.state.saved(),
+            shares=self.update.shares,
+            loop=self.loop,
+            values=self.state.values,
+            data=self.data,
+            is_stream=self.data.adapter.num_samples is None,
+            log=self.report.metrics.meter,
+            listeners=self.events,
+            fire=self.events.fire,
         )
 
     def _stop_requests(self) -> StopRequests:

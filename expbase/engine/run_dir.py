@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import regular, write_single_file
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 from expbase.config import (
     ConfigError,
     differences,
@@ -128,7 +128,7 @@ class RunDirectory:
                         f"holds {entry.name}, which is a link, a directory, a pipe or a device; "
                         "expected a file. Move it away."
                     )
-                if entry.name == storage.FOLDER and not entry.is_dir():
+                if entry.name == layout.FOLDER and not entry.is_dir():
                     raise self._error(f"holds {entry.name}, no directory; expected one.")
 
     def is_open_to_others(self) -> bool:
@@ -157,8 +157,6 @@ class RunDirectory:
             self.release()  # only now: nobody else gets in between
             self.make()
             self.lock(rank=0)
-        if hint := "" if self.is_begun() else storage.of_parakeet(self.path):
-            raise self._error(f"cannot be continued here. {hint}")
         changed = {k: v for k, v in self.changed_keys(config).items() if k not in MAY_CHANGE}
         if changed and not force:
             lines = "".join(f"\n  {k}: {a!r} there, {b!r} now" for k, (a, b) in changed.items())
@@ -193,7 +191,7 @@ class RunDirectory:
         """
         metrics = self.path / METRICS
         has_line = metrics.exists() and metrics.stat().st_size > 0
-        has_checkpoint = bool(storage.listed(self.path / storage.FOLDER))
+        has_checkpoint = bool(layout.listed(self.path / layout.FOLDER))
         return self._config.exists() and (has_line or has_checkpoint)
 
     def dump(self, config: Mapping[str, Any]) -> None:

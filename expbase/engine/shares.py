@@ -170,6 +170,10 @@ class ShareStates:
             for number, kept in self._kept.items()
         }
 
+    def problems(self, state: Any) -> list[str]:
+        """Returns none."""
+        return []
+
     def load_state_dict(self, state: Mapping[str, ShareState]) -> list[str]:
         """Takes what the shares of this rank had; returns why continuing is not exact."""
         for number in self.numbers:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import write_single_file
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
 from expbase.command_line import Paragraphs
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
@@ -242,7 +242,7 @@ def _checkpoints_in(source: Path, which: str) -> list[str]:
         return [""]
     if which != "all":
         return [which]
-    found = [storage.iteration_of(p) for p in storage.listed(source / storage.FOLDER)]
+    found = [layout.iteration_of(p) for p in layout.listed(source / layout.FOLDER)]
     return [str(iteration) for iteration in found] or ["last"]  # a checkpoint itself, or an error
 
 

@@ -92,6 +92,10 @@ class Meter:
         """What was added since the last line, by name."""
         return {name: [one.count, one.total, one.bad] for name, one in self._read().items()}
 
+    def problems(self, state: Any) -> list[str]:
+        """Returns none."""
+        return []
+
     def load_state_dict(self, state: Mapping[str, list[Any]]) -> list[str]:
         """Restores what `state_dict` returned; always exact."""
         self._sums = {name: _Sum(*values) for name, values in state.items()}

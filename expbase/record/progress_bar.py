@@ -35,7 +35,6 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
 
     A narrow terminal cuts off its end, the description.
     """
-    rest = Column(overflow="crop", no_wrap=True, ratio=1)
     progress = Progress(
         TextColumn("train"),
         MofNCompleteColumn(),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.layout import CheckpointError
 from expbase.command_line import Paragraphs
 
 

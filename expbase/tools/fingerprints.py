@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import checksum_of, write_single_file
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 from expbase.config import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
@@ -121,7 +121,7 @@ class Verified(ExperimentBase):
         return super().on_save_checkpoint()
 
     def _die_in_save(self, iteration: int) -> None:
-        path = self.checkpoint_dir / storage.name_of(iteration)
+        path = self.checkpoint_dir / layout.name_of(iteration)
         while not path.exists() and not [*path.parent.glob(f".writing-{path.name}")]:
             time.sleep(0)
         self._die()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint import pdparams
-from expbase.checkpoint.weights import WeightsError
+from expbase.checkpoint.model_files import WeightsError
 
 
 def read_pdopt(path: str | Path, layer: Any) -> dict[str, Any]:

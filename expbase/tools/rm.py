@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint.storage import FOLDER
+from expbase.checkpoint.layout import FOLDER
 from expbase.engine.run_dir import LOCK
 from expbase.tools import add_tool
 from expbase.tools.ls import print_table

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import regular
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
 from expbase.engine.run_dir import CONFIG, LOCK
@@ -107,7 +107,7 @@ def read_run(path: Path, name: str) -> Run:
     for read in (_read_progress, _read_ledger, _read_config):
         try:
             read(run, path)
-        except (OSError, *storage.DAMAGES) as error:
+        except (OSError, *layout.DAMAGES) as error:
             # One line; the path of the run is in its row already.
             run.note = run.note or " ".join(str(error).replace(f"{path}/", "").split())
     if _is_locked(path / _LOCK):
@@ -123,8 +123,8 @@ def _read_progress(run: Run, path: Path) -> None:
     for line in metric_lines(path, last=1 << 16):
         run.iteration = line["iteration"]
         run.loss = line.get("train/loss", run.loss)
-    if saved := storage.listed(path / storage.FOLDER):
-        run.iteration = max(run.iteration, storage.iteration_of(saved[-1]) or 0)
+    if saved := layout.listed(path / layout.FOLDER):
+        run.iteration = max(run.iteration, layout.iteration_of(saved[-1]) or 0)
         with contextlib.suppress(Exception):  # a damaged file may hold anything
             run.best_iteration, run.best = best_of(path)[0]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 from expbase.config import differences
 from expbase.engine.run_dir import CONFIG
 from expbase.record.ledger import LEDGER
@@ -31,11 +31,11 @@ def add_parser(tools: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
-    if not path.exists() and (path.parent / storage.FOLDER).is_dir():
-        from expbase.checkpoint.checkpointer import find_named  # here: it imports paddle
+    if not path.exists() and (path.parent / layout.FOLDER).is_dir():
+        from expbase.checkpoint.find import find_named  # here: it imports paddle
 
         path = find_named(path)
-    if (path / storage.MANIFEST).exists():
+    if (path / layout.MANIFEST).exists():
         for line in of_checkpoint(path):
             print(printable(line))
         return 0
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
 def of_checkpoint(path: Path) -> list[str]:
     """What a checkpoint says of itself, wherever it is; a CheckpointError if it is damaged."""
     manifest = storage.verify(path)
-    with storage.reading(path / storage.MANIFEST):
+    with storage.reading(path / layout.MANIFEST):
         info = manifest["info"]
         facts = {"iteration": manifest["iteration"], "versions": info.get("versions")}
         facts |= {f"config.{key}": value for key, value in info.get("config", {}).items()}
@@ -58,7 +58,7 @@ def of_checkpoint(path: Path) -> list[str]:
 
 def describe(path: Path, run: Run) -> Iterator[str]:
     """What is known of a run, line by line."""
-    saved = storage.listed(path / storage.FOLDER)
+    saved = layout.listed(path / layout.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     newest = f", the newest {saved[-1].name}" if saved else ""
     yield str(path)
@@ -74,7 +74,7 @@ def describe(path: Path, run: Run) -> Iterator[str]:
         try:
             lines = [f"{title}: {_span(session, is_running)}", *_how(session, before)]
             before = _facts(session) or before
-        except (OSError, *storage.DAMAGES) as error:
+        except (OSError, *layout.DAMAGES) as error:
             lines = [f"{title}: its record in {LEDGER} is damaged: {error!r:.80}"]
         yield from lines
 

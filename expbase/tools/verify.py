@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
+from expbase.checkpoint.find import find
 from expbase.checkpoint.layout import STATE_FILE
 from expbase.cli import count
 from expbase.config import differences, load_yaml
@@ -199,7 +200,7 @@ class Side:
                 hint = " With --iterations N training.max_iteration is N, whatever `--` says."
             name = self.directory.name
             raise ValueError(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
-        if not storage.listed(self.directory / storage.FOLDER):
+        if not layout.listed(self.directory / layout.FOLDER):
             raise ValueError(
                 f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
                 "that makes one experiment, in its own process, with --output as its directory."
@@ -235,7 +236,7 @@ class Side:
 
     def files(self) -> dict[str, str]:
         """The checksum of each file of tensors in the last checkpoint."""
-        found = storage.read(storage.find(self.directory))
+        found = storage.read(find(self.directory))
         del found[STATE_FILE]
         return {
             name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}"
@@ -244,7 +245,7 @@ class Side:
 
     def values(self) -> dict[str, Any]:
         """All values of the last checkpoint's state.json, by the name of their section."""
-        text = (storage.find(self.directory) / STATE_FILE).read_bytes()
+        text = (find(self.directory) / STATE_FILE).read_bytes()
         state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
         return {**state, **state.pop("values")}
 

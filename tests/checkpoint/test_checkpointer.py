@@ -14,9 +14,9 @@ import paddle
 import pytest
 from tiny import Tiny, make, run_of, same_bits, trained
 
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import Checkpointer
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.layout import CheckpointError
 
 
 class Rich(Tiny):
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_
 
 def rewrite(run: Path, change: Any) -> None:
     """Writes the checkpoint again, intact, with another state.json."""
-    path = storage.listed(run / "checkpoints")[-1]
+    path = layout.listed(run / "checkpoints")[-1]
     files = {name: data.tobytes() for name, data in storage.read(path).items()}
     state = json.loads(files["state.json"])
     change(state)
@@ -338,10 +338,23 @@ def test_an_empty_state_and_a_size_without_end_are_damage(tmp_path: Path) -> Non
 def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) -> None:
     """Rank 0 alone has written it."""
     run = run_of(trained(Tiny, tmp_path / "run", max_iteration=4))
-    of_rank_1 = Checkpointer(tmp_path / "run/checkpoints", run.start.training, run.start.logger)
+
+    def checkpointer(folder: str) -> Checkpointer:
+        return Checkpointer(
+            tmp_path / folder / "checkpoints",
+            run.start.training,
+            run.start.logger,
+            contents=dict,
+            inventory=str,
+            on_written=print,
+            sources={},
+            facts=dict,
+        )
+
+    of_rank_1 = checkpointer("run")
     of_rank_1._rank = 1
     assert of_rank_1.newest_name == run.checkpointer.newest_name == "step-00000004"
-    elsewhere = Checkpointer(tmp_path / "other/checkpoints", run.start.training, run.start.logger)
+    elsewhere = checkpointer("other")
     assert elsewhere.newest_name == "none yet"
     elsewhere._rank = 1
     assert elsewhere.newest_name == "rank 0's newest"

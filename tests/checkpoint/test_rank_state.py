@@ -21,9 +21,9 @@ import pytest
 from tiny import TESTS, Tiny, make, run_script, same_bits
 
 from expbase.base.arrays import Array
-from expbase.checkpoint import rank_state, storage, weights
-from expbase.checkpoint.layout import FORMAT, Snapshot
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint import model_files, rank_state, storage
+from expbase.checkpoint.layout import FORMAT, CheckpointError
+from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import world
 from expbase.state.objects import StatefulObjects, find
 
@@ -45,7 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def keys(path: Path) -> set[str]:
     """What a file of tensors holds."""
-    return {*weights.read_weights(path)[""]}
+    return {*model_files.read_weights(path)[""]}
 
 
 def test_a_sharded_run_continues_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_what_is_local_stands_for_its_rank_and_all_else_once(whole: Path) -> Non
 
 
 def test_a_model_in_pieces_is_not_taken_for_a_whole_one(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(weights.WeightsError, match="'expert/weight' is in pieces, one for each"):
-        weights.read_weights(whole / END)
+    with pytest.raises(model_files.WeightsError, match="'expert/weight' is in pieces, one"):
+        model_files.read_weights(whole / END)
     sys.path.insert(0, str(TESTS / "proofs"))
     from parts import Parts
 
@@ -245,7 +245,7 @@ def test_what_differs_comes_to_rank_zero_in_chunks_and_what_is_the_same_does_not
         "@local_2: model/mean": [2] * 5, "@local_2: model/n": [1],
     }  # fmt: skip
     assert zero.values == {"own": {"same": 1, "rank": 0}}
-    assert zero.local == [{"own": {}}, {"own": {"rank": 1}}, {"own": {"rank": 2}}]
+    assert zero.of_ranks == [{"own": {}}, {"own": {"rank": 1}}, {"own": {"rank": 2}}]
 
 
 def test_what_should_be_the_same_is_compared_once_and_then_only_what_was_not(
@@ -331,7 +331,7 @@ def test_a_rank_that_does_not_see_the_checkpoint_is_sent_its_part_alone(
     tensors = {"model": {"weight": array(7, 8)}, "optimizer": {WEIGHT: array(1), BIAS: array(2)}}
     tensors |= {f"@local_{rank}": {"model/mean": array(*[rank] * 4)} for rank in (1, 2)}
     tensors["model"]["mean"] = array(0, 0, 0, 0)
-    path = storage.write(tmp_path, 4, Snapshot(tensors, {}, [{}] * 3, set()).files())
+    path = storage.write(tmp_path, 4, GatheredState(tensors, {}, [{}] * 3, set()).files())
     found = objects_of()  # which updates the weight alone
     made, room = [], rank_state._room
     monkeypatch.setattr(
@@ -387,13 +387,16 @@ def test_files_of_weights_are_not_made_of_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = objects_of(piece=True).layers["model"]
-    weights.write_weights(tmp_path / "one.safetensors", layer)  # one process has all of it
+    model_files.write_weights(tmp_path / "one.safetensors", layer)  # one process has all of it
     monkeypatch.setattr(world, "world_size", lambda: 2)
-    with pytest.raises(weights.WeightsError, match="'weight' is in pieces, one on each rank"):
-        weights.write_weights(tmp_path / "two.safetensors", layer)
-    with pytest.raises(weights.WeightsError, match="is in pieces"):
-        weights.load(
-            weights.read_weights(tmp_path / "one.safetensors"), {"model": layer}, None, partial=True
+    with pytest.raises(model_files.WeightsError, match="'weight' is in pieces, one on each rank"):
+        model_files.write_weights(tmp_path / "two.safetensors", layer)
+    with pytest.raises(model_files.WeightsError, match="is in pieces"):
+        model_files.set_weights(
+            model_files.read_weights(tmp_path / "one.safetensors"),
+            {"model": layer},
+            None,
+            partial=True,
         )
 
 

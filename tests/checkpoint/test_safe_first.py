@@ -17,7 +17,7 @@ from test_loop import ByEpochs
 from tiny import Notes, Tiny, curve, metrics, run_script, same_bits, trained
 
 from expbase import Config, on
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 from expbase.record.meter import NonFiniteError
 
 
@@ -103,7 +103,7 @@ def validations(run: Path) -> list[dict[str, Any]]:
 
 def same_run(one: Path, other: Path) -> None:
     """Asserts that two runs ended with the same bits, curves, scores and checkpoints."""
-    kept, others = storage.listed(one / "checkpoints"), storage.listed(other / "checkpoints")
+    kept, others = layout.listed(one / "checkpoints"), layout.listed(other / "checkpoints")
     assert [path.name for path in kept] == [path.name for path in others]
     for ours, theirs in zip(kept, others, strict=True):
         same_bits(ours, theirs)
@@ -134,9 +134,9 @@ def test_what_fails_after_the_checkpoint_is_done_again_to_the_same_bits(
     breaking = type("Eventful", (Eventful,), {"breaks_at": place})
     with pytest.raises(Broken):
         trained(breaking, tmp_path / "run", **OPTIONS)
-    newest = storage.listed(tmp_path / "run/checkpoints")[-1]
+    newest = layout.listed(tmp_path / "run/checkpoints")[-1]
     # Where no checkpoint was due, a validation that fails makes one.
-    assert storage.iteration_of(newest) == (8 if place == ("epoch", 10) else place[1])
+    assert layout.iteration_of(newest) == (8 if place == ("epoch", 10) else place[1])
     trained(breaking, tmp_path / "run", **OPTIONS)
     same_run(straight, tmp_path / "run")
 
@@ -150,8 +150,8 @@ def test_a_stop_leaves_the_validation_and_the_next_start_makes_it(
         trained(breaking, tmp_path / "run", **OPTIONS)
     assert stop.value.code == 143
     # Also where no checkpoint was due: the one of the stop stands before the validation.
-    newest = storage.listed(tmp_path / "run/checkpoints")[-1]
-    assert storage.iteration_of(newest) == place[1]
+    newest = layout.listed(tmp_path / "run/checkpoints")[-1]
+    assert layout.iteration_of(newest) == place[1]
     assert place[1] not in curve(tmp_path / "run", "valid/score")
     trained(breaking, tmp_path / "run", **OPTIONS)
     same_run(straight, tmp_path / "run")
@@ -206,7 +206,7 @@ def test_a_loop_over_epochs_makes_up_for_what_follows_its_last_checkpoint(tmp_pa
 def test_a_mistyped_monitor_is_told_when_the_checkpoint_stands(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"training\.monitor"):
         trained(Tiny, tmp_path, monitor="acuracy", valid_interval=2)
-    assert storage.listed(tmp_path / "checkpoints")
+    assert layout.listed(tmp_path / "checkpoints")
 
 
 # --- several ranks ---------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def test_ranks_leave_a_validation_together(
     stopped = run_script(script, *words)
     assert stopped.returncode == 143, stopped.stderr
     assert "left the validation" in stopped.stderr
-    newest = storage.listed(tmp_path / "run/checkpoints")[-1]
-    assert storage.iteration_of(newest) == 3
+    newest = layout.listed(tmp_path / "run/checkpoints")[-1]
+    assert layout.iteration_of(newest) == 3
     assert not (tmp_path / "run/validations.jsonl").exists()
 
 
@@ -280,7 +280,7 @@ def test_a_validation_that_fails_loses_nothing_if_it_fails_on_all_ranks(
     failed = run_script(script, "--output", "run", *words)
     assert failed.returncode == 1
     assert re.search(f"RuntimeError: rank [{ranks}] fails", failed.stderr)
-    saved = [path.name for path in storage.listed(tmp_path / "run/checkpoints")]
+    saved = [path.name for path in layout.listed(tmp_path / "run/checkpoints")]
     assert saved == (["step-00000003"] if ranks == "01" else [])
     if not saved:
         return
@@ -341,7 +341,7 @@ def test_with_warn_a_run_goes_on_without_checkpoints_that_are_not_finite(tmp_pat
     assert exp.iteration == 8
     text = (tmp_path / "worker_0.log").read_text()
     assert "[8] NO CHECKPOINT: not finite: model.0.bias" in text
-    assert [p.name for p in storage.listed(tmp_path / "checkpoints")][-1] == "step-00000004"
+    assert [p.name for p in layout.listed(tmp_path / "checkpoints")][-1] == "step-00000004"
 
 
 def test_a_mask_that_is_infinite_is_no_mistake(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_mask_that_is_infinite_is_no_mistake(tmp_path: Path) -> None:
             self.model[0].register_buffer("mask", paddle.full([2], -float("inf")))
 
     trained(Masked, tmp_path, max_iteration=2)
-    assert storage.listed(tmp_path / "checkpoints")
+    assert layout.listed(tmp_path / "checkpoints")
 
 
 def test_a_score_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_without_room_training_goes_on_and_a_line_says_so(
         raise OSError(28, "No space left on device")
 
     trained(Full, tmp_path, save_interval=2, background_save=False)
-    names = [path.name for path in storage.listed(tmp_path / "checkpoints")]
+    names = [path.name for path in layout.listed(tmp_path / "checkpoints")]
     assert names == ["step-00000002", "step-00000006"]
     text = (tmp_path / "worker_0.log").read_text()
     assert "[4] NO CHECKPOINT: " in text

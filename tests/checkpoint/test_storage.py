@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from expbase.base.files import write_single_file
-from expbase.checkpoint import storage
-from expbase.checkpoint.storage import CheckpointError, UnreadableError
+from expbase.checkpoint import layout, storage
+from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.storage import UnreadableError
 
 
 def write(directory: Path, iteration: int, **files: bytes) -> Path:
@@ -246,10 +247,10 @@ def test_pruning_keeps_the_newest_every_nth_and_the_best(tmp_path: Path) -> None
     for iteration in range(1, 11):
         write(tmp_path, iteration, a=b"x")
     storage.prune(tmp_path, keep_last=2, keep_every=4, keep_best=[3])
-    left = [storage.iteration_of(path) for path in storage.listed(tmp_path)]
+    left = [layout.iteration_of(path) for path in layout.listed(tmp_path)]
     assert left == [3, 4, 8, 9, 10]
     storage.prune(tmp_path, keep_last=0)
-    assert len(storage.listed(tmp_path)) == 5
+    assert len(layout.listed(tmp_path)) == 5
 
 
 def test_a_kill_within_a_deletion_leaves_none_that_is_half_there(
@@ -266,7 +267,7 @@ def test_a_kill_within_a_deletion_leaves_none_that_is_half_there(
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             storage.prune(tmp_path, keep_last=1)
-    for path in storage.listed(tmp_path):
+    for path in layout.listed(tmp_path):
         storage.verify(path)
     storage.newest_intact(tmp_path, print)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
@@ -281,9 +282,9 @@ def test_checkpoints_are_listed_by_number_and_nothing_else_is(tmp_path: Path) ->
         ".writing-step-00000011",
     ):
         (tmp_path / name).mkdir()
-    names = [path.name for path in storage.listed(tmp_path)]
+    names = [path.name for path in layout.listed(tmp_path)]
     assert names == ["step-00000009", "step-00000010", "step-100000000"]
-    assert storage.listed(tmp_path / "missing") == []
+    assert layout.listed(tmp_path / "missing") == []
 
 
 def test_a_checksum_whose_thread_has_died_is_an_error(

@@ -12,7 +12,7 @@ import pytest
 from tiny import Tiny, make, metrics, same_bits, trained
 
 from expbase import ConfigError, ExperimentBase
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.layout import CheckpointError
 
 
 class Own(Tiny):

@@ -32,8 +32,8 @@ from expbase import (
     get_default_training_config,
     main,
 )
-from expbase.checkpoint.storage import CheckpointError
-from expbase.checkpoint.weights import WeightsError
+from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.model_files import WeightsError
 from expbase.events import EVENTS
 from expbase.extras.mixins import EarlyStopping
 from expbase.tools.parakeet import read_pdopt

@@ -20,8 +20,9 @@ from pages import code_of
 from tiny import curve, same_bits
 
 from expbase import ExperimentBase, main
-from expbase.checkpoint.storage import find, read
-from expbase.checkpoint.weights import read_weights
+from expbase.checkpoint.find import find
+from expbase.checkpoint.model_files import read_weights
+from expbase.checkpoint.storage import read
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

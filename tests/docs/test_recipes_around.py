@@ -24,7 +24,7 @@ from test_recipes import DOCS, experiment_of, module_of, run
 from tiny import TESTS, curve, metrics, run_ranks, same_bits
 
 from expbase import ExperimentBase, __main__
-from expbase.checkpoint.storage import find
+from expbase.checkpoint.find import find
 
 RECIPES = DOCS / "recipes"
 STANDINS = TESTS / "standins"

@@ -46,8 +46,8 @@ from tiny import (
 
 from expbase import main, on
 from expbase.base.background import Background
-from expbase.checkpoint.storage import CheckpointError
-from expbase.checkpoint.weights import read_weights
+from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.model_files import read_weights
 from expbase.engine.stop import StopRequests
 from expbase.extras.prediction import Prediction
 

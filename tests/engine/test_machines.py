@@ -37,7 +37,7 @@ def test_one_process_loads_no_module_for_it(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tiny import Tiny, trained\n"
         "trained(Tiny, Path(sys.argv[1]), max_iteration=2)\n"
-        "assert not {'expbase.engine.machines', 'expbase.ranks.watch'} & {*sys.modules}"
+        "assert 'expbase.ranks.watch' not in sys.modules"
     )
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "run")]
     result = forks.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)})

@@ -18,7 +18,7 @@ from tiny import Tiny, make, trained
 
 from expbase import Config, ConfigError
 from expbase.checkpoint import storage
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.layout import CheckpointError
 from expbase.engine.run_dir import MAY_CHANGE, RunDirectory
 from expbase.record.metrics import json_lines
 

@@ -18,7 +18,7 @@ from tiny import Facts, Helped, Notes, Points, Tiny, curve, run_of, same_bits, t
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase
-from expbase.engine import model_files
+from expbase.checkpoint import model_files
 from expbase.extras.mixins import (
     EarlyStopping,
     ExponentialMovingAverage,
@@ -303,7 +303,7 @@ def test_the_weights_come_back_when_something_fails_under_the_averages(
     exp = trained(Averaged, tmp_path / "run", valid_interval=0, **EMA)
     for name in ("valid", "predict_batch"):
         monkeypatch.setattr(Averaged, name, fail)
-    monkeypatch.setattr(model_files.weights, "export_model", fail)
+    monkeypatch.setattr(model_files, "export", fail)
     arguments = {"predict": [exp.valid_loader], "export": [tmp_path / "exported", []]}
     with pytest.raises(RuntimeError, match="on purpose"):
         getattr(exp, method)(*arguments.get(method, []))

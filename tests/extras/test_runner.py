@@ -20,7 +20,7 @@ from tiny import TESTS, Tiny, metrics, same_bits, trained
 
 from expbase import ConfigError
 from expbase.__main__ import main
-from expbase.checkpoint.weights import WeightsError
+from expbase.checkpoint.model_files import WeightsError
 from expbase.extras import runner
 
 TRAIN = """

@@ -31,7 +31,7 @@ from pathlib import Path
 from compare import differences, ledger, logged
 from watched import Watched
 
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 
 NET = Path(__file__).with_name("net.py")
 SHARED_MEMORY = Path("/dev/shm")
@@ -92,7 +92,7 @@ class Run:
     def __init__(self, output: Path, setup: Setup, iterations: int) -> None:
         self.output = output
         self.setup = setup
-        self.checkpoints = output / storage.FOLDER
+        self.checkpoints = output / layout.FOLDER
         self.newest = -1  # iteration of the newest checkpoint that is known to be good
         command = [
             *(sys.executable, str(NET), "--output", str(output), "--device", "cpu"),
@@ -180,11 +180,11 @@ class Run:
             if start["iteration"] != max(self.newest, 0):
                 wrong.append(f"started at {start['iteration']} with one of {self.newest}")
         intact = [-1]
-        for path in storage.listed(self.checkpoints):
+        for path in layout.listed(self.checkpoints):
             try:
                 storage.verify(path)
-                intact.append(storage.iteration_of(path) or 0)
-            except storage.CheckpointError as error:
+                intact.append(layout.iteration_of(path) or 0)
+            except layout.CheckpointError as error:
                 wrong.append(str(error))
         log = self.output / "worker_0.log"
         text = log.read_text(encoding="utf-8") if log.exists() else ""

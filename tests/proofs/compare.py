@@ -9,12 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 
 
 def last_checkpoint(output: Path) -> Path:
     """The newest one, by name."""
-    return storage.listed(output / storage.FOLDER)[-1]
+    return layout.listed(output / layout.FOLDER)[-1]
 
 
 def logged(output: Path) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def differences(output: Path, reference: Path) -> list[str]:
     if one.name != other.name:
         return [f"the last checkpoint is {one.name} and not {other.name}"]
     files = {path.name for path in (*one.iterdir(), *other.iterdir())}
-    for name in sorted(files - {storage.MANIFEST}):  # which holds the sizes of the logs
+    for name in sorted(files - {layout.MANIFEST}):  # which holds the sizes of the logs
         pair = [
             (path / name).read_bytes() if (path / name).exists() else None for path in (one, other)
         ]

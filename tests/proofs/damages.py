@@ -44,9 +44,9 @@ from tiny import Tiny, make, trained  # noqa: E402
 
 from expbase.__main__ import main as tool  # noqa: E402
 from expbase.base.files import checksum_of  # noqa: E402
-from expbase.checkpoint import storage  # noqa: E402
-from expbase.checkpoint.storage import CheckpointError  # noqa: E402
-from expbase.checkpoint.weights import WeightsError, read_weights  # noqa: E402
+from expbase.checkpoint import layout, storage  # noqa: E402
+from expbase.checkpoint.layout import CheckpointError  # noqa: E402
+from expbase.checkpoint.model_files import WeightsError, read_weights  # noqa: E402
 from expbase.config import ConfigError  # noqa: E402
 from expbase.tools import show  # noqa: E402
 
@@ -215,7 +215,7 @@ def of_checkpoint(folder: Path, good: Path, source: random.Random) -> Path:
     """A run whose only checkpoint is damaged; two of three times the manifest does not show it."""
     run = folder / "run"
     shutil.copytree(good, run)
-    (path,) = storage.listed(run / storage.FOLDER)
+    (path,) = layout.listed(run / layout.FOLDER)
     file = source.choice(sorted(path.iterdir()))
     if source.random() < 0.15:
         file.unlink()
@@ -223,10 +223,10 @@ def of_checkpoint(folder: Path, good: Path, source: random.Random) -> Path:
         source.choice((file.mkdir, lambda: os.mkfifo(file), lambda: None, *links))()
         return run
     data = file.read_bytes()
-    manifest = json.loads((path / storage.MANIFEST).read_bytes())
+    manifest = json.loads((path / layout.MANIFEST).read_bytes())
     if source.random() < 0.03:
         file.write_bytes(b"")
-    elif file.name == storage.MANIFEST:
+    elif file.name == layout.MANIFEST:
         manifest = other_json(manifest, source)
     elif file.suffix == ".json":
         file.write_bytes(text_of(other_json(json.loads(data), source), source))
@@ -301,14 +301,14 @@ def of_index(folder: Path, good: Path, source: random.Random) -> Path:
 def write_manifest(path: Path, manifest: Any, changed: str) -> None:
     """One that agrees with what is there, if it has its parts."""
     with contextlib.suppress(Exception):
-        if changed != storage.MANIFEST:
+        if changed != layout.MANIFEST:
             data = (path / changed).read_bytes()
             entry = {"size": len(data), "crc32": checksum_of([data])}
             manifest["files"][changed] = entry
         parts = manifest["iteration"], manifest["files"], manifest["info"]
-        (path / storage.MANIFEST).write_bytes(storage._manifest_bytes(*parts))
+        (path / layout.MANIFEST).write_bytes(storage._manifest_bytes(*parts))
         return
-    (path / storage.MANIFEST).write_bytes(text_of(manifest, random.Random(0)))
+    (path / layout.MANIFEST).write_bytes(text_of(manifest, random.Random(0)))
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def resume(run: Path) -> None:
 
 def look(run: Path) -> None:
     """As `python -m expbase show` does at a checkpoint."""
-    show.of_checkpoint(storage.listed(run / storage.FOLDER)[0])
+    show.of_checkpoint(layout.listed(run / layout.FOLDER)[0])
 
 
 def start(run: Path) -> None:

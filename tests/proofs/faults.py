@@ -38,7 +38,7 @@ from net import Net
 from watched import Watched
 
 from expbase import main as run_experiment
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 
 OF_A_RUN = 10  # faults; then it may finish
 GAP = 30  # iterations from one fault to the next
@@ -275,7 +275,7 @@ def prove(directory: Path, names: str, count: int, seed: int) -> list[str]:
                     wrong.append(str(error))
                 left = run.watched.seconds_until_gone(5)
                 wrong += ["a process is left"] if left > 5 else []
-            folder = output / storage.FOLDER
+            folder = output / layout.FOLDER
             wrong += [f"{p.name} is left" for p in folder.iterdir() if p.name[:5] != "step-"]
             print(f"{len(kinds)} faults ({', '.join(kinds)}): {wrong or 'healed, same bits'}",
                   flush=True)  # fmt: skip

@@ -27,7 +27,7 @@ from net import Net
 from watched import Watched
 
 from expbase import main as run_experiment
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 from expbase.checkpoint.best import FILE
 
 PLACES = ("validation", "epoch end")
@@ -109,7 +109,7 @@ class Run:
         return late + self._lost(iteration)
 
     def _lost(self, iteration: int) -> list[str]:
-        newest = storage.iteration_of(last_checkpoint(self.output)) or 0
+        newest = layout.iteration_of(last_checkpoint(self.output)) or 0
         storage.verify(last_checkpoint(self.output))
         return [] if newest >= iteration - 1 else [f"{iteration} interrupted, {newest} is there"]
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from compare import differences
 
 from expbase.base.processes import die_with_parent
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout
 
 NET = Path(__file__).with_name("net.py")
 MANY = NET.with_name("many.py")
@@ -296,7 +296,7 @@ def changed_places(folder: Path, nodes: Nodes) -> list[str]:
     text = r"the newest checkpoint, of iteration 20, is with rank 1 \(.*node-0/run\)"
     wrong = refused(nodes, text, swapped=True)
     trained(nodes, 40)
-    last = storage.listed(nodes[0].run / storage.FOLDER)[-1].name
+    last = layout.listed(nodes[0].run / layout.FOLDER)[-1].name
     return wrong + ([] if last == "step-00000040" else [f"the last checkpoint is {last}"])
 
 

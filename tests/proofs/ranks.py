@@ -41,7 +41,7 @@ from players import LONG_SECONDS, children, shown, wait_for  # noqa: E402
 from watched import Watched  # noqa: E402
 
 from expbase import Config, main  # noqa: E402
-from expbase.checkpoint import storage  # noqa: E402
+from expbase.checkpoint import layout, storage  # noqa: E402
 
 SAMPLES, VALID_SAMPLES = 154, 50
 ITERATIONS = 90
@@ -164,9 +164,9 @@ def stopped(run: Run, stops: int, rng: random.Random) -> None:
             code = shown(process.wait(LONG_SECONDS))
         assert code == (143 if number % 2 else 0), f"stop {number}: code {code}"
         (at,) = {*run.stopped_at()}
-        newest = storage.listed(run.output / storage.FOLDER)[-1]
+        newest = layout.listed(run.output / layout.FOLDER)[-1]
         storage.verify(newest)
-        assert storage.iteration_of(newest) == at, f"stopped at {at}, newest {newest.name}"
+        assert layout.iteration_of(newest) == at, f"stopped at {at}, newest {newest.name}"
     run.finish()
 
 

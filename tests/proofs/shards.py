@@ -35,7 +35,7 @@ from compare import differences, last_checkpoint
 from watched import Watched
 
 from expbase.base.arrays import parse
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 
 PARTS = Path(__file__).with_name("parts.py")
 TARGETS = ((0,), (1,), (0, 1), None)  # the ranks that are killed; None: whatever belongs to the run
@@ -73,7 +73,7 @@ def run(output: Path, nprocs: int, *words: str) -> str:
 
 def is_saving(output: Path) -> bool:
     """Whether a checkpoint is being written."""
-    return any((output / storage.FOLDER).glob(".writing-*"))
+    return any((output / layout.FOLDER).glob(".writing-*"))
 
 
 def strike(output: Path, watched: Watched, ranks: tuple[int, ...] | None, pause: float) -> bool:
@@ -104,12 +104,12 @@ def strike(output: Path, watched: Watched, ranks: tuple[int, ...] | None, pause:
 
 def check(output: Path, newest: int) -> int:
     """The iteration of the newest checkpoint; each must verify, and `newest` must not be lost."""
-    found = storage.listed(output / storage.FOLDER)
+    found = layout.listed(output / layout.FOLDER)
     for path in found:
         storage.verify(path)
-    if list((output / storage.FOLDER).glob("damaged-*")):
+    if list((output / layout.FOLDER).glob("damaged-*")):
         raise RuntimeError(f"{output}: a checkpoint was damaged")
-    now = max([-1, *(storage.iteration_of(path) or 0 for path in found)])
+    now = max([-1, *(layout.iteration_of(path) or 0 for path in found)])
     if now < newest:
         raise RuntimeError(f"{output}: the newest checkpoint was of {newest}, and is of {now}")
     return now
@@ -134,7 +134,7 @@ def kill(folder: Path, kills: int, seed: int) -> Counter[str]:
             newest = check(output, newest)
         run(output, 2, *words)
         wrong = differences(output, folder / "whole")
-        left = [p.name for p in (output / storage.FOLDER).glob(".*")]
+        left = [p.name for p in (output / layout.FOLDER).glob(".*")]
         if wrong or left:
             raise RuntimeError(f"{output}: {wrong} {left}")
         counted["runs identical"] += 1

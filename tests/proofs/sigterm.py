@@ -24,7 +24,7 @@ from pathlib import Path
 from compare import ledger, logged
 from watched import Watched
 
-from expbase.checkpoint import storage
+from expbase.checkpoint import layout, storage
 
 NET = Path(__file__).with_name("net.py")
 _LONG_SECONDS = 90.0
@@ -89,9 +89,9 @@ def stop_once(
     iterations = [stops(output, rank)[-1] for rank in (0, 1)]
     if iterations[0] != iterations[1]:
         wrong.append(f"the ranks stopped at {iterations}")
-    newest = storage.listed(output / storage.FOLDER)[-1]
+    newest = layout.listed(output / layout.FOLDER)[-1]
     storage.verify(newest)
-    if storage.iteration_of(newest) != iterations[0]:
+    if layout.iteration_of(newest) != iterations[0]:
         wrong.append(f"stopped at {iterations[0]}, and the newest checkpoint is {newest.name}")
     return wrong, to_line, to_end
 

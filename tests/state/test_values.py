@@ -16,7 +16,7 @@ import pytest
 from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, run_of, same_bits, trained
 
-from expbase.checkpoint.storage import CheckpointError
+from expbase.checkpoint.layout import CheckpointError
 from expbase.state.inventory import places
 from expbase.state.prints import checksum
 from expbase.state.values import Snapshot

@@ -1,15 +1,17 @@
 """Model files: weights alone, out of checkpoints and other tools' files, and into such files.
 Optimizers and counters are not here: they come out of checkpoints alone.
 
-    found = read_weights(find_weights(Path("other/best")))  # {"model": {"fc.weight": Array}}
-    texts = load(found, {"model": layer}, into=None, partial=False)
+    save_model(Path("model.safetensors"), layer)
+    for text in load_model(Path("other/best"), {"model": layer}):
+        print(text)
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import paddle
 from expbase.base.arrays import Array, describe, is_piece, parse, serialize
 from expbase.base.files import mapped, read_bytes, write_single_file
 from expbase.base.processes import MISTAKE
-from expbase.checkpoint import storage
-from expbase.checkpoint.checkpointer import find_named
-from expbase.checkpoint.layout import LOCAL, SUFFIX
+from expbase.checkpoint import rank_state, storage
+from expbase.checkpoint.find import find_named
+from expbase.checkpoint.layout import MANIFEST, OF_RANK, SUFFIX, CheckpointError
+from expbase.config import ConfigError
 from expbase.ranks import world
 from expbase.state.objects import misfits
 
@@ -38,14 +41,14 @@ class WeightsError(ValueError):
 
 
 def find_weights(path: Path) -> Path:
-    """The file or the checkpoint that a path means: of a run the newest one, or that of `RUN/best`.
+    """Returns the file or checkpoint that a path means: of a run the newest one, or `RUN/best`.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
     """
     if not path.exists() and (file := path.with_name(f"{path.name}.pdparams")).exists():
         return file
-    if not (path / storage.MANIFEST).exists():
+    if not (path / MANIFEST).exists():
         path = next(filter(Path.is_file, (path / name for name in _OF_OTHERS)), path)
     return path if path.suffix and not path.is_dir() else find_named(path)
 
@@ -68,16 +71,16 @@ def read_weights(path: Path) -> dict[str, Weights]:
         if path.is_dir():
             files = storage.read(path).items()
             found = {n.removesuffix(SUFFIX): parse(d) for n, d in files if n.endswith(SUFFIX)}
-            return _without_local(found)
+            return _without_rank_state(found)
         if path.name.endswith(_INDEX):
             return {"": _in_parts(path)}
         if path.suffix == SUFFIX:
-            return {"": _mapped(path)}
+            return {"": parse(mapped(path))}
         if path.suffix == ".pdparams":
             from expbase.checkpoint import pdparams  # here: few runs read one, and it takes 2 ms
 
             return {"": pdparams.parse(path)}
-    except (OSError, ValueError, storage.CheckpointError) as error:
+    except (OSError, ValueError, CheckpointError) as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     raise WeightsError(
         f"{path}: does not exist, or is of an unknown kind; expected a checkpoint directory, "
@@ -85,20 +88,16 @@ def read_weights(path: Path) -> dict[str, Weights]:
     )
 
 
-def _mapped(path: Path) -> Weights:
-    return parse(mapped(path))
-
-
 def _in_parts(index: Path) -> Weights:
     with storage.reading(index):
         content = json.loads(read_bytes(index, storage.MOST_BYTES))
         names = sorted({*content["weight_map"].values()})
         parts = [index.with_name(name) for name in names]
-    return {name: array for part in parts for name, array in _mapped(part).items()}
+    return {name: array for part in parts for name, array in parse(mapped(part)).items()}
 
 
 def renamed(weights: Weights, rename: Rename) -> Weights:
-    """The same weights by other names; what a mapping does not name keeps its name.
+    """Returns the weights by other names; what a mapping does not name keeps its name.
 
     Raises:
         WeightsError: Several get the same name.
@@ -110,13 +109,13 @@ def renamed(weights: Weights, rename: Rename) -> Weights:
     return new
 
 
-def _without_local(files: Mapping[str, Weights]) -> dict[str, Weights]:
-    for name in files.get(f"{LOCAL}0", ()):  # rank 0 has nothing else that is local
+def _without_rank_state(files: Mapping[str, Weights]) -> dict[str, Weights]:
+    for name in files.get(f"{OF_RANK}0", ()):  # of rank 0 nothing else is there
         raise ValueError(
             f"{name!r} is in pieces, one for each rank that saved it; expected as many ranks, and "
             "their whole state by --checkpoint_path."
         )
-    return {file: weights for file, weights in files.items() if not file.startswith(LOCAL)}
+    return {file: weights for file, weights in files.items() if not file.startswith(OF_RANK)}
 
 
 def _need_whole(layer: Any, place: object) -> None:
@@ -127,12 +126,17 @@ def _need_whole(layer: Any, place: object) -> None:
         )
 
 
-def write_weights(path: Path, layer: Any) -> None:
-    """Writes a layer's weights, as `.safetensors` or as `.pdparams`; whole or not at all.
+def save_model(path: Path, layer: Any) -> None:
+    """Writes a layer's weights on rank 0, as `.safetensors` or as `.pdparams`; whole or not at all.
 
     Raises:
         WeightsError: The path ends in something else, or the system refused.
     """
+    world.on_rank_zero(lambda: write_weights(path, layer), "save_model")
+
+
+def write_weights(path: Path, layer: Any) -> None:
+    """Writes a layer's weights in this process; see `save_model`."""
     _need_whole(layer, path)
     tensors = layer.state_dict()
     if path.suffix == SUFFIX:
@@ -148,11 +152,25 @@ def write_weights(path: Path, layer: Any) -> None:
         raise WeightsError(f"{path}: cannot be written: {error.strerror}.") from error
 
 
-def export_model(path: Path, layer: Any, input_spec: Sequence[Any]) -> None:
-    """Writes a layer in eval mode by paddle.jit.save."""
-    _need_whole(layer, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    paddle.jit.save(layer, str(path), input_spec=list(input_spec))
+def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
+    """Writes a layer in eval mode for inference, by paddle.jit.save, on rank 0.
+
+    Raises:
+        ConfigError: There is no `spec` of the inputs.
+        WeightsError: The layer is in pieces.
+    """
+    if spec is None:
+        raise ConfigError(
+            "export: no input_spec given; expected a list with a paddle.static.InputSpec for "
+            "each input of the model, here or as self.input_spec."
+        )
+
+    def write() -> None:
+        _need_whole(layer, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        paddle.jit.save(layer, str(path), input_spec=list(spec))
+
+    world.on_rank_zero(write, "export")
 
 
 def _target_layers(
@@ -170,7 +188,45 @@ def _target_layers(
     return [name]
 
 
-def load(
+def load_model(
+    path: Path,
+    layers: Mapping[str, Any],
+    into: str | None = None,
+    rename: Rename | None = None,
+    *,
+    partial: bool = False,
+) -> Iterator[str]:
+    """Loads weights, and nothing else, on all ranks; yields for each layer what fitted.
+
+    Raises:
+        WeightsError: They cannot be read, do not fit, or the user must say which layer is meant;
+            nothing was changed.
+    """
+    place, found = _on_all_ranks(path)
+    if rename is not None:
+        found = {model: renamed(of_model, rename) for model, of_model in found.items()}
+    for name, text in set_weights(found, layers, into, partial=partial).items():
+        yield f"loaded {name} from {place}: {text}"
+
+
+def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, Weights]]:
+    """Returns where rank 0 finds weights, and these; a rank that finds the same ones reads them."""
+    found: dict[str, Weights] = {}
+
+    def read() -> Path:
+        place = find_weights(path)
+        found.update(read_weights(place))
+        return place
+
+    place = world.on_rank_zero(read, "load_model")
+    if world.rank():
+        with contextlib.suppress(WeightsError, CheckpointError):
+            read()
+    world.wait_for_all("load_model")
+    return place, rank_state.as_on_rank_zero(found)
+
+
+def set_weights(
     found: Mapping[str, Weights], layers: Mapping[str, Any], into: str | None, *, partial: bool
 ) -> dict[str, str]:
     """Sets the weights of layers, after all of them were compared; says for each what fitted.

@@ -16,8 +16,8 @@ from tiny import Tiny, make, trained
 
 from expbase.base.arrays import Array, serialize
 from expbase.checkpoint.best import best_of
-from expbase.checkpoint.storage import CheckpointError
-from expbase.checkpoint.weights import WeightsError, find_weights, read_weights, write_weights
+from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.model_files import WeightsError, find_weights, read_weights, write_weights
 
 
 def layer() -> Any:
