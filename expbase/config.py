@@ -107,10 +107,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         while queue:
             key, equals, text = str(queue.pop(0)).partition("=")
             if not equals:
-                if not queue:
-                    raise ConfigError(
-                        f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE."
-                    )
+                _check_key(key, *queue[:1])
                 text = queue.pop(0)
             # `1e5` is a text where a text is, else a number. A script may give values, too.
             is_ready = isinstance(known.get(key), str) or not isinstance(text, str)
@@ -120,6 +117,18 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
         """Changes the values that another tree names; errors name its `source`."""
         self.update(_merged(self, other, source))
+
+
+def _check_key(key: str, *value: Any) -> None:
+    """Raises a ConfigError if a word without an equals sign is no key that a value follows."""
+    if "＝" in key:
+        raise ConfigError(f"options: {key!r} has a full-width ＝; expected KEY=VALUE.")
+    if key.endswith((".yaml", ".yml")):
+        raise ConfigError(f"options: {key!r} is a file; expected --config {key} for each file.")
+    if not value:
+        raise ConfigError(f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE.")
+    if str(value[0]).startswith("="):
+        raise ConfigError(f"options: {key} = …: expected {key}=VALUE, without spaces.")
 
 
 def get_default_training_config() -> Config:

@@ -169,6 +169,9 @@ def test_a_key_like_no_other_is_answered_with_all_names() -> None:
     ("words", "part"),
     [
         (["optim.lr"], "'optim.lr' has no value; expected KEY VALUE or KEY=VALUE"),
+        (["optim.lr", "=", "5"], "optim.lr = …: expected optim.lr=VALUE, without spaces"),
+        (["optim.lr＝1"], "'optim.lr＝1' has a full-width ＝; expected KEY=VALUE"),
+        (["b.yaml", "optim.lr=1"], "'b.yaml' is a file; expected --config b.yaml for each file"),
         (["optim.betas=[1"], "optim.betas: '[1': not YAML"),
         (["optim.lr=2020-13-45"], "optim.lr: '2020-13-45': not YAML"),
     ],

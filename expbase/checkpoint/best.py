@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint.layout import FOLDER, name_of
-from expbase.record.meter import MetricsFile, json_lines
+from expbase.record.metrics import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
 

@@ -14,7 +14,6 @@ from expbase.base.processes import SHARED_MEMORY
 from expbase.config import ConfigError
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
-from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
@@ -85,15 +84,6 @@ def _check_sharding(found: objects.StatefulObjects) -> None:
         raise ValueError(
             "setup_model: fleet's split_param and group_sharded_parallel's p_g_os divide single "
             "parameters, which a checkpoint cannot hold; expected split_param=False, or os or os_g."
-        )
-
-
-def check_visualizer(visualizer: Any) -> None:
-    """Raises a TypeError if it is none of ours, which has more methods than VisualDL's writer."""
-    if not isinstance(visualizer, Visualizer):
-        raise TypeError(
-            f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
-            "expbase.record.visualizer.Visualizer, or another name."
         )
 
 

@@ -171,6 +171,7 @@ class Loop:
         self.step = Step.ENDING
         self._events.fire("on_train_batch_end")
         self._log_and_save()
+        self._report.move(self.iteration)
         self._do_what_follows()
 
     def begin(self) -> None:
@@ -312,7 +313,7 @@ class Loop:
         is_other = loader is not None and loader is not experiment.valid_loader
         with evaluation.begin("valid", self.iteration, loader):
             self._events.fire("on_evaluate_begin")
-            drawn = functools.partial(getattr, experiment.visualizer, "num_added")
+            drawn = functools.partial(getattr, experiment.visualizer, "num_scalars")
             results = evaluation.validate(experiment.valid, drawn, self.iteration)
             self._events.fire("on_evaluate_end", results)
             if is_other:

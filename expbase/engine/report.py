@@ -10,6 +10,7 @@ import logging
 import shlex
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,13 @@ from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
 from expbase.ranks import world
-from expbase.record import card, console
-from expbase.record.meter import NonFiniteError, line, short
-from expbase.record.metrics import MetricLog
+from expbase.record import card
+from expbase.record.meter import NonFiniteError
+from expbase.record.metrics import MetricLog, words
+from expbase.record.progress_bar import is_terminal, progress_bar
 from expbase.record.speed import Stopwatch
+
+_MOVE_SECONDS = 0.25  # between two drawings of the progress bar; one takes half a millisecond
 
 
 class Report:
@@ -50,18 +54,21 @@ class Report:
         self._stopwatch = stopwatch
         self._data = data
         self._checkpointer = checkpointer
+        self._last: Mapping[str, float] = {}  # what the last line of training said
+        self._show: Callable[..., None] | None = None  # draws the progress bar, if there is one
+        self._moved_at = 0.0  # when it was drawn
 
     # --- while training ------------------------------------------------------------------
 
     def leave_log_to_zero(self) -> None:
-        """After a checkpoint, or a start from one: with shares rank 0 keeps what all logged."""
+        """Forgets, after a checkpoint or a resume with shares, what rank 0 has of all ranks."""
         if self._config.training.shares and world.rank():
             self.metrics.meter.clear()
 
     def line(
         self, iteration: int, epoch: int, rates: Mapping[str, float], fire: Callable[..., Any]
     ) -> None:
-        """The means of what was logged since the last line, rates and speeds: one event."""
+        """Writes the means of what was logged since the last line, rates and speeds: one event."""
         self.check_finite(iteration)  # waits for the device: that is training's time
         speed = self._stopwatch.speed(iteration, self._data.samples_per_round)
         with self._stopwatch.exclude():
@@ -72,39 +79,39 @@ class Report:
             metrics |= rates
             metrics |= {f"speed/{n}": number for n, number in (speed | world.peak_memory()).items()}
             fire("on_log", metrics)
-            self.metrics.last = metrics
-            self.metrics.write(iteration, epoch, metrics, is_routine=True)
+            self._last = metrics
+            self.metrics.write(iteration, epoch, metrics, is_shown=self._show is not None)
 
     def differences(self, lost: Sequence[str], otherwise: Sequence[str]) -> None:
-        """What is not as it was at the checkpoint that was restored."""
+        """Says what is not as it was at the checkpoint that was restored."""
         for text in lost:
             self._logger.warning("not exact: %s", text)
         for text in otherwise:
             self._logger.info("%s", text)
 
     def no_checkpoint(self, iteration: int) -> None:
-        """A save() of the user's has made none, and there is none yet."""
+        """Warns that the user's save() has made no checkpoint, and there is none yet."""
         self._logger.warning(
             "[%d] save: made no checkpoint; expected super().save() in it.", iteration
         )
 
     def validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
-        """The results of the validation of an iteration."""
+        """Writes the results of the validation of an iteration."""
         metrics = {f"valid/{name}": number for name, number in results.items()}
         self.metrics.write(iteration, epoch, metrics)
 
     def means(self, iteration: int, what: str, means: Mapping[str, float]) -> None:
-        """Numbers that are no point on a curve; for the text log alone."""
+        """Writes numbers that are no point on a curve into the text log only."""
         if means:
-            self._logger.info("%s%s", what, line(iteration, means))
+            self._logger.info("%s[%d] %s", what, iteration, words(means))
 
     def config_changes(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys that are not by default, with their values."""
+        """Returns the keys that are not by default, with their values."""
         changes = differences(defaults, self._config)
         return {key: now for key, (_, now) in changes.items()}
 
     def check_finite(self, iteration: int) -> None:
-        """Before a line or a checkpoint: warns, or raises, if a logged scalar is not finite.
+        """Warns or raises, before a line or a checkpoint, if a logged scalar is not finite.
 
         With shares each rank gets what all have logged.
         """
@@ -121,7 +128,7 @@ class Report:
             raise NonFiniteError(bad, self._checkpointer.newest_name)
 
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
-        """Iterations and seconds until the end that the config asks for; None if nobody knows."""
+        """Returns iterations and seconds until the end by the config; None if nobody knows."""
         batches = self._data.adapter.batches_per_epoch
         training = self._config.training
         of_an_update = training.accumulation_steps * self._data.adapter.shard.batches
@@ -130,34 +137,27 @@ class Report:
         return left, None if left is None else self._stopwatch.seconds_left(iteration, left)
 
     @contextlib.contextmanager
-    def live(self, now: Callable[[], tuple[str, int, int]]) -> Iterator[None]:
-        """Shows how far it is, while the block runs, to somebody at a terminal.
-
-        `now` returns phase, iteration and epoch.
-        """
-        if world.rank() or not console.is_terminal(sys.stderr):
+    def progress(self, iteration: int) -> Iterator[None]:
+        """Shows a progress bar, while the block runs, to somebody at a terminal."""
+        if world.rank() or not is_terminal(sys.stderr):
             yield
             return
-        with console.live_line(lambda: self._progress(*now())) as self.metrics.is_live:
+        left, _ = self._left(iteration)
+        total = None if left is None else iteration + left
+        with progress_bar(iteration, total) as self._show:
             yield
+        self._show = None
 
-    def _progress(self, phase: str, iteration: int, epoch: int) -> str:
-        """What the live line says, the most important first. Called in another thread."""
-        last = self.metrics.last
-        left, seconds = self._left(iteration)
-        loss = next((name for name in ("train/loss", *last) if name in last), None)
-        words = [f"{phase} {iteration}" + ("" if left is None else f"/{iteration + left}")]
-        words += [f"epoch {epoch}"] if epoch else []
-        words += [f"{loss.removeprefix('train/')} {last[loss]:.4g}"] if loss else []
-        words += [f"{card.clock(seconds)} left"] if seconds is not None else []
-        speed = last.get("speed/steps_per_second")
-        words += [f"{short(speed)} it/s"] if speed else []
-        return "  ".join(words)
+    def move(self, iteration: int) -> None:
+        """Moves the progress bar, if there is one, some times in a second."""
+        if self._show is not None and time.monotonic() - self._moved_at > _MOVE_SECONDS:
+            self._show(completed=iteration, description=words(self._last))
+            self._moved_at = time.monotonic()
 
     # --- before and after ----------------------------------------------------------------
 
     def is_over(self, iteration: int, epoch: int) -> None:
-        """Nothing is to be trained."""
+        """Says that nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
         self._logger.info(
             f"FINISHED already: {position}. To train on, raise training.max_iteration or "
@@ -165,7 +165,7 @@ class Report:
         )
 
     def end(self) -> None:
-        """How long it took, what is best, and how to see the curves."""
+        """Says how long it took, what is best, and how to see the curves."""
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
         world.on_rank_zero(self._checkpointer.close, "the last checkpoint")
@@ -178,14 +178,14 @@ class Report:
             say("curves      python -m expbase board %s", shlex.quote(self._start.output))
 
     def stopped(self, iteration: int, stopped_by: StopReason, text: str, *, is_saved: bool) -> None:
-        """Why it ended before its end."""
+        """Says why training stopped before its end."""
         hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
         if not is_saved:
             hint = "; nothing was saved here: no checkpoint was asked for"
         self._logger.info("[%d] STOPPED by %s%s", iteration, text or stopped_by, hint)
 
     def finished(self, iteration: int, epoch: int) -> None:
-        """It came to its end."""
+        """Says that training came to its end."""
         newest = self._checkpointer.newest_saved
         where = f"epoch {epoch}, " if epoch else ""
         where += f"{newest.name} in " if newest else ""
@@ -194,7 +194,7 @@ class Report:
     # --- failures ------------------------------------------------------------------------
 
     def failure(self, iteration: int, error: BaseException) -> None:
-        """What ended the run; whoever catches it shows it on the terminal."""
+        """Writes what ended the run; whoever catches it shows it on the terminal."""
         raised = {"is_shown": True}
         self._logger.error("[%d] ended by %r", iteration, error, exc_info=error, extra=raised)
 
@@ -210,7 +210,7 @@ class Report:
         )
 
     def now(self, text: str, level: int = logging.WARNING) -> None:
-        """A line that must be seen, although the log may not be open yet."""
+        """Writes a line that must be seen, although the log may not be open yet."""
         self._logger.log(level, "%s", text, extra={"is_shown": True})
         print(f"{logging.getLevelName(level)}: {text}", file=sys.stderr)
 

@@ -15,7 +15,7 @@ from expbase.engine.run import Run
 from expbase.ranks import world
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
-from expbase.record.meter import json_value
+from expbase.record.metrics import json_value
 
 
 def find(run: Run) -> None:
@@ -105,11 +105,12 @@ def _restore(run: Run, path: Path) -> list[str]:
         position += f"epoch {run.loop.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
     rates = " ".join(f"{name}={rate:g}" for name, rate in run.experiment.learning_rates().items())
     run.start.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
-    for key, (old, new) in run.directory.changed_keys(run.start.config).items():
-        run.start.logger.info(
-            f"config: {key}: {old!r} at the first start, {new!r} now (state, like a learning "
-            "rate under way, is the checkpoint's)"
-        )
+    changed = run.directory.changed_keys(run.start.config)
+    for key, (old, new) in changed.items():
+        run.start.logger.info(f"config: {key}: {old!r} at the first start, {new!r} now")
+    if changed:
+        text = "config: what is state, like a learning rate under way, is the checkpoint's"
+        run.start.logger.info(text)
     return notes
 
 

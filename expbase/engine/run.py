@@ -43,9 +43,9 @@ from expbase.events import Subscribers
 from expbase.ranks import hang, world
 from expbase.record import card, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
-from expbase.record.meter import METRICS, MetricsFile
-from expbase.record.metrics import MetricLog
+from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
+from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
 
 
@@ -193,6 +193,7 @@ class Run:
             how = "failed" if code == 1 else "was stopped"
             level = logging.ERROR if code == 1 else logging.WARNING
             text = f"[{self.loop.iteration}] ended, because another rank {how}: {text}"
+            text += "; the same command continues"
             self.report.now(text, level)
 
         self.rank_watch = Watch(end, self.report.now)
@@ -300,7 +301,7 @@ class Run:
         start = self.start
         self.state.look_into_objects()
         found = self.state.saved()
-        checks.check_visualizer(experiment.visualizer)
+        check_visualizer(experiment.visualizer)
         checks.check_data(self.data.adapter, experiment.train_loader, start.training)
         checks.check_state(found)
         if self.update.has_shares:
@@ -353,7 +354,7 @@ class Run:
                 self.life = Life.ENDED
                 self.report.is_over(loop.iteration, loop.epoch)
             else:
-                with self.report.live(lambda: (self.evaluation.phase, loop.iteration, loop.epoch)):
+                with self.report.progress(loop.iteration):
                     self._train()
                 self.report.end()
                 self._say_how_it_ended()

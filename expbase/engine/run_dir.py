@@ -27,7 +27,7 @@ from expbase.config import (
     get_default_training_config,
     load_yaml,
 )
-from expbase.record.meter import METRICS
+from expbase.record.metrics import METRICS
 
 CONFIG = "config.yaml"
 LOCK = ".lock-{rank}"

@@ -33,7 +33,7 @@ from expbase.config import Config, ConfigError, check_training, did_you_mean, fi
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.ranks import world
-from expbase.record.meter import json_value
+from expbase.record.metrics import json_value
 
 _FILE_DEFAULTS: dict[str, Any] = {
     "experiment": "",

@@ -20,7 +20,7 @@ def card(
     world_size: int,
     batches: int,
 ) -> Iterator[str]:
-    """What there is, at the end of setup.
+    """Yields what there is, at the end of setup.
 
     `changes` are config values that are not by default, `batches` those of an update on a rank.
     """
@@ -29,7 +29,7 @@ def card(
         *(("config", f"{key}={value!r}") for key, value in changes.items()),
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
-        ("update", _update(adapter.batch_size, world_size * batches)),
+        ("update", _update(adapter, world_size * batches)),
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
     ]
@@ -67,12 +67,17 @@ def _data(adapter: LoaderAdapter, valid_loader: Any, world_size: int) -> str:
     return text
 
 
-def _update(batch_size: int | None, batches: int) -> str:
-    size = f"of {batch_size:,} samples" if batch_size else "of unknown size"
-    text = f"{batches} batches {size}" if batches > 1 else f"a batch {size}"
-    return f"{text}, {batch_size * batches:,} together" if batch_size and batches > 1 else text
+def _update(adapter: LoaderAdapter, batches: int) -> str:
+    size = adapter.batch_size
+    text = f"{batches} batches" if batches > 1 else "a batch"
+    if not size:
+        return f"{text} of the loader's size"
+    together = size * batches
+    if (adapter.num_samples or together) < together:
+        return f"{text} of at most {size:,} samples"
+    return f"{text} of {size:,} samples" + f", {together:,} together" * (batches > 1)
 
 
 def clock(seconds: float) -> str:
-    """A time as a person reads it: 0:03:12; below a minute 12.3 s."""
+    """Returns a time as a person reads it: 0:03:12; below a minute 12.3 s."""
     return f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))

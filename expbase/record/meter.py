@@ -1,33 +1,20 @@
-"""The numbers that a run logs: their means, as text and as JSON lines.
+"""What training logs between two lines, summed up: nothing waits for the device before a line.
 
-Nothing waits for the device before the numbers are needed.
-
-    meter.add(400, {"loss": loss})          # a tensor, copied but not read
-    metrics = meter.means()                 # numbers; the meter is empty again
-    logger.info(line(400, metrics))
-    MetricsFile(directory / METRICS).write(400, 2, metrics)
+meter.add(400, {"loss": loss})          # a tensor, copied but not read
+metrics = meter.means()                 # numbers; the meter is empty again
 """
 
 from __future__ import annotations
 
 import copy
-import datetime
-import json
 import math
 import operator
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from expbase.base.files import AppendedFile, read_bytes
-
-METRICS = "metrics.jsonl"
 _NAMED = 5  # numbers that are not finite, at most
-_IN_LINES = "speed/steps_per_second", "speed/seconds_left"  # of the speeds: a line is short
 _UNITS = 1 << 1074  # of the smallest float, in 1
-_MOST_BYTES = 1 << 30  # of a file of lines
 _UNREAD = 1000  # numbers of a name, at most
 
 
@@ -152,60 +139,3 @@ class _Sum:
             elif len(self.bad) < _NAMED:
                 self.bad.append((iteration, number))
         self.unread = []
-
-
-def line(iteration: int, metrics: Mapping[str, Any]) -> str:
-    """Metrics as a line of the log, in their order: `[400] loss=0.25 lr=0.001`."""
-    shown = [key for key in metrics if key in _IN_LINES or not key.startswith("speed/")]
-    words = " ".join(f"{key}={_shown(key, metrics[key])}" for key in shown)
-    return f"[{iteration}] {words}"
-
-
-def _shown(key: str, value: Any) -> str:
-    if key.endswith("seconds_left"):
-        return str(datetime.timedelta(seconds=round(value)))
-    if not isinstance(value, float):
-        return str(value)
-    return short(value) if key.startswith("speed/") else f"{value:.6g}"
-
-
-def short(value: float) -> str:
-    """A speed with three digits, or all of those before the point: 0.123, 45.6, 7823."""
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-class MetricsFile(AppendedFile):
-    """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
-
-    `time` is in seconds since 1970. Without a path nothing is written.
-    """
-
-    def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line; a number that is not finite is a text in it."""
-        if self.path is None:
-            return
-        record = {"iteration": iteration, "epoch": epoch, "time": round(time.time(), 3)}
-        record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
-        self.append(f"{json.dumps(record)}\n".encode())
-
-
-def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file of lines, or of its last bytes; nothing if there is no such file.
-
-    A line that is torn or of another kind is skipped.
-    """
-    if not path.is_file():
-        return
-    for text in read_bytes(path, last or _MOST_BYTES, or_end=last is not None).splitlines():
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def json_value(value: Any) -> Any:
-    """A number for JSON; one that is not finite as a text ("nan", "inf")."""
-    value = value.item() if hasattr(value, "item") else value
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,17 +1,27 @@
 """The metrics of a run on their way out: a line of text, a line of JSON, a point on each curve.
-Formats are in meter.py and visualizer.py.
 
-    log = MetricLog(logger, MetricsFile(path), visualizer)
-    log.write(iteration, epoch, {"train/loss": 0.25})
+log = MetricLog(logger, MetricsFile(path), lambda: visualizer)
+log.write(iteration, epoch, {"train/loss": 0.25})
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from expbase.record.meter import Meter, MetricsFile, line
+from expbase.base.files import AppendedFile, read_bytes
+from expbase.record.meter import Meter
 from expbase.record.visualizer import Visualizer
+
+METRICS = "metrics.jsonl"
+_IN_LINES = "speed/steps_per_second", "speed/seconds_left"  # of the speeds: a line is short
+_MOST_BYTES = 1 << 30  # of a file of lines
 
 
 class MetricLog:
@@ -21,22 +31,20 @@ class MetricLog:
         self, logger: logging.Logger, file: MetricsFile, visualizer: Callable[[], Visualizer]
     ) -> None:
         self.meter = Meter()  # what `log` was given in training since the last line
-        self.last: Mapping[str, float] = {}  # what the last line of training said
         self._logger = logger
         self._file = file
         self._visualizer = visualizer  # of now: setup_visualizer makes it
-        self._num_drawn = 0  # points of ours
-        self.is_live: Callable[[], bool] = lambda: False  # whether a progress line is shown now
+        self._num_drawn = 0  # points of the template
 
     def write(
-        self, iteration: int, epoch: int, metrics: Mapping[str, float], *, is_routine: bool = False
+        self, iteration: int, epoch: int, metrics: Mapping[str, float], *, is_shown: bool = False
     ) -> None:
         """Writes one event: numbers by full name, `train/loss`.
 
-        A routine one is not printed while the progress line of a terminal shows it.
+        One that the progress bar shows is not printed on the terminal.
         """
-        text = line(iteration, {"epoch": epoch, **metrics} if epoch else metrics)
-        self._logger.info("%s", text, extra={"is_shown": is_routine and self.is_live()})
+        text = words({"epoch": epoch, **metrics} if epoch else metrics)
+        self._logger.info("[%d] %s", iteration, text, extra={"is_shown": is_shown})
         self._file.write(iteration, epoch, metrics)
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
@@ -47,10 +55,10 @@ class MetricLog:
     @property
     def is_used(self) -> bool:
         """Whether the user has logged anything, on the board alone perhaps."""
-        return self.meter.is_used or self._visualizer().num_added > self._num_drawn
+        return self.meter.is_used or self._visualizer().num_scalars > self._num_drawn
 
     def sizes(self) -> dict[str, int]:
-        """How long the files are now, in bytes; no part of the state: lines have times in them."""
+        """Returns how long the files are, in bytes; no state, since lines have times in them."""
         return {"metrics_bytes": self._file.size(), "visualdl_bytes": self._visualizer().size()}
 
     def cut(self, sizes: Mapping[str, int] | None) -> None:
@@ -63,3 +71,56 @@ class MetricLog:
         """Closes the files. May be called twice."""
         self._file.close()
         self._visualizer().close()
+
+
+class MetricsFile(AppendedFile):
+    """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
+
+    `time` is in seconds since 1970. Without a path nothing is written.
+    """
+
+    def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one line; a number that is not finite is a text in it."""
+        if self.path is None:
+            return
+        record = {"iteration": iteration, "epoch": epoch, "time": round(time.time(), 3)}
+        record |= {key: json_value(metrics[key]) for key in sorted(metrics)}
+        self.append(f"{json.dumps(record)}\n".encode())
+
+
+def words(metrics: Mapping[str, Any]) -> str:
+    """Returns metrics as text, in their order: `loss=0.25 lr=0.001`."""
+    shown = [key for key in metrics if key in _IN_LINES or not key.startswith("speed/")]
+    return " ".join(f"{key}={_shown(key, metrics[key])}" for key in shown)
+
+
+def _shown(key: str, value: Any) -> str:
+    if key.endswith("seconds_left"):
+        return str(datetime.timedelta(seconds=round(value)))
+    if not isinstance(value, float):
+        return str(value)
+    if key.startswith("speed/"):  # 0.123, 45.6, 7823
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.6g}"
+
+
+def json_lines(path: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects of a file of lines, if there is one, or of its last bytes.
+
+    A line that is torn or of another kind is skipped.
+    """
+    if not path.is_file():
+        return
+    for text in read_bytes(path, last or _MOST_BYTES, or_end=last is not None).splitlines():
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def json_value(value: Any) -> Any:
+    """Returns a number for JSON; one that is not finite as a text ("nan", "inf")."""
+    value = value.item() if hasattr(value, "item") else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

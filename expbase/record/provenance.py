@@ -29,7 +29,7 @@ _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 
 def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
-    """The facts of a start, as JSON values; saves the changes that are not committed."""
+    """Returns the facts of a start, as JSON values; saves the changes that are not committed."""
     return {
         "experiment": experiment.__name__,
         "command": _command(),  # after the interpreter; None if no script was started
@@ -49,35 +49,40 @@ def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
 
 
 def _command() -> list[str] | None:
-    """What was typed after python, without what paddle's launcher adds; None without a script."""
+    """Returns what was typed after python; None without a script."""
     if not hasattr(sys.modules["__main__"], "__file__"):  # a notebook, or -c
         return None
+    parent = Path(f"/proc/{os.getppid()}/cmdline")
+    if "PADDLE_LOCAL_SIZE" in os.environ and parent.exists():  # perhaps paddle's launcher
+        words = os.fsdecode(parent.read_bytes()).split("\0")[1:-1]
+        if "paddle.distributed.launch" in words:
+            return words
     # A rank of --nprocs has other words than those that were typed, but the same script's options.
     return sys.argv if multiprocessing.parent_process() else sys.orig_argv[1:]
 
 
 def _work_tree(experiment: type) -> Path | None:
-    """The git work tree of the experiment's class; in a notebook that of the current directory."""
+    """Returns the git work tree of the experiment's class, or of the directory in a notebook."""
     file = getattr(sys.modules.get(experiment.__module__), "__file__", None)
     return git.top_of(Path(file).resolve().parent if file else Path.cwd())
 
 
 @functools.cache  # a runner starts several experiments in one process
 def _packages() -> dict[str, str]:
-    """The version of each package by its name."""
+    """Returns the version of each package by its name."""
     found = [*importlib.metadata.distributions()]
     # From the last on: of two with one name the first is imported.
     return {facts["Name"]: facts["Version"] for facts in (d.metadata for d in reversed(found))}
 
 
 def versions() -> str:
-    """The versions of what computes."""
+    """Returns the versions of what computes."""
     ours = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
     return f"{ours}, python {platform.python_version()}"
 
 
 def device() -> str:
-    """The device that paddle uses, and of a GPU its model."""
+    """Returns the device that paddle uses, and of a GPU its model."""
     name: str = paddle.device.get_device()
     if not name.startswith("gpu"):
         return name
@@ -85,7 +90,7 @@ def device() -> str:
 
 
 def repeatable() -> str:
-    """What training.deterministic has set, and what only the environment can set, for GPUs."""
+    """Returns what training.deterministic has set for GPUs, and what the environment can set."""
     of_environment = {name: os.environ.get(name, "unset") for name in _REPEATABLE_ON_GPU}
     values = world.repeatable_flags() | of_environment
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -44,7 +44,7 @@ class Visualizer:
         path = None if directory is None else Path(os.path.abspath(directory)) / FILE_NAME
         self._file = _RecordFile(path)
         self._writer: Any = None
-        self.num_added = 0  # points, pictures, … in this start
+        self.num_scalars = 0  # points of curves, in this start
 
     @property
     def writer(self) -> Any:
@@ -55,6 +55,7 @@ class Visualizer:
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve."""
+        self.num_scalars += 1
         self._add("scalar", tag, value.item() if hasattr(value, "item") else value, int(step))
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
@@ -96,7 +97,6 @@ class Visualizer:
         self._add("histogram", tag, _array(values), step, buckets=buckets)
 
     def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
-        self.num_added += 1
         if self.writer is not None:
             tag = tag.replace("%", "_")  # VisualDL takes none
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
@@ -143,6 +143,15 @@ class _RecordFile(AppendedFile):
                 )
         data = record.SerializeToString()
         self.append(RECORD_HEAD.pack(len(data)) + data)
+
+
+def check_visualizer(visualizer: Any) -> None:
+    """Raises a TypeError if it is none of ours, which has more methods than VisualDL's writer."""
+    if not isinstance(visualizer, Visualizer):
+        raise TypeError(
+            f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
+            "expbase.record.visualizer.Visualizer, or another name."
+        )
 
 
 def _log_writer(file: _RecordFile) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.config import nearest
-from expbase.record.meter import json_value
+from expbase.record.metrics import json_value
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from expbase.record.meter import METRICS
+from expbase.record.metrics import METRICS
 from expbase.tools import add_tool
 from expbase.tools.runs import find, metric_lines, printable
 

@@ -23,7 +23,7 @@ from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
 from expbase.engine.run_dir import CONFIG, LOCK
 from expbase.record.ledger import LEDGER, flat
-from expbase.record.meter import METRICS, json_lines
+from expbase.record.metrics import METRICS, json_lines
 
 _LOCK = LOCK.format(rank=0)
 

@@ -31,7 +31,7 @@ from expbase.checkpoint.layout import STATE_FILE
 from expbase.cli import count
 from expbase.config import differences, load_yaml
 from expbase.engine.run_dir import CONFIG
-from expbase.record.meter import json_lines
+from expbase.record.metrics import json_lines
 from expbase.tools import add_tool, make_folder
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill

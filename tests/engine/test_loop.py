@@ -15,7 +15,7 @@ import pytest
 from tiny import Tiny, curve, make, metrics, same_bits, trained
 
 from expbase import on
-from expbase.record.meter import json_lines
+from expbase.record.metrics import json_lines
 
 OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
 END = "checkpoints/step-00000024"

@@ -20,7 +20,7 @@ from expbase import Config, ConfigError
 from expbase.checkpoint import storage
 from expbase.checkpoint.layout import CheckpointError
 from expbase.engine.run_dir import MAY_CHANGE, RunDirectory
-from expbase.record.meter import json_lines
+from expbase.record.metrics import json_lines
 
 CONFIG = Config({"optim": {"lr": 0.1}, "training": {"seed": 0, "max_iteration": 4}})
 # Takes the lock as a run does, and says so; ends when its stdin does.

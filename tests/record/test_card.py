@@ -13,8 +13,9 @@ import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
 
+from expbase.engine import report
 from expbase.ranks import world
-from expbase.record import console, provenance
+from expbase.record import provenance
 from expbase.record.card import clock
 
 
@@ -103,7 +104,7 @@ def test_a_stream_has_no_sizes_and_the_card_says_so(tmp_path: Path) -> None:
     exp.close()
     text = "\n".join(said(tmp_path / "run"))
     assert "data        a stream of unknown length; validation: 10 samples" in text
-    assert "a batch of unknown size" in text
+    assert "a batch of the loader's size" in text
 
 
 def test_the_end_says_how_long_it_took_what_is_best_and_how_to_see_the_curves(
@@ -120,13 +121,13 @@ def test_the_end_says_how_long_it_took_what_is_best_and_how_to_see_the_curves(
 def test_only_one_rank_draws_on_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def draw(look: Any) -> NoReturn:
-        raise AssertionError("a live line")
+    def draw(*_: Any) -> NoReturn:
+        raise AssertionError("a progress bar")
 
-    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(console, "live_line", draw)
+    monkeypatch.setattr(report, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(report, "progress_bar", draw)
     monkeypatch.setattr(world, "rank", lambda: 1)
-    with run_of(make(Tiny, tmp_path / "run")).report.live(lambda: ("train", 1, 1)):
+    with run_of(make(Tiny, tmp_path / "run")).report.progress(0):
         pass
 
 

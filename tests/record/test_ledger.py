@@ -12,7 +12,7 @@ from tiny import Tiny, trained
 
 from expbase import Config
 from expbase.record.ledger import Ledger
-from expbase.record.meter import json_lines
+from expbase.record.metrics import json_lines
 from expbase.tools.runs import Session, sessions
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.record.meter import Meter, MetricsFile, json_lines, line, short
+from expbase.record.meter import Meter
+from expbase.record.metrics import MetricsFile, json_lines, words
 
 
 class Graph:
@@ -40,11 +41,11 @@ class Double(paddle.autograd.PyLayer):
 
 def test_a_line_has_the_iteration_then_what_was_logged_in_its_order() -> None:
     metrics = {"loss": 1 / 3, "bad": math.nan, "acc": 2, "lr": 1e-3, "speed/data_wait": 0.5}
-    assert line(400, metrics) == "[400] loss=0.333333 bad=nan acc=2 lr=0.001"
+    assert words(metrics) == "loss=0.333333 bad=nan acc=2 lr=0.001"
 
 
 def test_the_time_left_is_shown_as_a_clock() -> None:
-    assert line(1, {"speed/seconds_left": 3725.4}) == "[1] speed/seconds_left=1:02:05"
+    assert words({"speed/seconds_left": 3725.4}) == "speed/seconds_left=1:02:05"
 
 
 def test_a_mean_is_over_the_times_that_its_name_was_logged() -> None:
@@ -186,4 +187,6 @@ def test_a_torn_line_and_one_that_is_no_object_are_skipped(tmp_path: Path) -> No
 
 
 def test_a_speed_has_three_digits_or_all_before_the_point() -> None:
-    assert [short(value) for value in (0.12345, 45.61, 7823.4)] == ["0.123", "45.6", "7823"]
+    assert [words({"speed/steps_per_second": value}) for value in (0.12345, 45.61, 7823.4)] == [
+        f"speed/steps_per_second={text}" for text in ("0.123", "45.6", "7823")
+    ]

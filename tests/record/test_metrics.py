@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from expbase.record.logs import early_log
-from expbase.record.meter import MetricsFile
-from expbase.record.metrics import MetricLog
+from expbase.record.metrics import MetricLog, MetricsFile
 from expbase.record.visualizer import FILE_NAME, Visualizer
 
 
