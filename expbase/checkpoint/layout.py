@@ -9,7 +9,7 @@ from typing import Any
 from expbase.base.arrays import serialize
 from expbase.state.objects import Tensors
 
-FORMAT = 12  # of state.json
+FORMAT = 13  # of state.json
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
 ARRAYS = "@values"  # the file of the arrays in entries other than the objects

@@ -22,6 +22,7 @@ from expbase.record.ledger import LEDGER, Ledger
 from expbase.record.logs import open_log
 from expbase.record.meter import METRICS, MetricsFile
 from expbase.record.metrics import MetricLog
+from expbase.state.checks import check_state, likely_left_out
 
 
 def set_up(run: Run) -> None:
@@ -192,7 +193,7 @@ def check_setup(run: Run) -> None:
     found = state.saved()
     checks.check_visualizer(experiment.visualizer)
     checks.check_data(run.data.adapter, experiment.train_loader, run.training)
-    checks.check_state(found)
+    check_state(found)
     if run.update.has_shares:
         checks.check_whole(found)
     facts = {f"config.{key}": repr(value) for key, value in flatten(run.config).items()}
@@ -221,7 +222,7 @@ def _say_what_there_is(run: Run) -> None:
     if run.read_only:
         return
     is_divided = run.parallel and not run.update.has_shares
-    left_out = checks.likely_left_out(run.state.found(), saved, parallel=is_divided)
+    left_out = likely_left_out(run.state.found(), saved, parallel=is_divided)
     mistakes = checks.likely_mistakes(run.training, run.data.adapter.loader)
     for text in (*mistakes, *left_out):
         run.warn(text)

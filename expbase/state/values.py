@@ -180,7 +180,7 @@ class Values:
             encoded = None if is_fixed(owner, name) else encoder.attempt(value, _ROOT + path)
             if encoded is not None and not self._is_opaque(path, value, encoded.content):
                 state[path] = encoded
-                if encoded.size() > _LARGE_BYTES and not self._reached.is_registered(path):
+                if owner is not owners[""] and not self._reached.is_registered(path):
                     self._warn_of_size(path, encoded.size())
             elif path in named:
                 raise not_savable(_ROOT + path, type(value).__name__)
@@ -234,7 +234,7 @@ class Values:
             )
 
     def _warn_of_size(self, path: str, size: int) -> None:
-        if path not in self._warned:
+        if size > _LARGE_BYTES and path not in self._warned:
             self._warned.add(path)
             self._say(
                 f"{shown(path)}: {size >> 20} MB in each checkpoint. If training does not depend "
@@ -388,6 +388,7 @@ def _is_taken(owner: Any, name: str) -> bool:
     """Whether a name is that of a method, a property or an object with a state of its own."""
     of_class = getattr(type(owner), name, None)
     is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
+    is_code = is_code and not is_computed(owner, name)  # which Python takes for a method, too
     return is_code or hasattr(getattr(owner, name, None), "state_dict")
 
 
