@@ -194,13 +194,15 @@ class Values:
             if path not in found and not self._is_elsewhere(path)
             if not is_fixed(*self._place(owners, path))
         ]
-        gone = dict.fromkeys((path for path in changed if path not in found), _GONE)
-        lines = [
-            f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
-            for path, at in {**prints, **gone}.items()
-        ]
-        self.inventory = "\n".join(lines)
+        self.inventory = self._as_lines({**dict.fromkeys(changed, _GONE), **prints})
         return state
+
+    def _as_lines(self, prints: Mapping[str, Print]) -> str:
+        """Returns what each place is like, and whether training has changed it, as lines."""
+        return "\n".join(
+            f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
+            for path, at in prints.items()
+        )
 
     def _is_opaque(self, path: str, value: Any, content: Any) -> bool:
         """Whether nothing would be saved but that a file, say, is the one that setup has opened."""
