@@ -53,6 +53,11 @@ class Encoded:
     content: Any
     arrays: Mapping[str, Array]
 
+    def size(self) -> int:
+        """Returns how many bytes a checkpoint has of it."""
+        arrays = sum(array.data.nbytes for array in self.arrays.values())
+        return arrays + len(json.dumps(self.content))
+
     def checksum(self) -> int:
         """Returns a number that depends on the content alone; the same in any process."""
         text = json.dumps(self.content).encode()
@@ -84,21 +89,20 @@ class Encoder:
         self._met: dict[int, str] = {}  # where things were met first, by id
         self._alive: list[Any] = []  # so that no id is used again
 
-    def attempt(self, value: Any, path: str, most_bytes: float) -> Any:
-        """Returns a list with a value as JSON; None, and nothing is noted, if it cannot be saved or
-        has more bytes than that.
+    def attempt(self, value: Any, path: str) -> Encoded | None:
+        """Returns a value as JSON, with its arrays; None, and nothing is noted, if it cannot be
+        saved.
         """
         notes: tuple[dict[Any, Any], ...] = (self.arrays, self._met)
         before = [len(note) for note in notes]
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
+        try:
             content = self.encode(value, path)
-            size = sum(array.data.nbytes for array in [*self.arrays.values()][before[0] :])
-            if size + len(json.dumps(content)) <= most_bytes:
-                return [content]
-        for note, count in zip(notes, before, strict=True):
-            while len(note) > count:
-                note.popitem()
-        return None
+        except (TypeError, ValueError, RecursionError):
+            for note, count in zip(notes, before, strict=True):
+                while len(note) > count:
+                    note.popitem()
+            return None
+        return Encoded(content, dict([*self.arrays.items()][before[0] :]))
 
     def encode(self, value: Any, path: str) -> Any:
         """Returns a value as JSON.
@@ -158,7 +162,7 @@ class Encoder:
         try:
             maker, args, *rest = value.__reduce_ex__(4)
         except Exception:  # of a lock, say, or of the user's
-            raise _not_savable(path, kind.__name__) from None
+            raise not_savable(path, kind.__name__) from None
         state, items, pairs = [*rest, None, None, None][:3]
         if maker is MAKERS["new"]:
             self._name_of(args[0], path)
@@ -185,7 +189,7 @@ class Encoder:
     def _name_of(self, maker: Any, path: str) -> str:
         name = NAMES.get(id(maker))
         if name is None and not (isinstance(maker, type) and self.things.knows(maker)):
-            raise _not_savable(path, getattr(maker, "__qualname__", maker))
+            raise not_savable(path, getattr(maker, "__qualname__", maker))
         return class_name(maker) if name is None else name
 
     def _items(self, items: Any, path: str) -> Any:
@@ -373,7 +377,7 @@ def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _not_savable(path: str, what: object) -> TypeError:
+def not_savable(path: str, what: object) -> TypeError:
     return TypeError(
         f"{path}: a {what} cannot be saved; expected numbers, texts, lists, dicts, arrays or "
         "tensors. Save its parts, or exclude_from_state."

@@ -7,14 +7,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import paddle
-
-from expbase.base.arrays import is_piece
 from expbase.base.processes import SHARED_MEMORY
 from expbase.config import ConfigError
 from expbase.data.loaders import LoaderAdapter
 from expbase.ranks import world
-from expbase.state import objects
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -45,45 +41,6 @@ def check_same_loader(attached: Any, loader: Any) -> None:
             "self.train_loader: set anew after setup, and a resumed run has the one that "
             "setup_dataloader makes. Make one loader there, and change what is in it, in "
             "on_train_epoch_begin say: self.train_loader.dataset.level = 2, or a sampler's weights."
-        )
-
-
-def check_state(found: objects.StatefulObjects) -> None:
-    """Raises a ValueError where training would fail, or would lose something."""
-    if not found.layers:
-        raise ValueError(
-            "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
-        )
-    if not found.optimizers and not found.excluded_optimizers:
-        raise ValueError(
-            "setup_model: no optimizer is an attribute; expected one, self.optimizer say."
-        )
-    for name, optimizer in found.optimizers.items():
-        if isinstance(optimizer, (paddle.optimizer.LBFGS, paddle.incubate.LookAhead)):
-            raise ValueError(
-                f"self.{name}: paddle's {type(optimizer).__name__} does not continue exactly from "
-                f"its state. To accept that, call exclude_from_state({name!r}): a resumed run "
-                "begins it anew."
-            )
-    names = objects.parameter_names(found)
-    _check_sharding(found)
-    for name, optimizer in found.optimizers.items():
-        unknown = [p.name for p in objects.parameters_of(optimizer) if p.name not in names]
-        if unknown:
-            raise ValueError(
-                f"self.{name}: updates {len(unknown)} parameters of no layer among the attributes "
-                f"({unknown[0]} …), so they would not be saved. Make their layer an attribute."
-            )
-
-
-def _check_sharding(found: objects.StatefulObjects) -> None:
-    stages = {type(layer).__name__ for layer in found.parallel.values()}
-    if "GroupShardedStage3" in stages or any(
-        hasattr(optimizer, "_slice_params") for optimizer in found.optimizers.values()
-    ):
-        raise ValueError(
-            "setup_model: fleet's split_param and group_sharded_parallel's p_g_os divide single "
-            "parameters, which a checkpoint cannot hold; expected split_param=False, or os or os_g."
         )
 
 
@@ -148,32 +105,3 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
             f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
         )
-
-
-def likely_left_out(
-    found: objects.StatefulObjects, saved: objects.StatefulObjects, *, parallel: bool
-) -> Iterator[str]:
-    """Layers that are trained otherwise than one would expect.
-
-    `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
-    """
-    updated = {
-        id(parameter)
-        for optimizer in found.optimizers.values()
-        for parameter in objects.parameters_of(optimizer)
-    }
-    wrapped = [objects.unwrap(wrapper) for wrapper in saved.parallel.values()]
-    synchronized = {id(part) for layer in wrapped for part in layer.sublayers(True)}
-    for name, layer in found.layers.items():
-        trained = [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
-        is_updated = any(id(parameter) in updated for parameter in trained)
-        if trained and not is_updated:
-            yield (
-                f"self.{name} has trainable parameters, and no optimizer updates them; expected "
-                "stop_gradient = True of those that are not to be trained."
-            )
-        if parallel and is_updated and name in saved.layers and id(layer) not in synchronized:
-            yield (
-                f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
-                "rank trains its own."
-            )

@@ -47,6 +47,7 @@ from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
+from expbase.state.checks import check_state, likely_left_out
 
 
 class Run:
@@ -303,7 +304,7 @@ class Run:
         found = self.state.saved()
         check_visualizer(experiment.visualizer)
         checks.check_data(self.data.adapter, experiment.train_loader, start.training)
-        checks.check_state(found)
+        check_state(found)
         if self.update.has_shares:
             check_whole(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
@@ -330,7 +331,7 @@ class Run:
         if start.read_only:
             return
         is_divided = start.parallel and not self.update.has_shares
-        left_out = checks.likely_left_out(self.state.found(), found, parallel=is_divided)
+        left_out = likely_left_out(self.state.found(), found, parallel=is_divided)
         mistakes = checks.likely_mistakes(start.training, self.data.adapter.loader)
         for text in (*mistakes, *left_out):
             start.warn(text)

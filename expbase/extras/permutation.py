@@ -87,7 +87,7 @@ def _encrypted(numbers: Numbers, half_bits: int, keys: list[np.uint64]) -> Numbe
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    # The finalizer of SplitMix64, as in rng.derive; the high bits depend on all bits.
+    # The finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): high bits depend on all bits.
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

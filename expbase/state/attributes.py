@@ -104,7 +104,7 @@ class UserState:
 
     def saved(self) -> objects.StatefulObjects:
         """The objects with state that a checkpoint holds."""
-        named = [*self.excluded, *self.registered, *self.by_share]
+        named = [*self.excluded, *self.by_share]
         return objects.find(self.attributes(), named, self._in_objects())
 
     def optimizers(self) -> dict[str, Any]:
@@ -134,7 +134,11 @@ class UserState:
         return {"": self._owner, **dict(found.sublayers()), **found.optimizers, **settings}
 
     def _is_excluded(self, path: str) -> bool:
-        return any(path == name or path.startswith(f"{name}.") for name in self.excluded)
+        return _is_under(path, self.excluded)
+
+    def is_registered(self, path: str) -> bool:
+        """Whether a user has named it, or the object that has it."""
+        return _is_under(path, self.registered)
 
     def is_left_out(self, path: str) -> bool:
         """Whether what is there is no value, or excluded."""
@@ -154,3 +158,8 @@ class UserState:
             return False
         copied = [self.values.path_of(part) for part in (loader.dataset, loader.collate_fn)]
         return any(path.startswith(f"{where}.") for where in copied)
+
+
+def _is_under(path: str, names: list[str]) -> bool:
+    """Whether a path is one of the names, or goes on from one."""
+    return any(path == name or path.startswith(f"{name}.") for name in names)

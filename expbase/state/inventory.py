@@ -111,6 +111,15 @@ class Inventory(Things):
         is_other = objects.is_parameter(value) or isinstance(value, (Optimizer, *_CLOSED[:2]))
         return bool(has_state or is_other or self.name(value, "") in ("", *self.owners))
 
+    def opaque(self) -> dict[str, Any]:
+        """Returns what has no places and cannot be saved, by path: iterators, files, locks."""
+        found = {path: kept() for path, kept in self._kept.items()}
+        return {
+            path: value
+            for path, value in found.items()
+            if not (value is None or is_thing(value) or self.is_walked(value))
+        }
+
     def _visit(self, path: str, value: Any) -> None:
         path = _named(path, value)
         if isinstance(value, _ATOMS) or id(value) in self._names:

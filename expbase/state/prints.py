@@ -54,6 +54,11 @@ class Printer(Encoder):
             return sorted(map(repr, value))
         return super()._parts(value, path, is_known=is_known)
 
+    def _name_of(self, maker: Any, path: str) -> str:
+        # An iterator cannot be saved, and it can be taken apart.
+        is_iterator = getattr(maker, "__module__", "") in ("builtins", "itertools")
+        return str(maker.__qualname__) if is_iterator else super()._name_of(maker, path)
+
     def _items(self, items: Any, path: str) -> Any:
         kinds = {*map(type, items)} if len(items) >= _SAMPLED else {float}
         if kinds in ({float}, {int}):
@@ -67,21 +72,23 @@ class Printer(Encoder):
         step = 1 + data.size // _SAMPLED_BYTES
         return super()._put(np.ascontiguousarray(data[::step]), path)
 
-    def _described(self, value: Any) -> str:
+    def _described(self, value: Any) -> Any:
         """A class, and where an iterator or a file stands, if it can be seen."""
         name = class_name(type(value))
         code = getattr(value, "__qualname__", None)
         if hasattr(value, "gi_code"):
-            return f"{code} at {getattr(value.gi_frame, 'f_lasti', 'its end')}"
+            if (frame := value.gi_frame) is None:
+                return f"{code} at its end"
+            inside = self.encode([value.gi_yieldfrom, frame.f_locals], "")
+            return [f"{code} at {frame.f_lasti}", inside]
         if isinstance(code, str):
             return code
         with contextlib.suppress(AttributeError, OSError, ValueError):
             return f"{name} at {value.tell()}" if value.readable() and value.seekable() else name
         if hasattr(value, "__next__"):
             left = -1 if hasattr(value, "__len__") else operator.length_hint(value, -1)
-            is_count = repr(value).startswith("count(")
-            self._is_certain = self._is_certain and (is_count or left >= 0)
-            return repr(value) if is_count else f"{name} {left}"
+            self._is_certain = self._is_certain and left >= 0
+            return f"{name} {left}"
         with contextlib.suppress(TypeError, ValueError, BufferError):
             return f"{name} {checksum_of([memoryview(value).tobytes()])}"
         module = "" if name.endswith(".Generator") else type(value).__module__

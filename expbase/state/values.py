@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from paddle.nn import Layer
 
 from expbase.base.arrays import Array
-from expbase.base.encoding import Decoder, Encoded, Encoder, is_thing
+from expbase.base.encoding import Decoder, Encoded, Encoder, is_thing, not_savable
 from expbase.base.things import Things, class_name, join
 from expbase.state.inventory import (
     BEYOND,
@@ -45,12 +45,15 @@ _DELETED = "@deleted"  # paths
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _SIMPLE = {type(None), bool, int, float}
 _MOST_LINES = 20
-# Of an object that is no layer, a data set say: more is a cache, most likely.
-_MOST_BYTES = 1 << 26
+_LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _WAYS_OUT = (
     "Expected numbers, texts, arrays, tensors and collections of them in attributes, or a "
-    "state_dict and set_state_dict, or register_stateful. If training does not depend on it: "
-    "exclude_from_state."
+    "state_dict and set_state_dict, or what on_save_checkpoint returns. If training does not "
+    "depend on it: exclude_from_state."
+)
+_SETS = (
+    "sets, to whose items pop() and loops may come in another order than before, while sorted(…) "
+    "is the same in every process"
 )
 
 Owners = Mapping[str, Any]  # what has places, by path; the experiment's own is ""
@@ -75,8 +78,14 @@ class Reached(Protocol):
     def owners(self) -> Owners:
         """What has places and may be replaced in training: the experiment, layers, optimizers."""
 
+    def owner_of(self, path: str) -> tuple[Any, str]:
+        """The object that has the attribute at a path, and its name."""
+
     def is_left_out(self, path: str) -> bool:
         """Whether what is there is no value, or excluded."""
+
+    def is_registered(self, path: str) -> bool:
+        """Whether a user has named it, or the object that has it."""
 
     def is_held(self, path: str) -> bool:
         """Whether an object with a state of its own has it."""
@@ -107,6 +116,7 @@ class Values:
         self._trained: set[str] = set()  # what training has changed, in any start
         self._blind: set[str] = set()  # where something is that nobody can look into
         self._warned: set[str] = set()
+        self._sets: list[str] = []  # of the checkpoint that was restored
 
     def begin(self) -> None:
         """What the values are now is the code's."""
@@ -124,7 +134,8 @@ class Values:
 
     def places(self) -> Places:
         """All places."""
-        found = {
+        found = {path: (None, path, item) for path, item in self._inventory.opaque().items()}
+        found |= {
             join(path, name): (owner, name, value)
             for path, owner in self.owners().items()
             for name, value in places(owner).items()
@@ -159,18 +170,21 @@ class Values:
         arrays: dict[str, Array] = {}
         encoder = Encoder(arrays, self._inventory)
         owners = self.owners()
-        small = {id(owner) for owner in self._reached.owners().values()}
-        state: dict[str, Any] = {}
+        named = self._named()
+        state = {path: getattr(*self._place(owners, path)) for path in named if path not in found}
         lost = []
-        for path in (p for p in changed if p in found and not self._is_elsewhere(p)):
+        for path in sorted({*changed, *filter(self._reached.is_registered, found)} & found.keys()):
+            if self._reached.is_held(path) and path not in named:
+                continue
             owner, name, value = found[path]
-            most_bytes = math.inf if id(owner) in small else _MOST_BYTES
-            content = None
-            if not is_fixed(owner, name):
-                content = encoder.attempt(value, _ROOT + path, most_bytes)
-            if content is not None:
-                state[path] = Encoded(content[0], arrays)
-            elif path in self._trained and not is_computed(owner, name):
+            encoded = None if is_fixed(owner, name) else encoder.attempt(value, _ROOT + path)
+            if encoded is not None and not self._is_opaque(path, value, encoded.content):
+                state[path] = encoded
+                if owner is not owners[""] and not self._reached.is_registered(path):
+                    self._warn_of_size(path, encoded.size())
+            elif path in named:
+                raise not_savable(_ROOT + path, type(value).__name__)
+            elif path in self._trained and path in changed and not is_computed(owner, name):
                 # What training has not changed on_train_begin sets at each start.
                 lost.append(path)
         self._warn([path for path in lost if path not in self._warned], found)
@@ -178,16 +192,31 @@ class Values:
             path
             for path in changed
             if path not in found and not self._is_elsewhere(path)
-            if not is_fixed(*_find(owners, path))
+            if not is_fixed(*self._place(owners, path))
         ]
-        state |= {path: getattr(*_find(owners, path)) for path in self._reached.registered}
-        gone = dict.fromkeys((path for path in changed if path not in found), _GONE)
-        lines = [
-            f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
-            for path, at in {**prints, **gone}.items()
-        ]
-        self.inventory = "\n".join(lines)
+        self.inventory = self._as_lines({**dict.fromkeys(changed, _GONE), **prints})
         return state
+
+    def _as_lines(self, prints: Mapping[str, Print]) -> str:
+        """Returns what each place is like, and whether training has changed it, as lines."""
+        return "\n".join(
+            f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
+            for path, at in prints.items()
+        )
+
+    def _is_opaque(self, path: str, value: Any, content: Any) -> bool:
+        """Whether nothing would be saved but that a file, say, is the one that setup has opened."""
+        return content == {"$object": path} and not self._inventory.is_walked(value)
+
+    def _named(self) -> list[str]:
+        """Returns the paths that a user has registered, but of objects with a state."""
+        return [p for p in self._reached.registered if not self._reached.is_left_out(p)]
+
+    def _place(self, owners: Owners, path: str) -> tuple[Any, str]:
+        """Returns the owner of a place, None if there is none, and the name there."""
+        found = _find(owners, path)
+        is_beyond = found[0] is None and path in self._reached.registered  # what the walk reaches
+        return self._reached.owner_of(path) if is_beyond else found
 
     def _is_elsewhere(self, path: str) -> bool:
         """Whether it is a part of another state, or was named."""
@@ -206,12 +235,21 @@ class Values:
                 f"makes of it. {_WAYS_OUT}"
             )
 
+    def _warn_of_size(self, path: str, size: int) -> None:
+        if size > _LARGE_BYTES and path not in self._warned:
+            self._warned.add(path)
+            self._say(
+                f"{shown(path)}: {size >> 20} MB in each checkpoint. If training does not depend "
+                f"on it, a cache say: exclude_from_state({path!r}). If it does: "
+                f"register_stateful({path!r}), which ends this line."
+            )
+
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each value that was named and is not there, or whose owner is not here."""
-        missing = [path for path in self._reached.registered if path not in state]
+        missing = [path for path in self._named() if path not in state]
         values = [path for path in state if not path.startswith("@")]
         owners = self.owners()  # all state is searched for them: once
-        lost = [path for path in values if _find(owners, path)[0] is None]
+        lost = [path for path in values if self._place(owners, path)[0] is None]
         others = [p for p in values if not self._is_elsewhere(p) and _is_taken(*_find(owners, p))]
         return [
             *(f"{path}: missing in the checkpoint." for path in missing),
@@ -220,7 +258,7 @@ class Values:
         ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Sets the values; returns why that is not exact."""
+        """Sets the values; what that has lost `look` says."""
         owners = self.owners()
         values = {p: v for p, v in state.items() if not (p[0] == "@" or self._is_excluded(p))}
         encoded = [value for value in values.values() if isinstance(value, Encoded)]
@@ -228,15 +266,12 @@ class Values:
         for path, value in values.items():
             if isinstance(value, Encoded):
                 value = decoder.decode(value.content, _ROOT + path)
-            put(*_find(owners, path), value)
+            put(*self._place(owners, path), value)
         for path in state[_DELETED]:
             if not self._is_excluded(path):
                 remove(*_find(owners, path))
-        return [
-            f"{shown(path.removeprefix(_ROOT))} (set): pop() and loops may come to its items in "
-            "another order than before; sorted(…) is the same in every process"
-            for path in decoder.sets
-        ]
+        self._sets = [shown(path.removeprefix(_ROOT)) for path in decoder.sets]
+        return []
 
     def expect(self, inventory: str) -> None:
         """When a start has restored a checkpoint: its inventory."""
@@ -274,10 +309,12 @@ class Values:
                 for path in sorted(self._blind & now.keys())
                 if is_users(type(now[path][0]).__module__)
             ],
+            _SETS: self._sets,
         }
         return (
             lines[:_MOST_LINES] + [f"and {more} more values"] * (more > 0),
-            [_in_one_line(text, paths) for text, paths in said.items() if paths and then],
+            [_in_one_line(text, paths) for text, paths in said.items() if paths and then]
+            + [f"what a resumed run has not as it was: {_WAYS_OUT}"] * bool(lost),
         )
 
     def path_of(self, value: Any) -> str:
@@ -317,8 +354,9 @@ class Snapshot(Things):
         encoded: dict[str, Any] = {}
         for path, (_, _, value) in self._places().items():
             arrays: dict[str, Array] = {}
-            content = Encoder(arrays, self).attempt(value, path, self._most_bytes)
-            encoded[path] = Encoded(content[0], arrays) if content else checksum(value)
+            found = Encoder(arrays, self).attempt(value, path)
+            is_kept = found is not None and found.size() <= self._most_bytes
+            encoded[path] = found if is_kept else checksum(value)
         return encoded
 
     def restore(self) -> list[str]:
@@ -352,6 +390,7 @@ def _is_taken(owner: Any, name: str) -> bool:
     """Whether a name is that of a method, a property or an object with a state of its own."""
     of_class = getattr(type(owner), name, None)
     is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
+    is_code = is_code and not is_computed(owner, name)  # which Python takes for a method, too
     return is_code or hasattr(getattr(owner, name, None), "state_dict")
 
 

@@ -51,7 +51,7 @@ _CAUSES = {
     "an object made in C is out of sight",
 }
 # What a start says of what it has not restored.
-_LOST = re.compile(r"not exact: (.*)")
+_LOST = re.compile(r"(?:not exact: |(?=sets, to whose items))(.*)")
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
     "Likely cause: what depends on the number of processes, or is no state: a draw from self.rank, "

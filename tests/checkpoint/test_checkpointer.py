@@ -112,7 +112,7 @@ def test_a_value_of_another_type_is_an_error_that_names_the_file(
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 
-@pytest.mark.parametrize("number", [6, 13])
+@pytest.mark.parametrize("number", [6, 14])
 def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_names(
     tmp_path: Path, two_iterations: Path, number: int
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_
         state.update(format=number, ranks=state.pop("local"))
 
     rewrite(tmp_path / "run", change)
-    text = f"format {number}; expected 12. Finish .* wrote it, 0.1 for a format below 8, or begin"
+    text = f"format {number}; expected 13. Finish .* wrote it, 0.1 for a format below 8, or begin"
     with pytest.raises(CheckpointError, match=text):
         trained(Rich, tmp_path / "run", max_iteration=4)
 

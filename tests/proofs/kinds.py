@@ -66,7 +66,7 @@ SAVED_AT, DIES_IN, END = 4, 6, 10  # iterations
 _DIES, _FORGETS = "KINDS_DIES", "KINDS_FORGETS"  # in the environment of a start
 _LONG_SECONDS = 120  # that no start takes
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=A)(?=[A-Z][a-z])")  # between those of a name
-TELLING = re.compile(r"not exact|WARNING|nobody can look into")
+TELLING = re.compile(r"not exact|WARNING|nobody can look into|in another order")
 # What an error must name: a path of the user's, or the method or setting that is wrong.
 _NAMING = re.compile(r"self\.|values\.|setup_|train_|training\.|step-\d|\bsave")
 FILES = ("values", "arrays", "names", "objects", "code", "opaque", "layers", "copies")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import threading
 from collections import Counter, OrderedDict, deque
@@ -282,12 +283,201 @@ def test_what_has_changed_and_cannot_be_saved_is_told_once(
     assert (
         "self.jobs (list), self.late (lock): changed since setup, and in no checkpoint" in told[0]
     )
-    assert "a state_dict and set_state_dict, or register_stateful" in told[0]
+    assert "a state_dict and set_state_dict, or what on_save_checkpoint returns" in told[0]
     assert "exclude_from_state" in told[0]
     trained(Odd, tmp_path, max_iteration=8)
     err = capsys.readouterr().err
     assert "not exact: self.jobs (list): has changed in training" in err
     assert "self.things" not in err
+
+
+class Consuming(Tiny):
+    """Consumes what cannot be saved: iterators, a generator, a file, one of them in a list."""
+
+    consumes = True
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.text = Path(__file__).open()
+        self.count, self.cycle, self.chain = itertools.count(), itertools.cycle("ab"), chain()
+        self.pairs, self.squares = zip("abcdefghi", range(9), strict=True), (n * n for n in count())
+        self.streams = [iter(range(9)), open(__file__, "rb")]
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        streams = [self.text, self.count, self.cycle, self.chain, self.pairs, self.squares]
+        for stream in [*streams, *self.streams] * self.consumes:
+            next(stream)
+
+    def terminal(self) -> None:
+        super().terminal()
+        self.text.close()
+        self.streams[1].close()
+
+
+def chain() -> Any:
+    return itertools.chain("abc", "def")
+
+
+def count() -> Any:
+    yield from itertools.count()
+
+
+CONSUMED = (
+    "self.text (TextIOWrapper)", "self.count (count)", "self.cycle (cycle)", "self.chain (chain)",
+    "self.pairs (zip)", "self.squares (generator)", "self.streams.0 (range_iterator)",
+    "self.streams.1 (BufferedReader)",
+)  # fmt: skip
+
+
+def test_what_can_only_be_consumed_is_told_at_the_save_and_at_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Consuming, tmp_path, max_iteration=2)
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if "WARNING" in line)
+    for name in CONSUMED:
+        assert name in told
+    assert "on_save_checkpoint returns" in told
+    trained(Consuming, tmp_path, max_iteration=4)
+    err = capsys.readouterr().err
+    for name in CONSUMED:
+        assert f"not exact: {name}: has changed in training" in err
+    assert "what a resumed run has not as it was: Expected numbers, texts" in err
+
+
+def test_what_is_not_consumed_is_not_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Consuming, "consumes", False)
+    trained(Consuming, tmp_path, max_iteration=2)
+    trained(Consuming, tmp_path, max_iteration=4)
+    err = capsys.readouterr().err
+    assert "WARNING" not in err
+    assert "not exact" not in err
+
+
+def test_a_set_is_one_line_and_no_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Seeing(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.seen: set[int] = set()
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.seen.add(self.iteration)
+
+    trained(Seeing, tmp_path, max_iteration=4)
+    exp: Any = trained(Seeing, tmp_path, max_iteration=6)
+    err = capsys.readouterr().err
+    assert exp.seen == {*range(1, 7)}
+    assert "WARNING" not in err
+    assert "sorted(…) is the same in every process: self.seen" in err
+
+
+class Memory:
+    """A replay buffer: a class without a state_dict."""
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.capacity = 9
+
+
+class Replaying(Tiny):
+    """Fills a buffer in an object, and registers what a test says."""
+
+    names: tuple[str, ...] = ()
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.big = Memory()
+        self.register_stateful(*self.names)
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.big.items.append((np.full(3, self.iteration), self.iteration))
+
+
+@pytest.mark.parametrize("names", [(), ("big",), ("big.items",), ("big", "big.capacity")])
+def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(Replaying, "names", names)
+    trained(Replaying, tmp_path, max_iteration=4)
+    exp: Any = trained(Replaying, tmp_path, max_iteration=6)
+    assert [number for _, number in exp.big.items] == [1, 2, 3, 4, 5, 6]
+    assert "WARNING" not in capsys.readouterr().err
+    saved = run_of(exp).state.values.state_dict()
+    assert ("big.capacity" in saved) == ("big" in names)
+
+
+def test_what_is_large_is_saved_and_its_size_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("expbase.state.values._LARGE_BYTES", 100)
+    trained(Replaying, tmp_path / "one", max_iteration=2)
+    told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(told) == 1
+    assert "self.big.items: 0 MB in each checkpoint" in told[0]
+    assert "exclude_from_state('big.items')" in told[0]
+    exp: Any = trained(Replaying, tmp_path / "one", max_iteration=4)
+    assert len(exp.big.items) == 4
+    capsys.readouterr()
+    monkeypatch.setattr(Replaying, "names", ("big.items",))
+    trained(Replaying, tmp_path / "two", max_iteration=2)
+    assert "WARNING" not in capsys.readouterr().err
+
+
+class Deep:
+    """An object with a state that leaves something out."""
+
+    def __init__(self) -> None:
+        self.inner = Memory()
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def set_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_what_the_walk_does_not_reach_can_be_registered(tmp_path: Path) -> None:
+    class Sampler(paddle.io.BatchSampler, Deep):
+        def __init__(self) -> None:
+            paddle.io.BatchSampler.__init__(self, Points(8), batch_size=4)
+            Deep.__init__(self)
+
+    class Reaching(Tiny):
+        def setup_dataloader(self) -> None:
+            self.train_loader = DataLoader(Points(8), batch_sampler=Sampler())
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.register_stateful("train_loader.batch_sampler.inner.capacity")
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.train_loader.batch_sampler.inner.capacity += 1
+
+    options = {"valid_interval": 0}
+    trained(Reaching, tmp_path, max_iteration=2, **options)
+    exp: Any = trained(Reaching, tmp_path, max_iteration=4, **options)
+    assert exp.train_loader.batch_sampler.inner.capacity == 13
+
+
+def test_a_registered_iterator_is_an_error_that_names_it(tmp_path: Path) -> None:
+    class Iterating(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.stream = iter([1, 2, 3])
+            self.register_stateful("stream")
+
+    with pytest.raises(TypeError, match=r"values\.stream: a list_iterator cannot be saved"):
+        trained(Iterating, tmp_path)
 
 
 class Holder:

@@ -1,0 +1,79 @@
+"""What is checked of an experiment's state at the end of setup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import paddle
+
+from expbase.base.arrays import is_piece
+from expbase.state.objects import StatefulObjects, parameter_names, parameters_of, unwrap
+
+
+def check_state(found: StatefulObjects) -> None:
+    """Raises a ValueError where training would fail, or would lose something."""
+    if not found.layers:
+        raise ValueError(
+            "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
+        )
+    if not found.optimizers and not found.excluded_optimizers:
+        raise ValueError(
+            "setup_model: no optimizer is an attribute; expected one, self.optimizer say."
+        )
+    for name, optimizer in found.optimizers.items():
+        if isinstance(optimizer, (paddle.optimizer.LBFGS, paddle.incubate.LookAhead)):
+            raise ValueError(
+                f"self.{name}: paddle's {type(optimizer).__name__} does not continue exactly from "
+                f"its state. To accept that, call exclude_from_state({name!r}): a resumed run "
+                "begins it anew."
+            )
+    names = parameter_names(found)
+    _check_sharding(found)
+    for name, optimizer in found.optimizers.items():
+        unknown = [p.name for p in parameters_of(optimizer) if p.name not in names]
+        if unknown:
+            raise ValueError(
+                f"self.{name}: updates {len(unknown)} parameters of no layer among the attributes "
+                f"({unknown[0]} …), so they would not be saved. Make their layer an attribute."
+            )
+
+
+def _check_sharding(found: StatefulObjects) -> None:
+    """Raises a ValueError if fleet divides single parameters between ranks."""
+    stages = {type(layer).__name__ for layer in found.parallel.values()}
+    if "GroupShardedStage3" in stages or any(
+        hasattr(optimizer, "_slice_params") for optimizer in found.optimizers.values()
+    ):
+        raise ValueError(
+            "setup_model: fleet's split_param and group_sharded_parallel's p_g_os divide single "
+            "parameters, which a checkpoint cannot hold; expected split_param=False, or os or os_g."
+        )
+
+
+def likely_left_out(
+    found: StatefulObjects, saved: StatefulObjects, *, parallel: bool
+) -> Iterator[str]:
+    """Yields a line for each layer that is trained otherwise than one would expect.
+
+    `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
+    """
+    updated = {
+        id(parameter)
+        for optimizer in found.optimizers.values()
+        for parameter in parameters_of(optimizer)
+    }
+    wrapped = [unwrap(wrapper) for wrapper in saved.parallel.values()]
+    synchronized = {id(part) for layer in wrapped for part in layer.sublayers(True)}
+    for name, layer in found.layers.items():
+        trained = [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
+        is_updated = any(id(parameter) in updated for parameter in trained)
+        if trained and not is_updated:
+            yield (
+                f"self.{name} has trainable parameters, and no optimizer updates them; expected "
+                "stop_gradient = True of those that are not to be trained."
+            )
+        if parallel and is_updated and name in saved.layers and id(layer) not in synchronized:
+            yield (
+                f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
+                "rank trains its own."
+            )
