@@ -27,7 +27,8 @@ from expbase.engine.run import Run
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
-from expbase.ranks import world
+from expbase.ranks import collectives
+from expbase.ranks.device import set_device
 from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 
@@ -241,12 +242,12 @@ class ExperimentBase(Events):
     def setup_device(self) -> None:
         """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
         device = getattr(self.args, "device", None)
-        world.set_device(device, deterministic=self.config.training.deterministic)
+        set_device(device, deterministic=self.config.training.deterministic)
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
         setup.watch_ranks(self.__run)
-        world.init_parallel(paddle.device.get_device())
+        collectives.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory; a ConfigError if it is another run's."""

@@ -337,7 +337,7 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert not list(likely_mistakes(training, None))
     monkeypatch.setenv(name, "4")
     assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
-    monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
+    monkeypatch.setattr("expbase.ranks.collectives.world_size", lambda: 4)
     assert not list(likely_mistakes(training, None))
 
 

@@ -28,7 +28,7 @@ from expbase.base.encoding import decode, encode
 from expbase.checkpoint import best, rank_state, storage
 from expbase.checkpoint.layout import ARRAYS, FORMAT, STATE_FILE, Snapshot
 from expbase.checkpoint.storage import CheckpointError
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
 from expbase.state.objects import StatefulObjects, Tensors
 
@@ -48,7 +48,7 @@ class Checkpointer:
         self.on_written: Callable[[Path], object] = lambda path: None  # on rank 0, for each one
         self.sources: Mapping[str, str] = {}  # checksums of the experiment's files, by name
         self.facts: Mapping[str, Any] = {}  # for who finds a checkpoint without its run
-        self._rank = world.rank()
+        self._rank = collectives.rank()
         file = None if self._rank else directory.parent / best.FILE
         self.validations = best.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
@@ -68,7 +68,7 @@ class Checkpointer:
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run; damaged ones are moved aside, loudly."""
-        return world.on_rank_zero(
+        return collectives.on_rank_zero(
             lambda: storage.newest_intact(self._directory, self._logger.warning),
             "looking for a checkpoint",
         )
@@ -103,7 +103,7 @@ class Checkpointer:
                 f"save: the state is that of {self.inspected}, loaded to be looked at; as "
                 f"iteration {iteration} it would spoil the run."
             )
-        world.on_rank_zero(self.settle, "saving")  # the one before
+        collectives.on_rank_zero(self.settle, "saving")  # the one before
         snapshot = self._snapshot()
         sizes = {**sizes, VALIDATIONS_BYTES: self.validations.size()}
         inventory = self.contents()[VALUES].inventory
@@ -111,7 +111,7 @@ class Checkpointer:
         best = self.validations.kept()  # now: it is not looked at again while training goes on
         write = functools.partial(self._write, snapshot, iteration, info, best, needed=needed)
         if not self._training.background_save:
-            world.on_rank_zero(write, "saving")
+            collectives.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self.background.start(write)
 
@@ -123,7 +123,7 @@ class Checkpointer:
         tensors, values = _capture(contents)
         if self._rank == 0 and self._training.background_save:
             tensors = self._buffer.snapshot(tensors)
-        world.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
+        collectives.barrier("saving")  # on_save_checkpoint may take long on one rank
         return self._gatherer.gather(found, tensors, values)
 
     @property
@@ -227,10 +227,10 @@ class Checkpointer:
                 f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
                 "schedules too, is the checkpoint's, all else is the code's of now"
             )
-        if saved_by != world.world_size() and not self._training.shares:
+        if saved_by != collectives.world_size() and not self._training.shares:
             notes.append(
-                f"saved by {saved_by} processes and continued by {world.world_size()}: they draw "
-                "other numbers, and sum in another order"
+                f"saved by {saved_by} processes and continued by {collectives.world_size()}: they "
+                "draw other numbers, and sum in another order"
             )
         notes += self._load(path, states)
         self.newest_saved, self.inspected = path, ""
@@ -272,7 +272,7 @@ class Checkpointer:
             _check_format(path, saved["format"])
             values = saved["values"]
             of_ranks = saved["local"]
-            if len(of_ranks) == world.world_size():
+            if len(of_ranks) == collectives.world_size():
                 for name, entry in of_ranks[self._rank].items():
                     values[name] |= entry
         tensors, problems = rank_state.take(opened, contents[OBJECTS], len(of_ranks))
@@ -286,7 +286,7 @@ class Checkpointer:
         return states, len(of_ranks)
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
-        for rank, of_rank in enumerate(world.gather_objects(problems)):
+        for rank, of_rank in enumerate(collectives.all_gather_object(problems)):
             if of_rank:
                 lines = "\n  ".join(of_rank[:20])
                 raise CheckpointError(

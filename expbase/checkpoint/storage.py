@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from expbase.base.exit_codes import ExitCode
 from expbase.base.files import (
     checksum_of,
     flush,
@@ -32,7 +33,6 @@ from expbase.base.files import (
     remove,
     write_flushed,
 )
-from expbase.base.processes import MISTAKE
 from expbase.base.threads import result_of
 
 FOLDER = "checkpoints"  # of a run
@@ -47,7 +47,7 @@ _NAME = re.compile(r"step-(\d{8,})$")
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, or is damaged, or does not fit."""
 
-    exit_code = MISTAKE
+    exit_code = ExitCode.MISTAKE
 
 
 class UnreadableError(CheckpointError):

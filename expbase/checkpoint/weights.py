@@ -16,12 +16,12 @@ from typing import Any
 import paddle
 
 from expbase.base.arrays import Array, describe, is_piece, parse, serialize
+from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
-from expbase.base.processes import MISTAKE
 from expbase.checkpoint import storage
 from expbase.checkpoint.checkpointer import find_named
 from expbase.checkpoint.layout import LOCAL, SUFFIX
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.state.objects import misfits
 
 Weights = dict[str, Array]
@@ -34,7 +34,7 @@ _OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and Padd
 class WeightsError(ValueError):
     """A model file that cannot be read, or does not fit."""
 
-    exit_code = MISTAKE
+    exit_code = ExitCode.MISTAKE
 
 
 def find_weights(path: Path) -> Path:
@@ -121,7 +121,7 @@ def _without_local(files: Mapping[str, Weights]) -> dict[str, Weights]:
 
 def _need_whole(layer: Any, place: object) -> None:
     pieces = [name for name, tensor in layer.state_dict().items() if is_piece(tensor)]
-    if pieces and world.world_size() > 1:
+    if pieces and collectives.world_size() > 1:
         raise WeightsError(
             f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
         )

@@ -5,51 +5,23 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import paddle
 
 from expbase.base.arrays import is_piece
-from expbase.base.processes import SHARED_MEMORY
 from expbase.command_line import check_system
 from expbase.config import Config, ConfigError, check_training, fill, fill_in
-from expbase.data.loaders import LoaderAdapter
+from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.engine import due
-from expbase.ranks import world
+from expbase.ranks import alike, collectives
 from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
 _SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _LITTLE_ROOM = 256  # MB in shared memory; docker gives 64
-
-
-def check_data(adapter: LoaderAdapter, loader: Any, training: Mapping[str, Any]) -> None:
-    """Raises a ValueError if there are no batches, or a limit of epochs without a loader.
-
-    `loader` is self.train_loader now.
-    """
-    if adapter.batches_per_epoch == 0:
-        raise adapter.no_batch()
-    if adapter.loader is not loader:
-        raise ValueError("self.train_loader: set too late; expected it in setup_dataloader.")
-    for key in ("max_epoch", "valid_every_epoch", "save_every_epoch"):
-        if training[key] and loader is None:
-            raise ConfigError(
-                f"training.{key}: {training[key]} given, and without a self.train_loader there are "
-                "no epochs; expected 0, and max_iteration, valid_interval, save_interval."
-            )
-
-
-def check_same_loader(attached: Any, loader: Any) -> None:
-    """Raises a RuntimeError if self.train_loader was set anew after setup."""
-    if attached is not loader:
-        raise RuntimeError(
-            "self.train_loader: set anew after setup, and a resumed run has the one that "
-            "setup_dataloader makes. Make one loader there, and change what is in it, in "
-            "on_train_epoch_begin say: self.train_loader.dataset.level = 2, or a sampler's weights."
-        )
 
 
 def check_state(found: objects.StatefulObjects) -> None:
@@ -179,7 +151,7 @@ def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, flo
     numbers = {}
     for name, value in {**logged, **(results or {})}.items():
         try:
-            numbers[name] = world.number(value)
+            numbers[name] = collectives.number(value)
         except (TypeError, ValueError):
             raise TypeError(
                 f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
@@ -190,7 +162,7 @@ def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, flo
 def check_layer_alike(layer: Any) -> None:
     """Raises a ValueError if the ranks give layers with other parameters to data_parallel."""
     found = objects.StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
-    check_alike(found.shapes())
+    alike.check_alike(found.shapes())
 
 
 def check_arguments(args: Any, config: Config) -> None:
@@ -206,7 +178,7 @@ def check_arguments(args: Any, config: Config) -> None:
             raise ConfigError(
                 f"--{option}: given with --evaluate or --export, which only look at a run."
             )
-    if getattr(args, "nprocs", 1) > 1 and world.world_size() == 1:
+    if getattr(args, "nprocs", 1) > 1 and collectives.world_size() == 1:
         raise ConfigError("--nprocs: is done by main(Experiment), which this script does not call.")
     args.output = fill_in(str(args.output), config)
 
@@ -224,36 +196,6 @@ def check_visualizer(visualizer: Any) -> None:
         raise TypeError(
             f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
             "expbase.record.visualizer.Visualizer, or another name."
-        )
-
-
-def check_alike(facts: Mapping[str, str]) -> None:
-    """Raises a ValueError if the ranks have different facts of one name; one collective."""
-    if difference := first_difference(world.gather_objects(dict(facts))):
-        raise ValueError(
-            f"{difference}; expected the same on all ranks. Start each with the same config and "
-            "the same data, and do what makes it on every rank alike."
-        )
-
-
-def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> str:
-    """What a rank has other than rank 0, with both values; empty: they have the same."""
-    first = of_ranks[0]
-    for rank, other in enumerate(of_ranks):
-        for name in {**first, **other}:
-            ours, theirs = (of.get(name, "not there") for of in (first, other))
-            if repr(ours) != repr(theirs):
-                return f"{name}: {ours} on rank 0, {theirs} on rank {rank}"
-    return ""
-
-
-def check_loops(begun: Sequence[int]) -> None:
-    """Raises a RuntimeError if valid() began loops over its data on some ranks only."""
-    if 0 in begun and any(begun):
-        raise RuntimeError(
-            f"valid: valid_batches() was called on rank {begun.index(max(begun))} and not on rank "
-            f"{begun.index(0)}, whose share of the data nobody validates. Call it on every rank: "
-            "look for `if self.rank == 0`, @rank_zero_only or a return before it."
         )
 
 
@@ -312,7 +254,7 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
             )
     for name in _SIZES:
         size = os.environ.get(name, "1")
-        if size != "1" and world.world_size() == 1:
+        if size != "1" and collectives.world_size() == 1:
             yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
     monitor = training["monitor"]
     if monitor.endswith(("loss", "error")) and training["monitor_mode"] == "max":

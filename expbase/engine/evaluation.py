@@ -19,7 +19,7 @@ from expbase.base.arrays import gradient
 from expbase.base.generators import GENERATORS
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.engine.stop import ValidationExit, ValidationLeft
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record.meter import Meter
 from expbase.record.speed import Stopwatch
 from expbase.state import objects
@@ -68,7 +68,7 @@ class Evaluation:
         self._adapters: dict[int, LoaderAdapter] = {}
         # With shares each rank has all of the data: sums over parts of it would depend on them.
         self._has_all: bool = training.shares > 0
-        ranks = (0, 1) if self._has_all else (world.rank(), world.world_size())
+        ranks = (0, 1) if self._has_all else (collectives.rank(), collectives.world_size())
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
 
@@ -118,7 +118,7 @@ class Evaluation:
                     f"self.{path}: was changed by a validation that did not end, and is too large "
                     "to be put back: the run that goes on is not exact."
                 )
-            world.renumber_waits()
+            collectives.renumber_barriers()
             raise
         finally:
             self.exit = None
@@ -210,19 +210,19 @@ class Evaluation:
         if self._has_all and self.phase != "train":
             return [value]
         self.wait(name)
-        return world.gather_objects(value)
+        return collectives.all_gather_object(value)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """The mean of each metric over the parts of the data; see ExperimentBase."""
         gather = functools.partial(self.gather, name="self.average()")
-        return world.weighted_average(metrics, weight, gather)
+        return collectives.weighted_average(metrics, weight, gather)
 
     def wait(self, name: str) -> None:
         """Before a collective in a phase: other ranks may take longer than it waits."""
-        world.need_all_ranks(name)
+        collectives.need_all_ranks(name)
         if self.phase != "train":
             meanwhile = [self.exit.while_waiting] if self.exit else []
-            world.wait_for_all(name, *meanwhile)
+            collectives.barrier(name, *meanwhile)
 
 
 def _places_in_layers(found: objects.StatefulObjects) -> Places:

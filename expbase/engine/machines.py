@@ -14,7 +14,7 @@ import platform
 from pathlib import Path
 
 from expbase.checkpoint import storage
-from expbase.ranks import world
+from expbase.ranks import collectives
 
 _ADVICE = (
     "Start so that the machine with the newest checkpoint is rank 0 (paddle's launcher: --rank 0 "
@@ -33,8 +33,8 @@ def compare(output: Path) -> None:
 
     A collective.
     """
-    position = f"rank {world.rank()} ({platform.node()}, {output})"
-    of_ranks = world.gather_objects((newest_iteration(output), position))
+    position = f"rank {collectives.rank()} ({platform.node()}, {output})"
+    of_ranks = collectives.all_gather_object((newest_iteration(output), position))
     first = of_ranks[0]
     last = max(of_ranks, key=lambda found: found[0])
     if last[0] > first[0]:

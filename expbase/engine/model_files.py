@@ -11,7 +11,7 @@ from expbase.checkpoint import rank_state, weights
 from expbase.checkpoint.storage import CheckpointError
 from expbase.config import ConfigError
 from expbase.engine.run import Run
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.state.objects import unwrap
 
 
@@ -20,7 +20,7 @@ def save(run: Run, path: str | Path, layer: Any) -> None:
     run.directory.check()
     run.events.fire("on_save_model")
     layer = unwrap(run.experiment.model if layer is None else layer)
-    world.on_rank_zero(lambda: weights.write_weights(Path(path), layer), "save_model")
+    collectives.on_rank_zero(lambda: weights.write_weights(Path(path), layer), "save_model")
 
 
 def load(
@@ -45,11 +45,11 @@ def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, weights.Weights]]:
         found.update(weights.read_weights(place))
         return place
 
-    place = world.on_rank_zero(read, "load_model")
-    if world.rank():
+    place = collectives.on_rank_zero(read, "load_model")
+    if collectives.rank():
         with contextlib.suppress(weights.WeightsError, CheckpointError):
             read()
-    world.wait_for_all("load_model")
+    collectives.barrier("load_model")
     return place, rank_state.as_on_rank_zero(found)
 
 
@@ -65,5 +65,5 @@ def export(run: Run, path: str | Path, spec: Sequence[Any] | None, layer: Any) -
         )
     run.directory.check()
     with run.evaluation.begin("predict", run.iteration, layers=[layer]):
-        world.on_rank_zero(lambda: weights.export_model(Path(path), layer, spec), "export")
+        collectives.on_rank_zero(lambda: weights.export_model(Path(path), layer, spec), "export")
     run.logger.info("exported %s", path)

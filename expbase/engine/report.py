@@ -16,10 +16,11 @@ from typing import Any
 
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
-from expbase.data.position import TrainIterator
+from expbase.data.position import DataPosition
 from expbase.engine import due
 from expbase.engine.stop import StopReason
-from expbase.ranks import world
+from expbase.ranks import collectives
+from expbase.ranks.device import peak_memory
 from expbase.record import card, console
 from expbase.record.meter import MetricsFile, NonFiniteError, line, short
 from expbase.record.metrics import MetricLog
@@ -44,7 +45,7 @@ class Report:
         args: argparse.Namespace,
         logger: logging.Logger,
         stopwatch: Stopwatch,
-        data: TrainIterator,
+        data: DataPosition,
         checkpointer: Checkpointer,
     ) -> None:
         self.metrics = MetricLog(logger, MetricsFile(None), Visualizer(None))
@@ -60,7 +61,7 @@ class Report:
 
     def leave_log_to_zero(self) -> None:
         """After a checkpoint, or a start from one: with shares rank 0 keeps what all logged."""
-        if self._config.training.shares and world.rank():
+        if self._config.training.shares and collectives.rank():
             self.metrics.meter.clear()
 
     def line(
@@ -75,7 +76,7 @@ class Report:
             means = self.metrics.meter.means()
             metrics = {f"train/{name}": mean for name, mean in means.items()}
             metrics |= rates
-            metrics |= {f"speed/{n}": number for n, number in (speed | world.peak_memory()).items()}
+            metrics |= {f"speed/{n}": number for n, number in (speed | peak_memory()).items()}
             fire("on_log", metrics)
             self.metrics.last = metrics
             self.metrics.write(iteration, epoch, metrics, is_routine=True)
@@ -115,8 +116,8 @@ class Report:
         """
         meter = self.metrics.meter
         if self._config.training.shares:
-            world.wait_for_all("what was logged")
-            meter.take_all(world.gather_objects(meter.state_dict()))
+            collectives.barrier("what was logged")
+            meter.take_all(collectives.all_gather_object(meter.state_dict()))
         bad = meter.nonfinite()
         policy = self._config.training.nonfinite if bad else "ignore"
         if policy == "warn":
@@ -140,7 +141,7 @@ class Report:
 
         `now` returns phase, iteration and epoch.
         """
-        if world.rank() or not console.is_terminal(sys.stderr):
+        if collectives.rank() or not console.is_terminal(sys.stderr):
             yield
             return
         with console.live_line(lambda: self._progress(*now())) as self.metrics.is_live:
@@ -173,13 +174,13 @@ class Report:
         """How long it took, what is best, and how to see the curves."""
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
-        world.on_rank_zero(self._checkpointer.close, "the last checkpoint")
+        collectives.on_rank_zero(self._checkpointer.close, "the last checkpoint")
         say = self._logger.info
         say("time        %s", card.clock(self._stopwatch.seconds()))
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self._config.training.monitor
             say("best        %s=%.6g at iteration %d", monitor, score, iteration)
-        if not (world.rank() or getattr(self._args, "smoke", False)):
+        if not (collectives.rank() or getattr(self._args, "smoke", False)):
             say("curves      python -m expbase board %s", shlex.quote(str(self._args.output)))
 
     def stopped(self, iteration: int, stopped_by: StopReason, text: str, *, is_saved: bool) -> None:

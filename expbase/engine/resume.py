@@ -12,7 +12,7 @@ from expbase.checkpoint.contents import Environment, Gradients, OwnStates
 from expbase.engine import checks
 from expbase.engine.loop import Life
 from expbase.engine.run import Run
-from expbase.ranks import world
+from expbase.ranks import alike, collectives
 from expbase.record import provenance, sources
 from expbase.record.ledger import LEDGER, flat
 from expbase.record.meter import json_value
@@ -46,7 +46,7 @@ def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
 
-    @world.rank_zero_only
+    @collectives.rank_zero_only
     def on_checkpoint_written(path: Path) -> None:
         run.events.fire("on_checkpoint_written", path)
 
@@ -59,7 +59,7 @@ def find(run: Run) -> None:
     output = run.output_dir
     if run.read_only:  # an error comes before the data is read
         which = checks.inspected(run.args) or ""
-        world.on_rank_zero(lambda: choose(output, which), "the checkpoint")
+        collectives.on_rank_zero(lambda: choose(output, which), "the checkpoint")
         return
     checkpointer.resumable = checkpointer.newest()
     if run.parallel:
@@ -67,7 +67,7 @@ def find(run: Run) -> None:
 
         machines.compare(run.directory.path)
         code = {"versions": provenance.versions(), **checkpointer.sources}
-        if difference := checks.first_difference(world.gather_objects(code)):
+        if difference := alike.first_difference(collectives.all_gather_object(code)):
             run.warn(f"not all ranks run the same code: {difference}")
     if checkpointer.resumable is not None:
         run.logger.info(
@@ -94,7 +94,7 @@ def resume_or_load(run: Run) -> None:
             "--output."
         )
     if path is None and other:
-        path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
+        path = collectives.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
     if path is not None:
         _resume(run, path)
     elif weights:
@@ -114,7 +114,7 @@ def _continue_files(run: Run, resumable: Path | None) -> None:
     sizes = run.checkpointer.sizes
     is_over = run.is_last
     if resumable and is_over:
-        is_over = bool(world.on_rank_zero(validations.is_finished, "the end"))
+        is_over = bool(collectives.on_rank_zero(validations.is_finished, "the end"))
     if resumable and is_over:
         validations.cut(validations.size())
     else:  # a new run begins with no logs, perhaps with the state of another one
@@ -154,7 +154,7 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
         )
     run.checkpointer.close()  # the last one may still be under way
     directory = run.output_dir if of_run is None else Path(of_run)
-    path = world.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
+    path = collectives.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
     assert path is not None
     position = run.checkpointer.load_for_inspection(path)
     if run.life is Life.READY:  # there is no other position in training

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
-from expbase.base.processes import refuse_early_success
+from expbase.base.exit_codes import refuse_early_success
 from expbase.checkpoint import storage
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import Config
 from expbase.data.fetching import explain_dead_worker
-from expbase.data.position import TrainIterator
+from expbase.data.position import DataPosition
 from expbase.engine import checks
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_AT_END, due_at, is_last, is_wanted
 from expbase.engine.evaluation import Evaluation
@@ -40,7 +40,7 @@ from expbase.engine.run_dir import RunDirectory
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
 from expbase.events import Subscribers
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record import logs
 from expbase.record.ledger import Ledger
 from expbase.record.speed import Stopwatch
@@ -57,8 +57,8 @@ class Run:
         self.config = config
         self.args = args
         self.training = config.training
-        self.rank = world.rank()
-        self.world_size = world.world_size()
+        self.rank = collectives.rank()
+        self.world_size = collectives.world_size()
         self.parallel = self.world_size > 1
         self.read_only = checks.inspected(args) is not None
         self.writes = self.rank == 0 and not self.read_only  # the files that a run has once
@@ -77,7 +77,7 @@ class Run:
         self.rank_watch: Any = None  # a Watch, if there are other ranks
         self.guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         self.stopwatch = Stopwatch()
-        self.data = TrainIterator()
+        self.data = DataPosition()
         self.update = Update(self.training, self.state, self.stopwatch, self.events.fire)
         tools = self.state, self.stopwatch, self.events.fire, self.warn
         self.evaluation = Evaluation(self.training, *tools)
@@ -283,13 +283,13 @@ class Run:
         data = self.data
         if data.resumed_within_epoch or self.loop.is_over:
             return
-        checks.check_same_loader(data.adapter.loader, self.experiment.train_loader)
         if data.epoch and not data.ended:  # it is left in its middle
             self._end_epoch()
         self.loop.epoch += 1
         data.open(self.epoch)
         rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.seed_rank)
         self.events.fire("on_train_epoch_begin")
+        data.check_same_loader(self.experiment.train_loader)
 
     def _end_epoch(self) -> None:
         rng.seed_for(self.training.seed, rng.EPOCH, self.epoch, self.seed_rank, 1)
@@ -315,10 +315,10 @@ class Run:
     def _save_what_was_trained(self) -> None:
         """After a validation that failed, if it did on all ranks: one alone would wait for ever."""
         if self.loop.saved_at < self.iteration and is_wanted(self.training, "save"):
-            world.wait_for_all("a validation that failed", within_seconds=_ALIKE_SECONDS)
+            collectives.barrier("a validation that failed", within_seconds=_ALIKE_SECONDS)
             self._save_now()
             # Else a rank that fails first would end rank 0 while it writes.
-            world.on_rank_zero(self.checkpointer.settle, "saving")
+            collectives.on_rank_zero(self.checkpointer.settle, "saving")
 
     def save(self) -> None:
         """Writes a checkpoint; within an iteration, at its end."""

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
-from expbase.base.processes import remove_left_files
 from expbase.config import check_training, flatten
 from expbase.data.loaders import Shard, adapt_loader, num_samples
+from expbase.data.shared_memory import remove_left_files
 from expbase.engine import checks
 from expbase.engine.loop import Life
 from expbase.engine.run import Run
 from expbase.engine.stop import StopRequests
-from expbase.ranks import hang, world
+from expbase.ranks import alike, collectives, hang
 from expbase.record import card, provenance
 from expbase.record.ledger import LEDGER, Ledger
 from expbase.record.logs import open_log
@@ -135,13 +135,13 @@ def take_directory(run: Run) -> None:
     run.on_close.callback(directory.release)
     fresh = getattr(run.args, "fresh", False)
     force = getattr(run.args, "force", False)
-    moved_aside = world.on_rank_zero(
+    moved_aside = collectives.on_rank_zero(
         lambda: directory.claim(run.config, fresh=fresh, force=force), "output directory"
     )
     if fresh:
         # Where rank 0 has been there is no run any more; another machine has its own directory.
         moved_aside = directory.move_aside() or moved_aside
-        world.wait_for_all("--fresh")  # several ranks may share what one moves aside
+        collectives.barrier("--fresh")  # several ranks may share what one moves aside
     if run.rank > 0:  # perhaps on another machine
         directory.make()
         directory.lock(run.rank)
@@ -191,14 +191,14 @@ def check_setup(run: Run) -> None:
     state.look_into_objects()
     found = state.saved()
     checks.check_visualizer(experiment.visualizer)
-    checks.check_data(run.data.adapter, experiment.train_loader, run.training)
+    run.data.check(experiment.train_loader, run.training)
     checks.check_state(found)
     if run.update.has_shares:
         checks.check_whole(found)
     facts = {f"config.{key}": repr(value) for key, value in flatten(run.config).items()}
     facts["self.train_loader"] = f"{run.data.adapter.batches_per_epoch} batches"
     facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
-    checks.check_alike({**facts, **found.shapes()})
+    alike.check_alike({**facts, **found.shapes()})
     run.update.check_wrapped()
     run.checkpointer.expect(found)
     _say_what_there_is(run)

@@ -18,7 +18,7 @@ from expbase.base import rng
 from expbase.engine import checks
 from expbase.engine.gradient_tree import GradientTree
 from expbase.engine.shares import ShareStates, statistics
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.objects import named_parameters
@@ -41,7 +41,9 @@ class Update:
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.has_shares: bool = training.shares > 0
         # Batches of an update on this rank.
-        self.batches: int = training.shares // world.world_size() or training.accumulation_steps
+        self.batches: int = (
+            training.shares // collectives.world_size() or training.accumulation_steps
+        )
         self.shares = ShareStates(training, state)
         # By wrapper, the ids of what its DataParallel does not average.
         self._frozen: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
@@ -56,7 +58,7 @@ class Update:
     @property
     def repeats_rank_zero(self) -> bool:
         """Whether this rank computes the same as rank 0 now: with shares, outside of them."""
-        return self.has_shares and world.rank() > 0 and not self.shares.is_computing
+        return self.has_shares and collectives.rank() > 0 and not self.shares.is_computing
 
     def check_complete(self) -> None:
         """Raises a RuntimeError if the loop over the micro-batches was left early."""

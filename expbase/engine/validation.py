@@ -9,7 +9,7 @@ from typing import Any
 from expbase.engine import checks
 from expbase.engine.loop import Step
 from expbase.engine.run import Run
-from expbase.ranks import world
+from expbase.ranks import alike, collectives
 
 
 def evaluate(run: Run, loader: Any) -> dict[str, float]:
@@ -52,8 +52,8 @@ def _results_of_valid(run: Run) -> dict[str, float]:
     results = run.experiment.valid()
     numbers = checks.numbers_of_valid(evaluation.meter.means(), results)
     evaluation.wait("the end of valid()")
-    of_ranks = world.gather_objects((numbers, evaluation.loops_begun))
-    checks.check_loops([begun for _, begun in of_ranks])
+    of_ranks = collectives.all_gather_object((numbers, evaluation.loops_begun))
+    alike.check_loops([begun for _, begun in of_ranks])
     first = of_ranks[0][0]  # what only rank 0 returns was left to it
     is_silent = results is None and drawn_before == run.experiment.visualizer.num_added
     if is_silent and not first and not evaluation.has_warned:
@@ -62,7 +62,7 @@ def _results_of_valid(run: Run) -> dict[str, float]:
             f"[{run.iteration}] valid: returned None and logged nothing, so it has no result; "
             "expected numbers by name, or `return {}` if that is meant."
         )
-    difference = checks.first_difference([{**first, **results} for results, _ in of_ranks])
+    difference = alike.first_difference([{**first, **results} for results, _ in of_ranks])
     if difference and not evaluation.has_warned:
         evaluation.has_warned = True
         run.warn(

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.exit_codes import exit_code_of
 from expbase.base.files import AppendedFile
-from expbase.base.processes import exit_code_of
 from expbase.config import flatten
 
 LEDGER = "ledger.jsonl"

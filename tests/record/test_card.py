@@ -13,7 +13,7 @@ import pytest
 from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
 
-from expbase.ranks import world
+from expbase.ranks import collectives, device
 from expbase.record import console, provenance
 from expbase.record.card import clock
 
@@ -76,7 +76,7 @@ def test_on_a_gpu_the_card_names_what_the_environment_lacks(
     for name in names:
         monkeypatch.delenv(name, raising=False)
     has_all = SimpleNamespace(is_public=lambda name: True)
-    monkeypatch.setattr(world, "core", SimpleNamespace(globals=lambda: has_all))
+    monkeypatch.setattr(device, "core", SimpleNamespace(globals=lambda: has_all))
     assert provenance.repeatable().startswith(
         "FLAGS_cudnn_deterministic=True FLAGS_embedding_deterministic=1 "
     )
@@ -125,7 +125,7 @@ def test_only_one_rank_draws_on_the_terminal(
 
     monkeypatch.setattr(console, "is_terminal", lambda stream: True)
     monkeypatch.setattr(console, "live_line", draw)
-    monkeypatch.setattr(world, "rank", lambda: 1)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
     with run_of(make(Tiny, tmp_path / "run")).report.live(lambda: ("train", 1, 1)):
         pass
 
