@@ -308,7 +308,8 @@ class MapStyleLoader(LoaderAdapter):
         rng.seed_cpu(seed)
         with unmoved(self._order.stateful):
             # `iter`, because list() asks a sampler for its length, which may fail.
-            batches = numbered(list(iter(sampler)))
+            is_known = self.kind == "in order"  # and may be too long for a list
+            batches = self._order.batches(1) if is_known else numbered(list(iter(sampler)))
         if has_one_order:
             batches = itertools.islice(batches, self.shard.rank, None, self.shard.world_size)
         else:
