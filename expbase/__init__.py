@@ -17,7 +17,7 @@ _FILES = {
     "get_default_training_config": "config",
     "main": "cli",
     "on": "events",
-    "rank_zero_only": "ranks.world",
+    "rank_zero_only": "ranks.collectives",
 }
 __all__ = [*_FILES]
 

@@ -6,4 +6,4 @@ from expbase.config import ConfigError as ConfigError
 from expbase.config import get_default_training_config as get_default_training_config
 from expbase.events import on as on
 from expbase.experiment import ExperimentBase as ExperimentBase
-from expbase.ranks.world import rank_zero_only as rank_zero_only
+from expbase.ranks.collectives import rank_zero_only as rank_zero_only

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
-from expbase.base.processes import MISTAKE, ended_by_sigterm, exit_code_of
+from expbase.base.exit_codes import ExitCode, exit_code_of
+from expbase.base.processes import ended_by_sigterm
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
 from expbase.command_line import Paragraphs
@@ -32,7 +33,7 @@ from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.smoke import Smoke
 
 _OPTIONS = {
@@ -61,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(MISTAKE, f"{self.prog}: error: {message}\n")
+        self.exit(ExitCode.MISTAKE, f"{self.prog}: error: {message}\n")
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
@@ -167,7 +168,7 @@ def check_options(args: argparse.Namespace) -> None:
     """Raises a ConfigError if an option is missing, or cannot be done here."""
     if not args.output and not args.smoke:
         raise ConfigError("--output: not given; expected the directory of the run.")
-    if args.restarts and world.world_size() > 1:
+    if args.restarts and collectives.world_size() > 1:
         raise ConfigError(
             "--restarts: given to a process of paddle's launcher; expected the launcher's own "
             "--max_restart, which needs etcd: docs/clusters.md."
@@ -202,7 +203,7 @@ def _start(*words: Any) -> Any:
 
         with report_user_errors(words[0]):
             code = restarts.run(_run, words)
-    elif args.nprocs > 1 and world.world_size() == 1:
+    elif args.nprocs > 1 and collectives.world_size() == 1:
         code = spawn(_run, words, args.nprocs, args.device)
     else:
         return _run(*words)
@@ -222,7 +223,7 @@ def _run(
 
 @contextlib.contextmanager
 def _answering_mistakes() -> Iterator[None]:
-    """Makes a process that ends by a mistake in the experiment answer MISTAKE."""
+    """Makes a process that ends by a mistake in the experiment answer ExitCode.MISTAKE."""
     try:
         yield
     except Exception as error:
@@ -231,8 +232,8 @@ def _answering_mistakes() -> Iterator[None]:
 
         def show_and_exit(*raised: Any) -> None:
             show(*raised)
-            if exit_code_of(raised[1]) == MISTAKE:
-                sys.exit(MISTAKE)
+            if exit_code_of(raised[1]) == ExitCode.MISTAKE:
+                sys.exit(ExitCode.MISTAKE)
 
         sys.excepthook = show_and_exit  # for an exception that nobody catches, nor a debugger
         raise
@@ -261,10 +262,10 @@ def report_user_errors(prog: str) -> Iterator[None]:
             yield
     except (ConfigError, CheckpointError, WeightsError) as error:
         text = f"{prog}: error: {error}"
-        if world.rank() == 0:
+        if collectives.rank() == 0:
             print(text, file=sys.stderr)
         raise MistakeExit(text, exit_code_of(error)) from None
-    except world.RankZeroError:
+    except collectives.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 from yacs.config import CfgNode
 
+from expbase.base.exit_codes import ExitCode
 from expbase.base.files import read_bytes
-from expbase.base.processes import MISTAKE
 
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.
@@ -80,7 +80,7 @@ _CHOICES = {
 class ConfigError(ValueError):
     """A value that a user wrote into a config, a file or an option cannot be used."""
 
-    exit_code = MISTAKE
+    exit_code = ExitCode.MISTAKE
 
 
 class Config(CfgNode):  # type: ignore[misc]  # yacs has no types

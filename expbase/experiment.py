@@ -28,7 +28,8 @@ from expbase.engine.start import Start, check_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
-from expbase.ranks import world
+from expbase.ranks import collectives
+from expbase.ranks.device import set_device
 from expbase.record.visualizer import Visualizer
 from expbase.state import objects
 
@@ -241,12 +242,12 @@ class ExperimentBase(Events):
     def setup_device(self) -> None:
         """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
         start = self.__run.start
-        world.set_device(start.options.device, deterministic=start.training.deterministic)
+        set_device(start.options.device, deterministic=start.training.deterministic)
 
     def init_parallel(self) -> None:
         """Waits for all processes, watches over them from then on, and connects them."""
         self.__run.watch_ranks()
-        world.init_parallel(paddle.device.get_device())
+        collectives.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory; a ConfigError if it is another run's."""

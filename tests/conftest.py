@@ -9,7 +9,7 @@ from pathlib import Path
 import forks
 import pytest
 
-from expbase.base.processes import remove_left_files
+from expbase.data.shared_memory import remove_left_files
 
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """

@@ -18,7 +18,7 @@ from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import fill_in, load_config, report_user_errors
 from expbase.config import load_yaml
 from expbase.front import put_in_front
-from expbase.ranks import launch, world
+from expbase.ranks import collectives, launch
 
 
 class Demo(ExperimentBase):
@@ -280,7 +280,7 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
         main(Silent, argv=["--output", "run", "--nprocs", "2"])
     assert capsys.readouterr().out == ""
     function, args = pickle.loads(started[0])
-    monkeypatch.setattr(world, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
     function(*args)
     assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
 
@@ -310,7 +310,7 @@ def test_restarts_are_refused_where_they_would_do_harm_or_nothing(
     args.restarts = 2
     with pytest.raises(ConfigError, match="--restarts: given with --evaluate or --export"):
         Silent(Silent.default_config(), args)
-    monkeypatch.setattr(world, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
     with pytest.raises(SystemExit, match="expected the launcher's own --max_restart"):
         main(Demo, argv=words)
     main(Demo, argv=[*words, "--print_config"])
@@ -333,7 +333,7 @@ def test_a_users_mistake_is_one_line_on_rank_0_and_a_bare_code_on_the_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank, text in ((0, "train.py: error: wrong\n"), (1, "")):
-        monkeypatch.setattr(world, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
         with pytest.raises(SystemExit) as caught, report_user_errors("train.py"):
             raise error
         assert caught.value.code == 78

@@ -24,7 +24,7 @@ from expbase.config import (
     flatten,
     load_yaml,
 )
-from expbase.engine.checks import likely_mistakes
+from expbase.engine.advice import likely_mistakes
 
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
@@ -325,7 +325,7 @@ def test_little_shared_memory_for_workers_is_a_likely_mistake(
     by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
     assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("expbase.engine.checks.SHARED_MEMORY", Path("/dev/none"))
+        elsewhere.setattr("expbase.engine.advice.SHARED_MEMORY", Path("/dev/none"))
         assert not [*likely_mistakes(training, loader)]
     room.free = 1 << 30
     assert not [*likely_mistakes(training, loader)]
@@ -340,7 +340,7 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert not list(likely_mistakes(training, None))
     monkeypatch.setenv(name, "4")
     assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
-    monkeypatch.setattr("expbase.ranks.world.world_size", lambda: 4)
+    monkeypatch.setattr("expbase.ranks.collectives.world_size", lambda: 4)
     assert not list(likely_mistakes(training, None))
 
 

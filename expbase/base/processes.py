@@ -2,9 +2,7 @@
 A leaf over the standard library.
 
     with forking(): start_children()
-    die_with_parent()
-    leave_note()           # in a child that makes files in shared memory
-    remove_left_files()    # when such children have ended; at the next start, if all were killed
+    die_with_parent()      # in the child
 """
 
 from __future__ import annotations
@@ -19,22 +17,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# What a process answers after the time limit, SIGHUP, Ctrl-C, SIGTERM. A signal that nobody handled
-# is a negative code, and a failure.
-STOPPED = (124, 129, 130, 143)
-MISTAKE = 78  # EX_CONFIG: no other start would mend it
-# What an exception in setup is when the experiment is wrong, and not something around it.
-_MISTAKES = (TypeError, ValueError, AttributeError, NameError)
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
-SHARED_MEMORY = Path("/dev/shm")
-# A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
-# unlike an id, means the same in all containers that share this memory.
-_NOTE = "expbase_worker_"
 # Loaded before a worker is forked, which would take ten times as long for it. Not on Windows.
 _C: Any = ctypes.CDLL(None) if os.name == "posix" else None
 
@@ -95,35 +82,6 @@ def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     return handling(end if threading.current_thread() is threading.main_thread() else {})
 
 
-def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
-    """What a process answers that ends by this exception, perhaps before training."""
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    cause = error.__cause__
-    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        return 1  # a disk that is full, say: another start may do better
-    if in_setup and isinstance(error, _MISTAKES):
-        return MISTAKE
-    return getattr(error, "exit_code", 1)
-
-
-def refuse_early_success(error: BaseException) -> None:
-    """Makes an exit with code 0, by which a run would seem to have finished, answer 1 and say so.
-
-    Python prints the code of a SystemExit, if it is a text, and answers 1.
-    """
-    if isinstance(error, SystemExit) and not error.code:
-        caller = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{caller.name} ({os.path.basename(caller.filename)}:{caller.lineno})"
-        error.code = (
-            f"sys.exit({error.code!r}) called in {place}: the run has not finished, so the process "
-            "answers 1; expected self.stop(), or an exception."
-        )
-        error.args = (error.code,)
-
-
 @functools.cache  # once in a process
 def ignore_signals_at_exit(signums: Iterable[int]) -> None:
     """Lets no signal kill this process when the program has ended: python and paddle take a second
@@ -140,52 +98,6 @@ def survive_signals() -> None:
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def leave_note() -> None:
-    """Notes that this process makes files in shared memory, before it makes the first one.
-
-    The note stays when the process has ended: its parent may still hold files of it then, and be
-    killed with them. `remove_left_files` removes both.
-    """
-    import fcntl  # here: Windows has none, and is refused in words
-
-    with contextlib.suppress(OSError):  # there is no such directory
-        # Not by tempfile, which would take as long again as all the rest here.
-        name = f"{_NOTE}{os.getpid()}_{os.urandom(4).hex()}"
-        path = SHARED_MEMORY / f".{name}"
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)  # until this process is dead
-        os.rename(path, SHARED_MEMORY / name)  # only now: whoever finds it finds it locked
-
-
-def remove_left_files() -> None:
-    """Removes the files in shared memory of processes that are dead, whoever had started them.
-
-    A process that uses one goes on: it loses the name alone.
-    """
-    import fcntl
-
-    dead: dict[Path, str] = {}
-    alive: set[str] = set()
-    with contextlib.ExitStack() as stack:
-        for note in SHARED_MEMORY.glob(f"{_NOTE}*"):
-            pid = note.name.removeprefix(_NOTE).partition("_")[0]
-            with contextlib.suppress(OSError):  # it has just gone
-                if note.lstat().st_uid != os.getuid():  # not to be believed
-                    continue
-                file = stack.enter_context(note.open())
-                try:
-                    # Shared: another process may look at this moment, too.
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    dead[note] = pid
-                except BlockingIOError:
-                    alive.add(pid)
-        for note, pid in dead.items():
-            if pid not in alive:  # in another container, or with the id of a dead one
-                for path in [*SHARED_MEMORY.glob(f"paddle_{pid}_*"), note]:
-                    with contextlib.suppress(OSError):  # gone already, or another user's
-                        path.unlink()
 
 
 def machine() -> str:

@@ -28,7 +28,7 @@ from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
 from expbase.checkpoint.find import choose
 from expbase.checkpoint.layout import ARRAYS, FORMAT, STATE_FILE, CheckpointError
 from expbase.checkpoint.rank_state import GatheredState
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
 from expbase.state.objects import StatefulObjects, Tensors
 
@@ -63,7 +63,7 @@ class Checkpointer:
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.sources = sources
-        self._rank = world.rank()
+        self._rank = collectives.rank()
         file = None if self._rank else directory.parent / best.FILE
         self.validations = best.Validations(file, training)
         self.resumable: Path | None = None  # this run's newest, found at its start
@@ -97,9 +97,9 @@ class Checkpointer:
         self._has_looked = True
         if inspected is not None:
             run = self._directory.parent
-            world.on_rank_zero(lambda: choose(run, inspected), "the checkpoint")
+            collectives.on_rank_zero(lambda: choose(run, inspected), "the checkpoint")
             return
-        self.resumable = world.on_rank_zero(
+        self.resumable = collectives.on_rank_zero(
             lambda: storage.newest_intact(self._directory, self._logger.warning),
             "looking for a checkpoint",
         )
@@ -113,7 +113,7 @@ class Checkpointer:
         """
         run = self._directory.parent
         position = f"rank {self._rank} ({platform.node()}, {run})"
-        of_ranks = world.gather_objects((layout.newest_iteration(run), position))
+        of_ranks = collectives.all_gather_object((layout.newest_iteration(run), position))
         (first, of_zero), (last, of_last) = of_ranks[0], max(of_ranks, key=lambda found: found[0])
         if last > first:
             raise CheckpointError(
@@ -153,7 +153,7 @@ class Checkpointer:
                 f"save: the state is that of {self.inspected}, loaded to be looked at; as "
                 f"iteration {iteration} it would spoil the run."
             )
-        world.on_rank_zero(self.settle, "saving")  # the one before
+        collectives.on_rank_zero(self.settle, "saving")  # the one before
         state = self._captured()
         info = {
             **sizes,
@@ -165,7 +165,7 @@ class Checkpointer:
         kept = self.validations.kept()  # now: it is not looked at again while training goes on
         write = functools.partial(self._write, state, iteration, info, kept, needed=needed)
         if not self._training.background_save:
-            world.on_rank_zero(write, "saving")
+            collectives.on_rank_zero(write, "saving")
         elif self._rank == 0:
             self._background.start(write)
 
@@ -177,7 +177,7 @@ class Checkpointer:
         tensors, values = _capture(contents)
         if self._rank == 0 and self._training.background_save:
             tensors = self._buffer.snapshot(tensors)
-        world.wait_for_all("saving")  # on_save_checkpoint may take long on one rank
+        collectives.barrier("saving")  # on_save_checkpoint may take long on one rank
         return self._gatherer.gather(found, tensors, values)
 
     @property
@@ -281,10 +281,10 @@ class Checkpointer:
                 f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
                 "schedules too, is the checkpoint's, all else is the code's of now"
             )
-        if saved_by != world.world_size() and not self._training.shares:
+        if saved_by != collectives.world_size() and not self._training.shares:
             notes.append(
-                f"saved by {saved_by} processes and continued by {world.world_size()}: they draw "
-                "other numbers, and sum in another order"
+                f"saved by {saved_by} processes and continued by {collectives.world_size()}: they "
+                "draw other numbers, and sum in another order"
             )
         notes += self._load(path, states)
         self.newest_saved, self.inspected = path, ""
@@ -327,7 +327,7 @@ class Checkpointer:
             _check_format(path, saved["format"])
             values = saved["values"]
             of_ranks = saved["local"]
-            if len(of_ranks) == world.world_size():
+            if len(of_ranks) == collectives.world_size():
                 for name, entry in of_ranks[self._rank].items():
                     values[name] |= entry
         tensors, problems = rank_state.take(opened, _objects(contents), len(of_ranks))
@@ -341,7 +341,7 @@ class Checkpointer:
         return states, len(of_ranks)
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
-        for rank, of_rank in enumerate(world.gather_objects(problems)):
+        for rank, of_rank in enumerate(collectives.all_gather_object(problems)):
             if of_rank:
                 lines = "\n  ".join(of_rank[:20])
                 raise CheckpointError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from expbase.base.processes import MISTAKE
+from expbase.base.exit_codes import ExitCode
 
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
@@ -26,7 +26,7 @@ _NAME = re.compile(r"step-(\d{8,})$")
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, or is damaged, or does not fit."""
 
-    exit_code = MISTAKE
+    exit_code = ExitCode.MISTAKE
 
 
 def name_of(iteration: int) -> str:

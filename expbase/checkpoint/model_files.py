@@ -18,13 +18,13 @@ from typing import Any
 import paddle
 
 from expbase.base.arrays import Array, describe, is_piece, parse, serialize
+from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
-from expbase.base.processes import MISTAKE
 from expbase.checkpoint import rank_state, storage
 from expbase.checkpoint.find import find_named
 from expbase.checkpoint.layout import MANIFEST, OF_RANK, SUFFIX, CheckpointError
 from expbase.config import ConfigError
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.state.objects import misfits
 
 Weights = dict[str, Array]
@@ -37,7 +37,7 @@ _OF_OTHERS = f"model{_INDEX}", "model.safetensors"  # what Hugging Face and Padd
 class WeightsError(ValueError):
     """A model file that cannot be read, or does not fit."""
 
-    exit_code = MISTAKE
+    exit_code = ExitCode.MISTAKE
 
 
 def find_weights(path: Path) -> Path:
@@ -120,7 +120,7 @@ def _without_rank_state(files: Mapping[str, Weights]) -> dict[str, Weights]:
 
 def _need_whole(layer: Any, place: object) -> None:
     pieces = [name for name, tensor in layer.state_dict().items() if is_piece(tensor)]
-    if pieces and world.world_size() > 1:
+    if pieces and collectives.world_size() > 1:
         raise WeightsError(
             f"{place}: {pieces[0]!r} is in pieces, one on each rank; expected a whole layer."
         )
@@ -132,7 +132,7 @@ def save_model(path: Path, layer: Any) -> None:
     Raises:
         WeightsError: The path ends in something else, or the system refused.
     """
-    world.on_rank_zero(lambda: write_weights(path, layer), "save_model")
+    collectives.on_rank_zero(lambda: write_weights(path, layer), "save_model")
 
 
 def write_weights(path: Path, layer: Any) -> None:
@@ -170,7 +170,7 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         paddle.jit.save(layer, str(path), input_spec=list(spec))
 
-    world.on_rank_zero(write, "export")
+    collectives.on_rank_zero(write, "export")
 
 
 def _target_layers(
@@ -218,11 +218,11 @@ def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, Weights]]:
         found.update(read_weights(place))
         return place
 
-    place = world.on_rank_zero(read, "load_model")
-    if world.rank():
+    place = collectives.on_rank_zero(read, "load_model")
+    if collectives.rank():
         with contextlib.suppress(WeightsError, CheckpointError):
             read()
-    world.wait_for_all("load_model")
+    collectives.barrier("load_model")
     return place, rank_state.as_on_rank_zero(found)
 
 

@@ -33,7 +33,7 @@ from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
 from expbase.checkpoint.contents import SHARES
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
@@ -86,7 +86,7 @@ class Gatherer:
         """
         here = _flat(tensors)
         of_ranks: list[dict[str, Any]] = [{}]
-        if world.world_size() > 1:
+        if collectives.world_size() > 1:
             here, of_ranks = self._of_all_ranks(here, values, found)
         in_order = dict(sorted(here.items()))  # whoever had them
         return GatheredState(_nested(in_order), values, of_ranks, _trained(here, found))
@@ -98,7 +98,7 @@ class Gatherer:
 
         With shares no byte depends on the number of ranks.
         """
-        rank = world.rank()
+        rank = collectives.rank()
         piece_names = found.pieces()
         sharded = found.sharded()
         shares = {name for name in here if name[0] == ARRAYS and name[1].startswith(f"{SHARES}.")}
@@ -106,7 +106,7 @@ class Gatherer:
         sent_once = _first_had(here.keys() - pieces, found) | shares
         compared = here.keys() - pieces - shares - {n for n in here if n[0] in sharded}
         different, values_here = self._different({n: here[n] for n in compared}, values, found)
-        of_ranks = world.gather_objects(values_here)
+        of_ranks = collectives.all_gather_object(values_here)
         if self._has_shares:
             for of_rank in of_ranks:
                 values[SHARES] |= of_rank.pop(SHARES)
@@ -121,11 +121,11 @@ class Gatherer:
 
     def _send(self, arrays: Arrays) -> Arrays:
         """Brings arrays of all ranks to rank 0, where they are returned; by other names on each."""
-        outlines = world.gather_objects(_outline(arrays))
+        outlines = collectives.all_gather_object(_outline(arrays))
         everything = {name: entry for outline in outlines for name, entry in outline.items()}
-        received = {} if world.rank() else _room(everything, self._buffer)
+        received = {} if collectives.rank() else _room(everything, self._buffer)
         for source, outline in enumerate(outlines):
-            _broadcast(source, outline, arrays if world.rank() == source else received)
+            _broadcast(source, outline, arrays if collectives.rank() == source else received)
         return received
 
     def _different(
@@ -139,10 +139,10 @@ class Gatherer:
             for name, array in compared.items()
             if name not in skipped
         }
-        sums_of_zero, values_of_zero = world.broadcast_object((sums, values))
+        sums_of_zero, values_of_zero = collectives.broadcast_object((sums, values))
         different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
         if self._drifted is None:
-            self._drifted = trained & set().union(*world.gather_objects(different))
+            self._drifted = trained & set().union(*collectives.all_gather_object(different))
             for file, key in sorted(self._drifted)[:1]:
                 self._logger.warning(
                     f"{file}.{key} differs between the ranks: each trains a model of its own. Put "
@@ -158,7 +158,7 @@ def _refuse_different(
     different: Set[Name], values: list[dict[str, Any]], found: StatefulObjects
 ) -> None:
     """Raises a RuntimeError for what depends on the number of ranks; collective."""
-    for rank, of_rank in enumerate(world.gather_objects(sorted(different))):
+    for rank, of_rank in enumerate(collectives.all_gather_object(sorted(different))):
         names = [name for entry in values[rank].values() for name in entry]
         names += [key.partition(".")[2] for file, key in of_rank if file == ARRAYS]
         frozen = {name for name in of_rank if name[0] != ARRAYS} - _trained(of_rank, found)
@@ -181,7 +181,9 @@ def _refuse_different(
 
 def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
     """Returns the accumulators of sharded optimizers that no rank before this one has."""
-    of_ranks = world.gather_objects({name for name in names if name[0] in found.optimizers})
+    of_ranks = collectives.all_gather_object(
+        {name for name in names if name[0] in found.optimizers}
+    )
     sharded = found.sharded()
     for of_rank in of_ranks:
         for file, key in sorted(of_rank ^ of_ranks[0]):
@@ -191,7 +193,7 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
                     "expected the same parameters to be updated on all ranks, or an optimizer of "
                     "paddle.distributed.fleet that divides them."
                 )
-    earlier = of_ranks[: world.rank()]
+    earlier = of_ranks[: collectives.rank()]
     return {name for name in names if name[0] in sharded}.difference(*earlier)
 
 
@@ -229,15 +231,15 @@ def open_checkpoint(path: Path) -> Opened:
         state = storage.read(path).get(STATE_FILE, np.empty(0, np.uint8))
         return manifest, state.tobytes(), _outline(_arrays_in(path))
 
-    read_there = world.on_rank_zero(read, "reading the checkpoint")
+    read_there = collectives.on_rank_zero(read, "reading the checkpoint")
     assert read_there is not None
     manifest, state, outline = read_there
     arrays: Arrays = {}
     with contextlib.suppress(CheckpointError):
-        if world.rank() == 0 or storage.verify(path) == manifest:
+        if collectives.rank() == 0 or storage.verify(path) == manifest:
             arrays = _arrays_in(path)
-    world.wait_for_all("reading the checkpoint")
-    is_seen = all(world.gather_objects(bool(arrays)))
+    collectives.barrier("reading the checkpoint")
+    is_seen = all(collectives.all_gather_object(bool(arrays)))
     return Opened(manifest, state, outline, arrays, is_seen)
 
 
@@ -246,7 +248,7 @@ def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors
 
     With another number of ranks all have what rank 0 had, and pieces cannot be taken. Collective.
     """
-    rank = world.rank()
+    rank = collectives.rank()
     sharded = found.sharded()
     problems = []
     places = {  # where a tensor stands, by its name here
@@ -255,7 +257,7 @@ def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors
         if not file.startswith(OF_RANK)
         if file not in sharded or found.owner(file, key) in sharded[file]
     }
-    if num_ranks == world.world_size():
+    if num_ranks == collectives.world_size():
         places |= {_origin(name): name for name in saved.outline if name[0] == f"{OF_RANK}{rank}"}
     else:
         problems = [
@@ -273,15 +275,15 @@ def take(saved: Opened, found: StatefulObjects, num_ranks: int) -> tuple[Tensors
 
 def as_on_rank_zero(tensors: Tensors) -> Tensors:
     """Returns rank 0's arrays, on every rank. They are sent if a rank has others; collective."""
-    if world.world_size() == 1:
+    if collectives.world_size() == 1:
         return tensors
     here = _flat(tensors)
     checksum = checksum_of(array.data for array in here.values())
-    of_ranks = world.gather_objects((_outline(here), checksum))
+    of_ranks = collectives.all_gather_object((_outline(here), checksum))
     if all(of_rank == of_ranks[0] for of_rank in of_ranks):
         return tensors
     outline = of_ranks[0][0]
-    arrays = _room(outline, SnapshotBuffer()) if world.rank() else here
+    arrays = _room(outline, SnapshotBuffer()) if collectives.rank() else here
     _broadcast(0, outline, arrays)
     return _nested(arrays)
 
@@ -291,7 +293,7 @@ def _broadcast(source: int, outline: Outline, arrays: Arrays) -> None:
 
     Not by send and recv: after those, paddle's gloo fails at the next collective of three ranks.
     """
-    is_source = world.rank() == source
+    is_source = collectives.rank() == source
     for chunk in _chunks(outline):
         ends = np.cumsum([part.stop - part.start for _, part in chunk])
         data = np.empty(ends[-1], np.uint8)

@@ -4,7 +4,7 @@ The generators are seeded for each batch, from its position, so what a data set 
 here, in any worker, and after a resume.
 
     fetcher = Fetcher(loader, "self.train_loader")    # over a data set with indices
-    for batch, taken, last in fetcher.fetch(iter([(0, [5, 2], 2), (2, [7, 1], 4)]), base=seed): ...
+    for batch, taken, last in fetcher.fetch(iter([IndexBatch(0, [5, 2], 2)]), base=seed): ...
     fetcher.close()
 """
 
@@ -31,18 +31,12 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.base import rng
-from expbase.base.processes import (
-    die_with_parent,
-    forking,
-    leave_note,
-    remove_left_files,
-    signals_held,
-    survive_signals,
-)
-from expbase.data.order import Numbered
+from expbase.base.processes import die_with_parent, forking, signals_held, survive_signals
+from expbase.data.order import IndexBatch
+from expbase.data.shared_memory import leave_note, remove_left_files
 
-# Each a batch, its place, with the indices of its samples, and whether it is the epoch's last one.
-Items = Generator[tuple[Any, Numbered, bool], None, None]
+# A batch, where it stands in the epoch, and whether it is the last one.
+Items = Generator[tuple[Any, IndexBatch, bool], None, None]
 
 
 class Fetcher:
@@ -55,8 +49,8 @@ class Fetcher:
         # and another run over the same data starts workers of its own.
         self._idle: DataLoader | None = None
 
-    def fetch(self, numbered: Iterator[Numbered], base: int) -> Items:
-        """Batch after batch, as paddle's own loader would return them; `base` is their seed."""
+    def fetch(self, numbered: Iterator[IndexBatch], base: int) -> Items:
+        """Yields the batches as paddle's loader would return them; `base` is their seed."""
         return (self._by_workers if self._loader.num_workers else self._here)(numbered, base)
 
     def close(self) -> None:
@@ -65,29 +59,29 @@ class Fetcher:
             _end_workers(self._idle._iterator)
             self._idle = None  # a later run over the data starts new ones
 
-    def _here(self, numbered: Iterator[Numbered], base: int) -> Items:
+    def _here(self, numbered: Iterator[IndexBatch], base: int) -> Items:
         # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
         # ahead, draws from the same generators as training does, and hangs for ever when the
         # data set raises an exception.
         dataset = _BatchDataset(self._loader)
         place = self._loader.places[0]
         for taken, last in with_last(numbered):
-            rng.seed_cpu(rng.derive(base, taken[0]))
+            rng.seed_cpu(rng.derive(base, taken.position))
             try:
-                batch = dataset.batch(taken[1])
+                batch = dataset.batch(taken.indices)
             except Exception as error:
-                _add_note(error, f"{self._name}: raised {dataset.under_way(taken[1])}")
+                _add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
                 raise
             yield to_tensors(batch, place), taken, last
 
-    def _by_workers(self, numbered: Iterator[Numbered], base: int) -> Items:
+    def _by_workers(self, numbered: Iterator[IndexBatch], base: int) -> Items:
         # Workers are some batches ahead of training. They return batches in the order in which
         # the keys were handed out; `tee` keeps the rest of each item until its batch is there.
         ahead, returned = itertools.tee(with_last(numbered))
         # `is None`, because bool() of a DataLoader asks for its length.
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
-        loader.batch_sampler.keys = ([(base, *taken[:2])] for taken, _ in ahead)
+        loader.batch_sampler.keys = ([(base, taken)] for taken, _ in ahead)
         rng.seed_cpu(base)  # paddle draws a seed from numpy when it makes an iterator
         iterator = _started(loader)
         last = False
@@ -123,9 +117,8 @@ def explain_dead_worker(error: BaseException) -> None:
     if isinstance(error, SystemError) and any(text in str(error) for text in texts):
         _add_note(
             error,
-            "A worker of a DataLoader has died. Tensors of paddle do that, if a data set or a "
-            "collate_fn makes them in a forked worker: expected numpy arrays. Else it had no more "
-            "memory, or no more room in /dev/shm.",
+            "A worker of a DataLoader has died: it had no more memory, or no more room in "
+            "/dev/shm.",
         )
 
 
@@ -138,7 +131,7 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 class _BatchDataset:
-    """The batches of a loader by key: (seed, position of its first sample, their indices).
+    """The batches of a loader by key: a seed, and the IndexBatch.
 
     In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
     without it here. Paddle takes a batch without any array for the end of the data.
@@ -153,18 +146,18 @@ class _BatchDataset:
         at_once = type(loader.dataset) is TensorDataset and self._collate is default_collate_fn
         self._tensors = loader.dataset.tensors if at_once else None
 
-    def __getitem__(self, key: tuple[int, int, Any]) -> Any:
-        base, position, indices = key
+    def __getitem__(self, key: tuple[int, IndexBatch]) -> Any:
+        base, taken = key
         # What is drawn for a batch does not depend on those before, which another worker may have
         # made, or the run that this one continues.
-        rng.seed_cpu(rng.derive(base, position))
+        rng.seed_cpu(rng.derive(base, taken.position))
         try:
-            return self.batch(indices)
+            return to_arrays(self.batch(taken.indices))
         except Exception as error:
-            return [np.zeros(1), _sendable(error), self.under_way(indices)]
+            return [np.zeros(1), _sendable(error), self.under_way(taken.indices)]
 
     def batch(self, indices: Any) -> Any:
-        """The batch of these samples."""
+        """Makes the batch of these samples."""
         self._samples = samples = []
         if self._tensors is not None:
             with contextlib.suppress(Exception):  # of a wrong index, which is found below
@@ -176,7 +169,7 @@ class _BatchDataset:
         return self._collate(samples if self._makes_batches else samples[0])
 
     def under_way(self, indices: Any) -> str:
-        """What an exception has interrupted, in words."""
+        """Says what an exception has interrupted."""
         indices = list(indices)
         if len(self._samples) < len(indices):
             return f"by sample {indices[len(self._samples)]!r} of the data set"
@@ -184,7 +177,7 @@ class _BatchDataset:
 
 
 def _sendable(error: Exception) -> Any:
-    """The exception, to be pickled and raised in the main process with its traceback as cause."""
+    """Makes the exception one that can be pickled, and raised with its traceback as cause."""
     trace = error.__traceback__
     try:
         pickle.loads(pickle.dumps(error))
@@ -205,17 +198,24 @@ class _Keys:
 
 
 def streamed_by_workers(loader: DataLoader) -> Iterator[Any]:
-    """The batches of a DataLoader over an IterableDataset with workers, which end with it."""
-    iterator = _started(_with_hardened_workers(loader))
+    """Yields the batches of an IterableDataset's DataLoader with workers, which end with it."""
+    hardened = _with_hardened_workers(loader)
+    hardened.collate_fn = functools.partial(_collated_arrays, _collate_fn(loader))
+    iterator = _started(hardened)
     try:
         yield from iterator
     finally:
         _end_workers(iterator)
 
 
+def _collated_arrays(collate: Callable[[Any], Any], samples: Any) -> Any:
+    return to_arrays(collate(samples))
+
+
 def _started(loader: DataLoader) -> Any:
-    """Paddle's iterator over a loader, with workers that multiprocessing ends by SIGKILL at exit:
-    they survive its SIGTERM.
+    """Starts paddle's iterator over a loader; multiprocessing ends its workers by SIGKILL at exit.
+
+    They survive its SIGTERM.
     """
     with forking(), signals_held({signal.SIGTERM}):
         iterator = iter(loader)
@@ -240,7 +240,7 @@ def _end_workers(iterator: Any) -> None:
 
 
 def _with_hardened_workers(loader: DataLoader) -> DataLoader:
-    """A copy of the loader whose workers end with this process and survive its group's signals."""
+    """Copies the loader; its workers end with this process, and survive its group's signals."""
     hardened = copy.copy(loader)
     init_fn = loader.worker_init_fn
     hardened.worker_init_fn = functools.partial(_start_worker, loader.dataset, init_fn)
@@ -263,9 +263,9 @@ def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id
 
 
 def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
-    """The batches of a DataLoader over an IterableDataset without workers, read in this thread.
+    """Yields the batches of an IterableDataset's DataLoader without workers, in this thread.
 
-    Without the first samples, if some are cut off.
+    `cut` is how many samples are left out at the start.
     """
     collate = _collate_fn(loader)
     size = loader.batch_size
@@ -284,7 +284,7 @@ def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:
 
 
 def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each item, and whether it is the last; reads one ahead."""
+    """Yields each item, and whether it is the last; reads one ahead."""
     for item in items:
         for following in items:
             yield item, False
@@ -292,8 +292,29 @@ def with_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         yield item, True
 
 
+def to_arrays(batch: Any) -> Any:
+    """Returns the batch of a worker with arrays in the place of tensors.
+
+    Paddle makes tensors of them again. A tensor it would send in another thread, and take its
+    memory away meanwhile: the worker dies, sooner or later (paddle/io/dataloader/worker.py, and
+    _reduce_lodtensor in paddle/incubate/multiprocessing/reductions.py).
+    """
+    if isinstance(batch, Mapping):
+        return {key: to_arrays(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [to_arrays(value) for value in batch]
+    if not isinstance(batch, paddle.Tensor):
+        return batch
+    if batch.dtype == paddle.bfloat16:
+        raise TypeError(
+            "a tensor of bfloat16 in a worker of a DataLoader, which sends numpy arrays; expected "
+            "float32, or num_workers=0."
+        )
+    return batch.numpy()
+
+
 def to_tensors(batch: Any, place: Any) -> Any:
-    """The batch as paddle's DataLoader would return it: arrays as tensors, tuples as lists."""
+    """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists."""
     if isinstance(batch, Mapping):
         return {key: to_tensors(value, place) for key, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):

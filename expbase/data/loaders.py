@@ -22,8 +22,8 @@ from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, Iterabl
 
 from expbase.base import rng
 from expbase.data.fetching import Fetcher, Items, batched_stream, streamed_by_workers, with_last
-from expbase.data.order import BatchOrder, Numbered, numbered, seeded, unmoved
-from expbase.ranks.world import gather_objects, max_over_ranks, wait_for_all
+from expbase.data.order import BatchOrder, IndexBatch, numbered, seeded, unmoved
+from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 from expbase.state.objects import state_setter
 from expbase.state.prints import checksum
 
@@ -46,8 +46,8 @@ class Shard:
         return self.world_size * self.batches
 
     @property
-    def own(self) -> slice:
-        """Which of a round are this rank's."""
+    def part(self) -> slice:
+        """Which batches of a round are this rank's."""
         return slice(self.rank * self.batches, (self.rank + 1) * self.batches)
 
 
@@ -56,7 +56,7 @@ class Batches:
 
     def __init__(self, items: Items, position: int = 0, *, ended: bool = False) -> None:
         self.ended = ended  # whether the last batch was returned
-        self.taken: Numbered = (position, None, position)  # the batch returned last
+        self.taken = IndexBatch(position, end=position)  # the batch returned last
         self._items = items
 
     def __iter__(self) -> Iterator[Any]:
@@ -64,14 +64,14 @@ class Batches:
 
     def __next__(self) -> Any:
         # If the data set raises an exception, the batch before is not the one that failed.
-        self.taken = (self.taken[2], None, self.taken[2])
+        self.taken = IndexBatch(self.taken.end, end=self.taken.end)
         batch, self.taken, self.ended = next(self._items)
         return batch
 
     @property
     def indices(self) -> list[Any] | None:
         """Where the samples of the batch returned last are in the data set; None: unknown."""
-        indices = self.taken[1]
+        indices = self.taken.indices
         return None if indices is None else list(indices)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class LoaderAdapter:
         return size
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        """The batches of an epoch, from 1, behind so many samples; ended at once if none is left.
+        """Returns the batches of an epoch, from 1, behind so many samples.
 
         Raises:
             ValueError: The loader has no batch.
@@ -109,14 +109,15 @@ class LoaderAdapter:
         raise self.not_set()
 
     def once(self, purpose: int, number: int) -> Batches:
-        """This rank's share of one run over the data that does not train, nor move its place.
+        """Returns this rank's share of one run over the data that does not train.
 
-        Its random numbers depend on the purpose, VALID or PREDICT of rng, and on the number.
+        It does not move the data position. Its random numbers depend on the purpose, VALID or
+        PREDICT of rng, and on the number.
         """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loader itself remembers, beside the position; empty if nothing."""
+        """Returns what the loader itself remembers, beside the position; empty if nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -124,14 +125,14 @@ class LoaderAdapter:
         return []
 
     def checksum(self) -> int | None:
-        """Of the order of the epoch that was opened; None: unknown."""
+        """Returns a checksum of the order of the epoch that was opened; None: unknown."""
         return None
 
     def close(self) -> None:
         """Ends what outlives an epoch: persistent workers. May be called twice."""
 
     def not_set(self) -> ValueError:
-        """The error to raise when there is no loader."""
+        """Returns the error to raise when there is no loader."""
         return ValueError(
             f"{self.name}: not set by setup_dataloader; expected a paddle.io.DataLoader or an "
             "iterable of batches, or no call of read_batch, micro_batches, new_epoch and "
@@ -140,19 +141,19 @@ class LoaderAdapter:
 
     def compare_ranks(self, batch: Any) -> None:
         """Raises a ValueError if a batch or a sample is another one on another rank."""
-        wait_for_all(f"the first batch of {self.name}")
-        if len({*gather_objects(checksum(batch))}) > 1:
+        barrier(f"the first batch of {self.name}")
+        if len({*all_gather_object(checksum(batch))}) > 1:
             raise self.dealt_by_rank()
 
     def dealt_by_rank(self) -> ValueError:
-        """The error to raise when the ranks have other batches, and shares are asked for."""
+        """Returns the error to raise when the ranks have other batches, and shares are wanted."""
         return ValueError(
             f"{self.name}: has other data on rank 0 than on another one; with training.shares "
             "expected the same on all: they are dealt out over the shares. Look for self.rank."
         )
 
     def no_batch(self) -> ValueError:
-        """The error to raise when there is none."""
+        """Returns the error to raise when there is no batch."""
         return ValueError(
             f"{self.name}: has no batch; expected at least one. "
             "Look at the data set, batch_size and drop_last."
@@ -160,9 +161,9 @@ class LoaderAdapter:
 
 
 def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
-    """The adapter that fits a paddle.io.DataLoader, or any iterable that can be iterated again.
+    """Returns the adapter of a paddle.io.DataLoader, or of an iterable that can be iterated again.
 
-    Ranks must call it together: they may compare their samplers. A TypeError for anything else.
+    It is collective: the ranks may compare their samplers. A TypeError for anything else.
     """
     if is_map_style(loader):
         return MapStyleLoader(loader, name, shard)
@@ -174,7 +175,7 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
 
 
 def _undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -> BatchSampler:
-    """One that gives all samples, each once."""
+    """Returns a sampler that gives all samples, each once."""
     return BatchSampler(
         sampler.dataset,
         shuffle=shuffle,
@@ -184,7 +185,7 @@ def _undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -
 
 
 def num_samples(loader: Any) -> int | None:
-    """Samples in the data set of a loader; None: unknown."""
+    """Returns how many samples the data set of a loader has; None: unknown."""
     # RuntimeError: an IterableDataset.
     with contextlib.suppress(AttributeError, TypeError, RuntimeError):
         return len(loader.dataset)
@@ -192,12 +193,12 @@ def num_samples(loader: Any) -> int | None:
 
 
 def _is_paddles(loader: Any) -> bool:
-    """Whether paddle iterates over it: a subclass may have an `__iter__` of its own."""
+    """Tells whether paddle iterates over it: a subclass may have another `__iter__`."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 def is_map_style(loader: Any) -> bool:
-    """Whether it is a DataLoader over a data set with indices."""
+    """Tells whether it is a DataLoader over a data set with indices."""
     return _is_paddles(loader) and not isinstance(loader.dataset, IterableDataset)
 
 
@@ -236,9 +237,9 @@ class MapStyleLoader(LoaderAdapter):
             return
         if shard.has_shares and shard.world_size > 1:
             with unmoved(self._order.stateful):
-                _, indices, _ = next(self._order.batches(1), (0, [], 0))
+                first = next(self._order.batches(1), IndexBatch(0, []))
             rng.seed_cpu(shard.seed)
-            self.compare_ranks([self.loader.dataset[index] for index in [*indices][:1]])
+            self.compare_ranks([self.loader.dataset[index] for index in [*first.indices][:1]])
         whom = "shares" if shard.has_shares else "ranks"
         self.sharding = f"dealt out over {shard.round} {whom}"
         if self.batches_per_epoch is not None:
@@ -246,10 +247,10 @@ class MapStyleLoader(LoaderAdapter):
             self.batches_per_epoch = -(-self.batches_per_epoch // shard.round) * shard.batches
 
     def _compare_ranks(self) -> None:
-        """Looks whether the sampler draws one order on all ranks, or on each an own one."""
+        """Looks whether the sampler draws one order on all ranks, or another one on each."""
         head = self._order.head()
-        wait_for_all(f"the sampler of {self.name}")  # not all may come, or late
-        checksums = {checksum for checksum, _ in gather_objects(head)}
+        barrier(f"the sampler of {self.name}")  # not all may come, or late
+        checksums = {checksum for checksum, _ in all_gather_object(head)}
         self.has_one_order = len(checksums) == 1 or None in checksums
         self.batches_per_epoch = head[1] or self.batches_per_epoch
 
@@ -267,18 +268,19 @@ class MapStyleLoader(LoaderAdapter):
         items = self._fetcher.fetch(itertools.chain(head, mine), base)
         return Batches(items, position, ended=not head)
 
-    def _placed(self, batches: Iterable[Numbered]) -> Iterator[Numbered]:
-        """The batches of a sampler that knows its rank, with positions in the epoch of all ranks.
+    def _placed(self, batches: Iterable[IndexBatch]) -> Iterator[IndexBatch]:
+        """Yields the batches of a sampler that shards, with positions in the epoch of all ranks.
 
         In each round the ranks' batches stand side by side, all as long as this rank's.
         """
         world = self.shard.world_size
         rank = self.shard.rank
         for position, indices, end in batches:
-            yield position * world + rank * (end - position), indices, end * world
+            first = position * world + rank * (end - position)
+            yield IndexBatch(first, indices, end * world)
 
-    def _dealt(self, epoch: int, position: int) -> Iterator[Numbered]:
-        """The batches that this rank is dealt of each round, beginning at the position.
+    def _dealt(self, epoch: int, position: int) -> Iterator[IndexBatch]:
+        """Yields the batches that this rank is dealt of each round, beginning at the position.
 
         The last round is filled up with the first batches of the epoch: a rank without a batch
         would leave the others waiting for ever in the collectives of a backward pass.
@@ -286,17 +288,17 @@ class MapStyleLoader(LoaderAdapter):
         size = self.shard.round
         batches = self._order.batches(epoch, position)
         while round_ := list(itertools.islice(batches, size)):
-            end = round_[-1][2]
+            end = round_[-1].end
             if len(round_) < size:
                 with unmoved(self._order.stateful):  # its sampler goes to the start again
                     start = list(itertools.islice(self._order.batches(epoch), size))
                 # The start may be shorter than what is missing: then it is repeated.
                 round_ += itertools.islice(itertools.cycle(start), size)
-            for first, indices, _ in round_[self.shard.own]:
-                yield first, indices, end
+            for batch in round_[self.shard.part]:
+                yield batch._replace(end=end)
 
     def once(self, purpose: int, number: int) -> Batches:
-        """Each sample exactly once over all ranks; a rank may get none."""
+        """Returns each sample exactly once over all ranks; a rank may get none."""
         sampler = self._order.sampler
         has_one_order = self.has_one_order
         if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
@@ -306,7 +308,7 @@ class MapStyleLoader(LoaderAdapter):
         rng.seed_cpu(seed)
         with unmoved(self._order.stateful):
             # `iter`, because list() asks a sampler for its length, which may fail.
-            is_known = self.kind == "in order"
+            is_known = self.kind == "in order"  # and may be too long for a list
             batches = self._order.batches(1) if is_known else numbered(list(iter(sampler)))
         if has_one_order:
             batches = itertools.islice(batches, self.shard.rank, None, self.shard.world_size)
@@ -376,13 +378,13 @@ class IterableLoader(LoaderAdapter):
         return Batches(items, position, ended=looks and not head)
 
     def _dealt(self, ahead: Iterator[Any]) -> Iterator[Any]:
-        """This rank's batches of each whole round."""
+        """Yields this rank's batches of each whole round."""
         is_first = True
         while len(batches := list(itertools.islice(ahead, self.shard.round))) == self.shard.round:
             if is_first:
                 is_first = False
                 self.compare_ranks(batches[0])
-            yield from batches[self.shard.own]
+            yield from batches[self.shard.part]
 
     def _source(self, seed: int, number: int = 0, cut: int = 0) -> Iterator[Any]:
         iterable = self.loader
@@ -402,12 +404,12 @@ class IterableLoader(LoaderAdapter):
             # After the last batch it is the one behind the end, where the next epoch starts.
             self._state = self._place() if last else state
             position += (self.batch_size or 1) * self.shard.world_size
-            yield batch, (position, None, position), last
+            yield batch, IndexBatch(position, end=position), last
         if position == 0:
             raise self.no_batch()
 
     def _place(self) -> dict[str, Any]:
-        """The state of a stateful loader."""
+        """Returns the state of a stateful loader."""
         stateful = self._stateful
         return {} if stateful is None else {"loader": copy.deepcopy(stateful.state_dict())}
 
@@ -420,7 +422,7 @@ class IterableLoader(LoaderAdapter):
             batch = _NOTHING
             for number, batch in enumerate(source):
                 place = number * self.shard.world_size + self.shard.rank
-                yield batch, (place, None, place), False
+                yield batch, IndexBatch(place, end=place), False
             if batch is _NOTHING and self.shard.world_size == 1:  # a generator that is used up, say
                 raise self.no_batch()
 

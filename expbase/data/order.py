@@ -14,7 +14,7 @@ import copy
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from paddle.io import (
     BatchSampler,
@@ -28,12 +28,16 @@ from expbase.base import rng
 from expbase.base.processes import forking
 from expbase.state.objects import state_setter
 
-# The position of a batch's first sample in its epoch, from 0, the indices of its samples, and the
-# position behind it; with several ranks, behind the batches that all of them read together.
-Numbered = tuple[int, Any, int]
-
 _MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
 _HEAD = 1 << 10  # batches of an order by which the ranks are compared
+
+
+class IndexBatch(NamedTuple):
+    """A batch before it is loaded. Positions are samples of the epoch, counted from 0."""
+
+    position: int  # of its first sample
+    indices: Any = None  # of its samples in the data set; None: unknown
+    end: int = 0  # the position behind it, or behind what all ranks read together with it
 
 
 class BatchOrder:
@@ -46,9 +50,8 @@ class BatchOrder:
     """
 
     def __init__(self, loader: DataLoader, sampler: Any, seed: int) -> None:
-        self.sampler = sampler
-        if self.sampler is None:  # batch_size=None: paddle takes the samples one by one, in order
-            self.sampler = BatchSampler(loader.dataset)
+        # None: batch_size=None, and paddle takes the samples one by one, in order.
+        self.sampler = BatchSampler(loader.dataset) if sampler is None else sampler
         self._inner: Any = getattr(self.sampler, "sampler", None)  # of single samples
         self._seed = seed
         # The one of the two that has a state; None: neither has.
@@ -69,8 +72,8 @@ class BatchOrder:
                 return "shuffled"
         return "own"
 
-    def batches(self, epoch: int, position: int = 0) -> Iterator[Numbered]:
-        """The batches of an epoch (counted from 1), from a position on."""
+    def batches(self, epoch: int, position: int = 0) -> Iterator[IndexBatch]:
+        """Returns the batches of an epoch, counted from 1, from a position on."""
         sampler = self.sampler
         inner = self._inner
         self._go_to_start(epoch)
@@ -88,9 +91,9 @@ class BatchOrder:
         return numbered(self._listed(epoch, seed, sampler), position)
 
     def head(self) -> tuple[int | None, int | None]:
-        """A checksum of the first batches of epoch 1, and their number if these are all.
+        """Returns a checksum of the first batches of epoch 1, and their number if these are all.
 
-        None of a sampler that can be read only once, or not yet.
+        Both are None of a sampler that can be read only once, or not yet.
         """
         if isinstance(self.sampler, Iterator) or isinstance(self._inner, Iterator):
             return None, None
@@ -98,7 +101,7 @@ class BatchOrder:
         order.length = None  # then it is not listed
         try:
             with unmoved(self.stateful):
-                batches = [indices for _, indices, _ in itertools.islice(order.batches(1), _HEAD)]
+                batches = [batch.indices for batch in itertools.islice(order.batches(1), _HEAD)]
         except Exception:  # it may need what a later step makes
             return None, None
         count = len(batches) if len(batches) < _HEAD else None
@@ -123,9 +126,9 @@ class BatchOrder:
         return self._listing[1]
 
     def checksum(self) -> int | None:
-        """Of the order that was listed for this epoch; None: it was not.
+        """Returns a checksum of the order that was listed for this epoch; None: it was not.
 
-        Of some places in it: two orders that a generator draws differ nearly everywhere.
+        It is one of some places: two orders that a generator draws differ nearly everywhere.
         """
         if self._listing is None:
             return None
@@ -133,7 +136,7 @@ class BatchOrder:
         return zlib.crc32(repr(listed[:: max(len(listed) // 1000, 1)]).encode())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the sampler; the order itself, if only the sampler knows how it came."""
+        """Returns the sampler's state, or the order, if only the sampler knows how it came."""
         if self.stateful is not None:
             return {"begun": self._begun, "now": self.stateful.state_dict()}
         is_known = self.kind != "own" or type(self.sampler) is DistributedBatchSampler
@@ -152,8 +155,8 @@ class BatchOrder:
             state_setter(self.stateful)(state["now"])
 
 
-def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[Numbered]:
-    """Batches with their positions, from a position on, which may be within one of them.
+def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[IndexBatch]:
+    """Yields batches with their positions, from a position on, which may be within one of them.
 
     The first of `batches`, which are lists of indices, begins at `before`.
     """
@@ -163,15 +166,16 @@ def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> I
             if before < position:
                 indices = indices[position - before :]
                 before = position
-            yield before, indices, end
+            yield IndexBatch(before, indices, end)
         before = end
 
 
-def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[Numbered]:
-    """The batches that paddle's samplers make of samples, from a position on."""
+def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[IndexBatch]:
+    """Yields the batches that paddle's samplers make of samples, from a position on."""
     size = sampler.batch_size
     end = len(samples) - (len(samples) - start) % size if sampler.drop_last else len(samples)
-    return ((i, [*samples[i : i + size]], min(i + size, end)) for i in range(start, end, size))
+    for first in range(start, end, size):
+        yield IndexBatch(first, [*samples[first : first + size]], min(first + size, end))
 
 
 def seeded(iterable: Iterable[Any], seed: int, number: int = 0) -> Iterator[Any]:

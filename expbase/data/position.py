@@ -1,10 +1,11 @@
-"""Where one rank is in its training data: the epoch, and the place in it.
+"""The data position: the epoch that one rank is in, and the place in it.
+
 Which batches an epoch has, a LoaderAdapter decides.
 
-    iterator = TrainIterator()
-    iterator.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
-    iterator.open(epoch=3)
-    state = iterator.state_dict()    # another process continues behind that batch
+    data = DataPosition()
+    data.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
+    data.open(epoch=3)
+    state = data.state_dict()    # another process continues behind that batch
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from expbase.config import ConfigError
 from expbase.data.fetching import Items
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
 
 _UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"
 
 
-class TrainIterator:
+class DataPosition:
     """The training batches of one rank, epoch after epoch.
 
     Until `attach` is called there are none to be read, and no epoch that could end.
@@ -39,6 +41,32 @@ class TrainIterator:
         self.adapter = adapter
         self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), ended=True)
+
+    def check(self, loader: Any, training: Mapping[str, Any]) -> None:
+        """Raises a ValueError if there are no batches, or a limit of epochs without a loader.
+
+        `loader` is self.train_loader now.
+        """
+        if self.adapter.batches_per_epoch == 0:
+            raise self.adapter.no_batch()
+        if self.adapter.loader is not loader:
+            raise ValueError("self.train_loader: set too late; expected it in setup_dataloader.")
+        for key in ("max_epoch", "valid_every_epoch", "save_every_epoch"):
+            if training[key] and loader is None:
+                raise ConfigError(
+                    f"training.{key}: {training[key]} given, and without a self.train_loader there "
+                    "are no epochs; expected 0, and max_iteration, valid_interval, save_interval."
+                )
+
+    def check_same_loader(self, loader: Any) -> None:
+        """Raises a RuntimeError if self.train_loader was set anew after setup."""
+        if self.adapter.loader is not loader:
+            raise RuntimeError(
+                "self.train_loader: set anew after setup, and a resumed run has the one that "
+                "setup_dataloader makes. Make one loader there, and change what is in it, in "
+                "on_train_epoch_begin say: self.train_loader.dataset.level = 2, or a sampler's "
+                "weights."
+            )
 
     @property
     def ended(self) -> bool:
@@ -61,7 +89,7 @@ class TrainIterator:
         self.resumed_within_epoch = False
 
     def read(self, iteration: int = 0) -> Any:
-        """The next batch of the epoch, for an iteration.
+        """Reads the next batch of the epoch, for an iteration.
 
         Raises:
             ValueError: There is no data.
@@ -85,7 +113,7 @@ class TrainIterator:
             ) from None
 
     def share(self, count: int) -> tuple[int, int]:
-        """Which part of its update the batch read last is, if each rank has `count` of them.
+        """Tells which part of its update the batch read last is, if each rank has `count` of them.
 
         Returns:
             Its number over all ranks, from 0, and how often this rank had that number before: by
@@ -108,14 +136,14 @@ class TrainIterator:
         return [adapter.kind, adapter.num_samples, size, ranks]
 
     def state_dict(self) -> dict[str, Any]:
-        """The place. It counts what all ranks have read, so that another number may go on."""
+        """Returns the position. It counts what all ranks have read, so that others may go on."""
         loader = self.adapter.state_dict()
         if self.ended:
             loader.pop("listing", None)
         return {
             "epoch": self.epoch,
             "batches": self.batch_in_epoch * self.adapter.shard.world_size,
-            "position": self.batches.taken[2],
+            "position": self.batches.taken.end,
             "ended": self.batches.ended or not self.epoch,
             "loader": loader,
             "layout": self._layout,
@@ -123,7 +151,7 @@ class TrainIterator:
         }
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """That there is no loader any more, or one of another order in the middle of an epoch."""
+        """Tells that there is no loader any more, or one of another order within an epoch."""
         name = self.adapter.name
         epoch = state["epoch"]
         if self.adapter.loader is None:
@@ -137,7 +165,7 @@ class TrainIterator:
         ]
 
     def _has_order_of(self, state: Mapping[str, Any]) -> bool:
-        """Whether the kind of order and the number of samples are those of a state."""
+        """Tells whether the kind of order and the number of samples are those of a state."""
         return bool(state["layout"][:2] == self._layout[:2])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:

@@ -17,11 +17,11 @@ import paddle
 from expbase.base import rng
 from expbase.base.arrays import gradient
 from expbase.base.generators import GENERATORS
+from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
-from expbase.engine import checks
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit, ValidationLeft
-from expbase.ranks import world
+from expbase.ranks import alike, collectives
 from expbase.record.meter import Meter
 from expbase.record.speed import Stopwatch
 from expbase.state import objects
@@ -70,7 +70,7 @@ class Evaluation:
         self._adapters: dict[int, LoaderAdapter] = {}
         # With shares each rank has all of the data: sums over parts of it would depend on them.
         self._has_all: bool = training.shares > 0
-        ranks = (0, 1) if self._has_all else (world.rank(), world.world_size())
+        ranks = (0, 1) if self._has_all else (collectives.rank(), collectives.world_size())
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
 
@@ -120,7 +120,7 @@ class Evaluation:
                     f"self.{path}: was changed by a validation that did not end, and is too large "
                     "to be put back: the run that goes on is not exact."
                 )
-            world.renumber_waits()
+            collectives.renumber_barriers()
             raise
         finally:
             self.exit = None
@@ -141,11 +141,11 @@ class Evaluation:
         results = valid()
         numbers = numbers_of_valid(self.meter.means(), results)
         self.wait("the end of valid()")
-        of_ranks = world.gather_objects((numbers, self._loops_begun))
-        checks.check_loops([begun for _, begun in of_ranks])
+        of_ranks = collectives.all_gather_object((numbers, self._loops_begun))
+        alike.check_loops([begun for _, begun in of_ranks])
         first = of_ranks[0][0]  # what only rank 0 returns was left to it
         is_silent = results is None and drawn_before == num_drawn()
-        difference = checks.first_difference([{**first, **numbers} for numbers, _ in of_ranks])
+        difference = alike.first_difference([{**first, **numbers} for numbers, _ in of_ranks])
         if self._has_warned:
             return first
         if is_silent and not first:
@@ -258,19 +258,19 @@ class Evaluation:
         if self._has_all and self.phase != "train":
             return [value]
         self.wait(name)
-        return world.gather_objects(value)
+        return collectives.all_gather_object(value)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """Returns the mean of each metric over the parts of the data; see ExperimentBase."""
         gather = functools.partial(self.gather, name="self.average()")
-        return world.weighted_average(metrics, weight, gather)
+        return collectives.weighted_average(metrics, weight, gather)
 
     def wait(self, name: str) -> None:
         """Waits for all ranks before a collective, which waits less long than a phase takes."""
-        world.need_all_ranks(name)
+        collectives.need_all_ranks(name)
         if self.phase != "train":
             meanwhile = [self.exit.while_waiting] if self.exit else []
-            world.wait_for_all(name, *meanwhile)
+            collectives.barrier(name, *meanwhile)
 
 
 def _places_in_layers(found: objects.StatefulObjects) -> Places:
@@ -311,7 +311,7 @@ def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, flo
     numbers = {}
     for name, value in {**logged, **(results or {})}.items():
         try:
-            numbers[name] = world.number(value)
+            numbers[name] = collectives.number(value)
         except (TypeError, ValueError):
             raise TypeError(
                 f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
@@ -329,3 +329,12 @@ def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
             'self.log({"loss": loss}).'
         )
     return mapping
+
+
+def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:
+    """Raises a ConfigError if valid() did not return the metric that a config key names, if any."""
+    if name and name.removeprefix("valid/") not in results:
+        raise ConfigError(
+            f"{key}: {name!r} given; expected one of the metrics that valid() returned: "
+            f"{', '.join(results) or 'nothing'}."
+        )

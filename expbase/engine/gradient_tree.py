@@ -23,7 +23,7 @@ import paddle
 import paddle.distributed as dist
 
 from expbase.base.arrays import LABELS, dtype_name, gradient
-from expbase.ranks import world
+from expbase.ranks import collectives
 
 Gradients = dict[str, Any]  # tensors by the path of their parameter
 
@@ -62,7 +62,7 @@ class GradientTree:
         """
         parameters = dict(self._parameters)
         own = self._sums.pop()
-        if world.rank() == 0:
+        if collectives.rank() == 0:
             own |= from_zero
         with paddle.no_grad():
             total = _over_ranks(own, {**parameters, **from_zero})
@@ -94,11 +94,11 @@ def _sum(left: Gradients, right: Gradients) -> Gradients:
 
 
 def _over_ranks(own: Gradients, parameters: Mapping[str, Any]) -> Gradients:
-    if world.world_size() == 1:
+    if collectives.world_size() == 1:
         return own
     # 0: no gradient on this rank. Another one may have one.
     here = [_TYPES.index(dtype_name(own[p])) + 1 if p in own else 0 for p in parameters]
-    types = world.max_over_ranks(*here)
+    types = collectives.max_over_ranks(*here)
     total: Gradients = {}
     for number in sorted({*types} - {0}):
         paths = [p for p, of in zip(parameters, types, strict=True) if of == number]
@@ -124,9 +124,9 @@ def _tree_sum(flat: Any) -> Any:
     sums = []
     for start in range(0, flat.shape[0], _BUCKET):
         own = flat[start : start + _BUCKET].contiguous()
-        received = paddle.empty([own.shape[0] * world.world_size()], own.dtype)
+        received = paddle.empty([own.shape[0] * collectives.world_size()], own.dtype)
         dist.stream.all_gather(received, own)
-        parts = received.split(world.world_size())
+        parts = received.split(collectives.world_size())
         while len(parts) > 1:
             parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
         sums += parts

@@ -18,10 +18,9 @@ from typing import Any
 
 from expbase.base import rng
 from expbase.checkpoint.checkpointer import Checkpointer
-from expbase.data.position import TrainIterator
-from expbase.engine import checks
+from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_AT_END, due_at, is_last, is_wanted
-from expbase.engine.evaluation import Evaluation
+from expbase.engine.evaluation import Evaluation, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
 from expbase.engine.life import Step
 from expbase.engine.report import Report
@@ -29,7 +28,7 @@ from expbase.engine.start import Start
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
 from expbase.events import Subscribers
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 
@@ -70,7 +69,7 @@ class Loop:
         events: Subscribers,
         state: UserState,
         stopwatch: Stopwatch,
-        data: TrainIterator,
+        data: DataPosition,
         update: Update,
         evaluation: Evaluation,
         report: Report,
@@ -275,13 +274,13 @@ class Loop:
         data = self._data
         if data.resumed_within_epoch or self.is_over:
             return
-        checks.check_same_loader(data.adapter.loader, self._experiment.train_loader)
         if data.epoch and not data.ended:  # it is left in its middle
             self._end_epoch()
         self.epoch += 1
         data.open(self.epoch)
         self._seed(rng.EPOCH, self.epoch)
         self._events.fire("on_train_epoch_begin")
+        data.check_same_loader(self._experiment.train_loader)
 
     def _end_epoch(self) -> None:
         seed_rank = self._start.seed_rank
@@ -341,10 +340,10 @@ class Loop:
     def _save_what_was_trained(self) -> None:
         """Saves after a validation that failed on all ranks: one alone would wait for ever."""
         if self.saved_at < self.iteration and is_wanted(self._training, "save"):
-            world.wait_for_all("a validation that failed", within_seconds=_ALIKE_SECONDS)
+            collectives.barrier("a validation that failed", within_seconds=_ALIKE_SECONDS)
             self._save_now()
             # Else a rank that fails first would end rank 0 while it writes.
-            world.on_rank_zero(self._checkpointer.settle, "saving")
+            collectives.on_rank_zero(self._checkpointer.settle, "saving")
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -400,7 +399,7 @@ class Loop:
         if saves:
             self._save_now()
         if is_validated:
-            checks.check_metric("training.monitor", self._training.monitor, self._results)
+            check_metric("training.monitor", self._training.monitor, self._results)
 
     # --- the end -------------------------------------------------------------------------
 

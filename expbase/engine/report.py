@@ -16,11 +16,12 @@ from typing import Any
 
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
-from expbase.data.position import TrainIterator
+from expbase.data.position import DataPosition
 from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
-from expbase.ranks import world
+from expbase.ranks import collectives
+from expbase.ranks.device import peak_memory
 from expbase.record import card
 from expbase.record.meter import NonFiniteError
 from expbase.record.metrics import MetricLog, words
@@ -44,7 +45,7 @@ class Report:
         start: Start,
         metrics: MetricLog,
         stopwatch: Stopwatch,
-        data: TrainIterator,
+        data: DataPosition,
         checkpointer: Checkpointer,
     ) -> None:
         self.metrics = metrics
@@ -62,7 +63,7 @@ class Report:
 
     def leave_log_to_zero(self) -> None:
         """Forgets, after a checkpoint or a resume with shares, what rank 0 has of all ranks."""
-        if self._config.training.shares and world.rank():
+        if self._config.training.shares and collectives.rank():
             self.metrics.meter.clear()
 
     def line(
@@ -77,7 +78,7 @@ class Report:
             means = self.metrics.meter.means()
             metrics = {f"train/{name}": mean for name, mean in means.items()}
             metrics |= rates
-            metrics |= {f"speed/{n}": number for n, number in (speed | world.peak_memory()).items()}
+            metrics |= {f"speed/{n}": number for n, number in (speed | peak_memory()).items()}
             fire("on_log", metrics)
             self._last = metrics
             self.metrics.write(iteration, epoch, metrics, is_shown=self._show is not None)
@@ -117,8 +118,8 @@ class Report:
         """
         meter = self.metrics.meter
         if self._config.training.shares:
-            world.wait_for_all("what was logged")
-            meter.take_all(world.gather_objects(meter.state_dict()))
+            collectives.barrier("what was logged")
+            meter.take_all(collectives.all_gather_object(meter.state_dict()))
         bad = meter.nonfinite()
         policy = self._config.training.nonfinite if bad else "ignore"
         if policy == "warn":
@@ -139,7 +140,7 @@ class Report:
     @contextlib.contextmanager
     def progress(self, iteration: int) -> Iterator[None]:
         """Shows a progress bar, while the block runs, to somebody at a terminal."""
-        if world.rank() or not is_terminal(sys.stderr):
+        if collectives.rank() or not is_terminal(sys.stderr):
             yield
             return
         left, _ = self._left(iteration)
@@ -168,13 +169,13 @@ class Report:
         """Says how long it took, what is best, and how to see the curves."""
         # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
         # launcher kills the others four seconds later.
-        world.on_rank_zero(self._checkpointer.close, "the last checkpoint")
+        collectives.on_rank_zero(self._checkpointer.close, "the last checkpoint")
         say = self._logger.info
         say("time        %s", card.clock(self._stopwatch.seconds()))
         for iteration, score in self._checkpointer.validations.best[:1]:
             monitor = self._config.training.monitor
             say("best        %s=%.6g at iteration %d", monitor, score, iteration)
-        if not (world.rank() or self._start.options.smoke):
+        if not (collectives.rank() or self._start.options.smoke):
             say("curves      python -m expbase board %s", shlex.quote(self._start.output))
 
     def stopped(self, iteration: int, stopped_by: StopReason, text: str, *, is_saved: bool) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.base.processes import MISTAKE, STOPPED
+from expbase.base.exit_codes import STOPPED, ExitCode
 from expbase.checkpoint.layout import newest_iteration
 from expbase.engine.run_dir import RunDirectory
 from expbase.ranks import launch
@@ -44,7 +44,7 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
         while True:
             outcome = launch.spawn(function, words, args.nprocs, args.device, signals)
             is_stop = outcome.code in STOPPED and not outcome.deaths
-            if outcome.code in (0, MISTAKE) or is_stop or signals.asked:
+            if outcome.code in (0, ExitCode.MISTAKE) or is_stop or signals.asked:
                 return outcome.code
             cause = " and ".join(outcome.deaths) or f"a rank ended with code {outcome.code}"
             last = saved

@@ -9,10 +9,9 @@ from typing import Any
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.find import choose, find_named
-from expbase.engine import checks
 from expbase.engine.life import Life
 from expbase.engine.run import Run
-from expbase.ranks import world
+from expbase.ranks import alike, collectives
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import json_value
@@ -27,7 +26,7 @@ def find(run: Run) -> None:
         return
     if run.start.parallel:
         code = {"versions": provenance.versions(), **checkpointer.sources}
-        if difference := checks.first_difference(world.gather_objects(code)):
+        if difference := alike.first_difference(collectives.all_gather_object(code)):
             run.start.warn(f"not all ranks run the same code: {difference}")
     if checkpointer.resumable is not None:
         run.start.logger.info(
@@ -54,7 +53,7 @@ def resume_or_load(run: Run) -> None:
             "--output."
         )
     if path is None and other:
-        path = world.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
+        path = collectives.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
     notes = []
     if path is not None:
         notes = _restore(run, path)
@@ -76,7 +75,7 @@ def _is_over(run: Run) -> bool:
     checkpointer = run.checkpointer
     if not run.loop.is_last or checkpointer.resumable is None:
         return run.loop.is_last
-    return bool(world.on_rank_zero(checkpointer.validations.is_finished, "the end"))
+    return bool(collectives.on_rank_zero(checkpointer.validations.is_finished, "the end"))
 
 
 def _cut_logs(run: Run, *, has_finished: bool) -> None:
@@ -124,7 +123,7 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
         )
     run.checkpointer.close()  # the last one may still be under way
     directory = run.start.output_dir if of_run is None else Path(of_run)
-    path = world.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
+    path = collectives.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
     assert path is not None
     position = run.checkpointer.load_for_inspection(path)
     if run.life is Life.READY:  # there is no other position in training

@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base import rng
-from expbase.base.processes import exit_code_of, refuse_early_success, remove_left_files
+from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.contents import Entry, in_order
 from expbase.config import check_training, flatten
 from expbase.data.fetching import explain_dead_worker
 from expbase.data.loaders import Shard, adapt_loader, num_samples
-from expbase.data.position import TrainIterator
-from expbase.engine import checks
+from expbase.data.position import DataPosition
+from expbase.data.shared_memory import remove_left_files
+from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
@@ -40,7 +41,7 @@ from expbase.engine.start import Start
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
-from expbase.ranks import hang, world
+from expbase.ranks import alike, collectives, hang
 from expbase.record import card, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
@@ -70,7 +71,7 @@ class Run:
         self.events = Subscribers(experiment)
         self.state = UserState(experiment, start.warn)
         self.stopwatch = Stopwatch()
-        self.data = TrainIterator()
+        self.data = DataPosition()
         # What is on the disk. Nothing is opened before its first piece is written.
         self.directory = RunDirectory(folder)
         self.checkpointer = self._make_checkpointer()
@@ -101,7 +102,7 @@ class Run:
     def _make_checkpointer(self) -> Checkpointer:
         start = self.start
 
-        @world.rank_zero_only
+        @collectives.rank_zero_only
         def on_checkpoint_written(path: Path) -> None:
             self.events.fire("on_checkpoint_written", path)
 
@@ -210,13 +211,13 @@ class Run:
         self._on_close.callback(directory.release)
         fresh = start.options.fresh
         force = start.options.force
-        moved_aside = world.on_rank_zero(
+        moved_aside = collectives.on_rank_zero(
             lambda: directory.claim(start.config, fresh=fresh, force=force), "output directory"
         )
         if fresh:
             # Where rank 0 has been there is no run any more; another machine has its directory.
             moved_aside = directory.move_aside() or moved_aside
-            world.wait_for_all("--fresh")  # several ranks may share what one moves aside
+            collectives.barrier("--fresh")  # several ranks may share what one moves aside
         if start.rank > 0:  # perhaps on another machine
             directory.make()
             directory.lock(start.rank)
@@ -303,14 +304,14 @@ class Run:
         self.state.look_into_objects()
         found = self.state.saved()
         check_visualizer(experiment.visualizer)
-        checks.check_data(self.data.adapter, experiment.train_loader, start.training)
+        self.data.check(experiment.train_loader, start.training)
         check_state(found)
         if self.update.has_shares:
             check_whole(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
         facts["self.train_loader"] = f"{self.data.adapter.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
-        checks.check_alike({**facts, **found.shapes()})
+        alike.check_alike({**facts, **found.shapes()})
         self.update.check_wrapped()
         self.checkpointer.expect(found)
         for text in card.card(
@@ -332,7 +333,7 @@ class Run:
             return
         is_divided = start.parallel and not self.update.has_shares
         left_out = likely_left_out(self.state.found(), found, parallel=is_divided)
-        mistakes = checks.likely_mistakes(start.training, self.data.adapter.loader)
+        mistakes = likely_mistakes(start.training, self.data.adapter.loader)
         for text in (*mistakes, *left_out):
             start.warn(text)
 

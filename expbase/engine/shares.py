@@ -29,7 +29,7 @@ import paddle
 from expbase.base.arrays import Array
 from expbase.config import ConfigError
 from expbase.engine.due import due_at
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.state.attributes import UserState
 from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
 from expbase.state.prints import checksum
@@ -56,8 +56,8 @@ class ShareStates:
 
     def __init__(self, training: Any, state: UserState) -> None:
         self._count: int = training.shares
-        on_a_rank = self._count // world.world_size()
-        first = world.rank() * on_a_rank
+        on_a_rank = self._count // collectives.world_size()
+        first = collectives.rank() * on_a_rank
         self.numbers = range(first, first + on_a_rank)
         self.is_computing = False
         self._training = training

@@ -20,7 +20,7 @@ import paddle
 from expbase.command_line import check_system
 from expbase.config import Config, ConfigError, check_training, fill, fill_in, nearest
 from expbase.engine import due
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record import logs
 
 _NOT_WHEN_LOOKING = ("fresh", "force", "checkpoint_path", "init_model_path", "smoke", "restarts")
@@ -68,7 +68,7 @@ class Options:
                 raise ConfigError(
                     f"--{option}: given with --evaluate or --export, which only look at a run."
                 )
-        if self.nprocs > 1 and world.world_size() == 1:
+        if self.nprocs > 1 and collectives.world_size() == 1:
             raise ConfigError(
                 "--nprocs: is done by main(Experiment), which this script does not call."
             )
@@ -105,7 +105,7 @@ class Start:
         options.check()
         check_class(experiment, base, completed.training, options)
         output = fill_in(str(options.output), completed)
-        ranks = world.rank(), world.world_size()
+        ranks = collectives.rank(), collectives.world_size()
         return cls(completed, args, options, output, *ranks, logs.early_log())
 
     @property

@@ -26,8 +26,9 @@ from typing import Any
 
 import paddle
 
+from expbase.base.exit_codes import ExitCode
 from expbase.base.processes import handling, ignore_signals_at_exit
-from expbase.ranks import world
+from expbase.ranks import collectives, store
 from expbase.record.speed import Stopwatch
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
@@ -46,11 +47,11 @@ class StopReason(enum.IntEnum):
     NONE = 0, "nothing", 0
     CALL = 1, "stop() was called", 0
     FILE = 2, "a file named STOP", 0
-    TIME_LIMIT = 3, "training.time_limit_seconds", 124
-    SIGUSR1 = 4, "SIGUSR1", 143  # the scheduler's warning that SIGTERM will come
-    SIGHUP = 5, "SIGHUP", 129  # the terminal is gone
-    SIGTERM = 6, "SIGTERM", 143
-    SIGINT = 7, "Ctrl-C", 130
+    TIME_LIMIT = 3, "training.time_limit_seconds", ExitCode.TIME_LIMIT
+    SIGUSR1 = 4, "SIGUSR1", ExitCode.SIGTERM  # the scheduler's warning that SIGTERM will come
+    SIGHUP = 5, "SIGHUP", ExitCode.SIGHUP  # the terminal is gone
+    SIGTERM = 6, "SIGTERM", ExitCode.SIGTERM
+    SIGINT = 7, "Ctrl-C", ExitCode.SIGINT
 
     def __new__(cls, value: int, text: str = "", exit_code: int = 0) -> StopReason:
         reason = int.__new__(cls, value)
@@ -154,7 +155,7 @@ class StopRequests:
         steps = max(done, 1)
         is_due = 0 < self._save_seconds <= now - self._saved_at
         busy = self._stopwatch.busy(steps)
-        rows = world.gather_numbers(self.reason, (now - began) / steps, is_due, *busy)
+        rows = collectives.all_gather_numbers(self.reason, (now - began) / steps, is_due, *busy)
         self._stopwatch.note_ranks([row[3:] for row in rows])
         # The slowest rank's time: every rank must plan the same next question.
         greatest, slowest, due, *_ = map(max, zip(*rows, strict=True))
@@ -219,13 +220,13 @@ class ValidationExit:
     def before_batch(self) -> None:
         """Raises ValidationLeft if this rank, or another one, has a reason to stop."""
         if self._has_reason() or self._asks(self._asked) or self._asks(self._left):
-            world.add_to_store(self._left, 1)
+            store.add(self._left, 1)
             raise ValidationLeft
 
     def while_waiting(self) -> None:
         """Raises ValidationLeft if another rank has left; call it again and again."""
         if self._has_reason():
-            world.add_to_store(self._asked, 1)
+            store.add(self._asked, 1)
         if self._asks(self._left):
             raise ValidationLeft
 
@@ -238,4 +239,4 @@ class ValidationExit:
         return self._requests.reason > StopReason.CALL
 
     def _asks(self, key: str) -> bool:
-        return self._is_time and world.add_to_store(key, 0) > 0
+        return self._is_time and store.add(key, 0) > 0

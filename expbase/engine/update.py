@@ -15,10 +15,9 @@ import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
 from expbase.base import rng
-from expbase.engine import checks
 from expbase.engine.gradient_tree import GradientTree
 from expbase.engine.shares import ShareStates, statistics
-from expbase.ranks import world
+from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.objects import StatefulObjects, named_parameters
@@ -41,7 +40,9 @@ class Update:
         self.stepping: tuple[Any, ...] = ()  # the optimizers that step now
         self.has_shares: bool = training.shares > 0
         # Batches of an update on this rank.
-        self.batches: int = training.shares // world.world_size() or training.accumulation_steps
+        self.batches: int = (
+            training.shares // collectives.world_size() or training.accumulation_steps
+        )
         self.shares = ShareStates(training, state)
         # By wrapper, the ids of what its DataParallel does not average.
         self._frozen: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
@@ -56,7 +57,7 @@ class Update:
     @property
     def repeats_rank_zero(self) -> bool:
         """Whether this rank computes the same as rank 0 now: with shares, outside of them."""
-        return self.has_shares and world.rank() > 0 and not self.shares.is_computing
+        return self.has_shares and collectives.rank() > 0 and not self.shares.is_computing
 
     def check_complete(self) -> None:
         """Raises a RuntimeError if the loop over the micro-batches was left early."""
@@ -70,10 +71,10 @@ class Update:
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
         """Returns the layer, in a DataParallel if that has to average its gradients."""
-        if world.world_size() == 1 or self.has_shares:  # these are added up by micro_batches
+        if collectives.world_size() == 1 or self.has_shares:  # these are added up by micro_batches
             return layer
         found = StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
-        checks.check_alike(found.shapes())  # paddle's check would hang, or end the process
+        alike.check_alike(found.shapes())  # paddle's check would hang, or end the process
         return self.note_wrapped(paddle.DataParallel(layer, **options))
 
     def note_wrapped(self, wrapper: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import paddle
 
 from expbase.config import Config, ConfigError
-from expbase.engine import checks
+from expbase.engine.evaluation import check_metric
 from expbase.engine.life import Life
 from expbase.events import on
 from expbase.experiment import ExperimentBase
@@ -60,7 +60,7 @@ class EarlyStopping(ExperimentBase):
         is_new = loader is None and self.iteration > self.early_stopping["iteration"]
         if self.config.early_stopping.patience and is_new and self.life is Life.TRAINING:
             monitor = self.config.training.monitor
-            checks.check_metric("training.monitor", monitor, results)
+            check_metric("training.monitor", monitor, results)
             value = results[monitor.removeprefix("valid/")]
             self.early_stopping["iteration"] = self.iteration
             if self.is_better(value):

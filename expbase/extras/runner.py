@@ -32,7 +32,7 @@ from expbase.command_line import Paragraphs
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record.metrics import json_value
 
 _FILE_DEFAULTS: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
     results = []
     with experiment.closing():
         # Rank 0 looks: the others may be on a machine that has no such folder.
-        names = world.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
+        names = collectives.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
         for name in names or []:
             if name:
                 experiment.load_checkpoint(name, run=source)
@@ -275,7 +275,7 @@ def add_parser(tools: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the tool and returns its exit code."""
-    if args.nprocs > 1 and world.world_size() == 1:
+    if args.nprocs > 1 and collectives.world_size() == 1:
         return spawn(_run_file, (args,), args.nprocs, args.device)
     _run_file(args)
     return 0

@@ -88,4 +88,4 @@ def watching(
 def _waits_for_others() -> bool:
     """Returns whether the main thread is in paddle, perhaps in a collective, or waits for ranks."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
-    return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.ranks.world"))
+    return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.ranks."))

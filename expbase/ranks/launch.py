@@ -24,18 +24,16 @@ from typing import Any, NamedTuple
 
 import paddle.distributed as dist
 
+from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
 from expbase.base.processes import (
-    MISTAKE,
-    STOPPED,
     die_with_parent,
     ending,
-    exit_code_of,
     forking,
     handling,
     ignore_signals_at_exit,
     signals_held,
 )
-from expbase.ranks.world import default_device
+from expbase.ranks.device import default_device
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by themselves
@@ -96,8 +94,11 @@ def spawn(
         if signals.asked:  # before they were there
             signals.note(signals.asked)
         outcome = _join(signals.ranks)
-        is_ctrl_c = signals.asked == signal.SIGINT and outcome.code in (130, 143)
-        return outcome._replace(code=130) if is_ctrl_c else outcome
+        is_ctrl_c = signals.asked == signal.SIGINT and outcome.code in (
+            ExitCode.SIGINT,
+            ExitCode.SIGTERM,
+        )
+        return outcome._replace(code=ExitCode.SIGINT) if is_ctrl_c else outcome
     finally:
         signals.ranks = ()
 
@@ -126,7 +127,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
         process.join()
     first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
     code = 128 - first if first < 0 else first
-    return Outcome(MISTAKE if MISTAKE in codes else code, tuple(deaths))
+    return Outcome(ExitCode.MISTAKE if ExitCode.MISTAKE in codes else code, tuple(deaths))
 
 
 def _code_of(process: Any) -> int:
@@ -156,7 +157,7 @@ def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...
     try:
         code = _code_of_call(function, args)
     except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
-        code = 130
+        code = ExitCode.SIGINT
     for signum in _STOP_SIGNALS:  # what this process answers is decided
         signal.signal(signum, signal.SIG_IGN)
     atexit._run_exitfuncs()

@@ -27,8 +27,10 @@ from multiprocessing.connection import wait
 
 import paddle.distributed as dist
 
-from expbase.base.processes import STOPPED, die_with_parent, ending, exit_code_of, machine
-from expbase.ranks.world import RankZeroError, add_to_store, connect_store, rank, world_size
+from expbase.base.exit_codes import STOPPED, exit_code_of
+from expbase.base.processes import die_with_parent, ending, machine
+from expbase.ranks import store
+from expbase.ranks.collectives import RankZeroError, rank, world_size
 
 LIMIT = "EXPBASE_CONNECT_SECONDS"  # the variable with the seconds for which ranks are waited for
 _LIMIT_SECONDS = 300.0
@@ -85,7 +87,7 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, name="expbase-watch", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
-        add_to_store(f"{self._key}/{rank()}", 1)
+        store.add(f"{self._key}/{rank()}", 1)
         try:
             self._wait_for(self._missing)
         except BaseException as error:
@@ -96,13 +98,13 @@ class Watch:
         """Rank 0's door, or the connection to it; the common store knows its port."""
         if not dist.is_initialized():
             die_with_parent()  # so a launcher that is killed with -9 leaves no rank behind
-        host = connect_store(self._wait_for)
+        host = store.connect(self._wait_for)
         if rank() == 0:
             door = socket.create_server(("", 0))
-            add_to_store(self._key, door.getsockname()[1])
+            store.add(self._key, door.getsockname()[1])
             return door
-        self._wait_for(lambda: "" if add_to_store(self._key, 0) else "rank 0")
-        door = socket.create_connection((host, add_to_store(self._key, 0)))
+        self._wait_for(lambda: "" if store.add(self._key, 0) else "rank 0")
+        door = socket.create_connection((host, store.add(self._key, 0)))
         self._greet(door)
         return door
 
@@ -125,7 +127,7 @@ class Watch:
             time.sleep(_POLL_SECONDS)
 
     def _missing(self) -> str:
-        missing = [str(n) for n in range(world_size()) if not add_to_store(f"{self._key}/{n}", 0)]
+        missing = [str(n) for n in range(world_size()) if not store.add(f"{self._key}/{n}", 0)]
         words = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {world_size()}"
         return words if missing else ""
 

@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 
 from expbase._version import __version__
-from expbase.ranks import world
+from expbase.ranks.device import repeatable_flags
 from expbase.record import git
 
 # Or how they begin.
@@ -92,5 +92,5 @@ def device() -> str:
 def repeatable() -> str:
     """Returns what training.deterministic has set for GPUs, and what the environment can set."""
     of_environment = {name: os.environ.get(name, "unset") for name in _REPEATABLE_ON_GPU}
-    values = world.repeatable_flags() | of_environment
+    values = repeatable_flags() | of_environment
     return " ".join(f"{name}={value}" for name, value in values.items())

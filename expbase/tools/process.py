@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from expbase.base.processes import handling, remove_left_files
+from expbase.base.processes import handling
+from expbase.data.shared_memory import remove_left_files
 
 
 @contextlib.contextmanager

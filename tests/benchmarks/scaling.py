@@ -40,7 +40,7 @@ from paddle.io import BatchSampler, DataLoader, Dataset  # noqa: E402
 from expbase import ExperimentBase  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
 from expbase.extras.permutation import PermutationSampler  # noqa: E402
-from expbase.ranks import world  # noqa: E402
+from expbase.ranks import collectives  # noqa: E402
 from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 
 ELEMENTS, PARAMETERS = 10**6, 10  # where the other of the two grows
@@ -194,17 +194,17 @@ def of_rank(directory: str, began: float, queue: Any) -> None:
     iterate(exp, 1)
     start = time.time() - began
     times = {
-        "asks": seconds(lambda: world.max_over_ranks(1.0, 2.0), 50),
-        "waits": seconds(lambda: world.wait_for_all("here"), 50),
+        "asks": seconds(lambda: collectives.max_over_ranks(1.0, 2.0), 50),
+        "waits": seconds(lambda: collectives.barrier("here"), 50),
         "stall": seconds(lambda: (iterate(exp, 1), exp.save()), REPEATS),
         "on disk": seconds(
             lambda: (iterate(exp, 1), exp.save(), exp._ExperimentBase__run.checkpointer.close()),
             REPEATS,
         ),
     }
-    of_ranks = world.gather_objects({"start": start, **times})
+    of_ranks = collectives.all_gather_object({"start": start, **times})
     exp.close()
-    if world.rank() == 0:
+    if collectives.rank() == 0:
         queue.put({name: max(of_rank[name] for of_rank in of_ranks) for name in of_ranks[0]})
 
 

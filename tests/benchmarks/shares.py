@@ -24,7 +24,7 @@ from typing import Any
 
 warnings.simplefilter("ignore")
 
-from expbase.ranks import world  # noqa: E402
+from expbase.ranks import collectives  # noqa: E402
 from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 
 CHARLM = Path(__file__).parents[2] / "experiments" / "charlm" / "train.py"
@@ -58,17 +58,17 @@ def slices(output: Path, **training: Any) -> Iterator[float]:
 
 def measure(folder: Path, count: int, ways: Sequence[dict[str, int]]) -> None:
     """In turn in this process, or in these processes; rank 0 prints."""
-    runs = [slices(folder / f"{world.world_size()}-{n}", **way) for n, way in enumerate(ways)]
+    runs = [slices(folder / f"{collectives.world_size()}-{n}", **way) for n, way in enumerate(ways)]
     seconds: list[list[float]] = [[] for _ in ways]
     for number in range(count + 1):
         for place, run in enumerate(runs):
             one = next(run)
             if number:  # the first one warms up
                 seconds[place].append(one)
-    if world.rank() == 0:
+    if collectives.rank() == 0:
         usual, shared = map(statistics.median, seconds)
         print(
-            f"{world.world_size()} processes: {usual * 1e3:.1f} ms, with shares "
+            f"{collectives.world_size()} processes: {usual * 1e3:.1f} ms, with shares "
             f"{shared * 1e3:.1f} ms, ratio {shared / usual:.3f}",
             flush=True,
         )

@@ -24,7 +24,7 @@ from expbase.base.arrays import Array
 from expbase.checkpoint import model_files, rank_state, storage
 from expbase.checkpoint.layout import FORMAT, CheckpointError
 from expbase.checkpoint.rank_state import GatheredState
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.state.objects import StatefulObjects, find
 
 PARTS = TESTS / "proofs" / "parts.py"
@@ -100,9 +100,9 @@ class Ranks:
         self.here = threading.local()
         self.barrier = threading.Barrier(number, timeout=60)
         self.values: list[Any] = [None] * number
-        for name in ("gather_objects", "on_rank_zero", "wait_for_all", "rank"):
-            monkeypatch.setattr(world, name, getattr(self, name))
-        monkeypatch.setattr(world, "world_size", lambda: number)
+        for name in ("all_gather_object", "on_rank_zero", "barrier", "rank"):
+            monkeypatch.setattr(collectives, name, getattr(self, name))
+        monkeypatch.setattr(collectives, "world_size", lambda: number)
         monkeypatch.setattr(paddle.distributed, "broadcast", self.broadcast)
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
@@ -118,7 +118,7 @@ class Ranks:
     def rank(self) -> int:
         return getattr(self.here, "rank", 0)
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         self.values[self.rank()] = pickle.dumps(value)
         self.barrier.wait()
         values = [pickle.loads(of_rank) for of_rank in self.values]
@@ -126,13 +126,13 @@ class Ranks:
         return values
 
     def on_rank_zero(self, function: Callable[[], Any], doing: str) -> Any:
-        return self.gather_objects(None if self.rank() else function())[0]
+        return self.all_gather_object(None if self.rank() else function())[0]
 
-    def wait_for_all(self, place: str) -> None:
+    def barrier(self, place: str) -> None:
         self.barrier.wait()
 
     def broadcast(self, tensor: Any, src: int) -> None:
-        values = self.gather_objects(tensor.numpy() if self.rank() == src else None)
+        values = self.all_gather_object(tensor.numpy() if self.rank() == src else None)
         tensor.set_value(values[src])
 
 
@@ -211,8 +211,8 @@ def test_a_rank_takes_what_it_holds_now(
     here: Any, written: Any, num_ranks: int, taken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As rank 1 of two."""
-    monkeypatch.setattr(world, "rank", lambda: 1)
-    monkeypatch.setattr(world, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
     tensors, problems = rank_state.take(opened(written), here, num_ranks)
     assert (numbers(tensors), problems) == (taken, [])
 
@@ -388,7 +388,7 @@ def test_files_of_weights_are_not_made_of_pieces(
 ) -> None:
     layer = objects_of(piece=True).layers["model"]
     model_files.write_weights(tmp_path / "one.safetensors", layer)  # one process has all of it
-    monkeypatch.setattr(world, "world_size", lambda: 2)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
     with pytest.raises(model_files.WeightsError, match="'weight' is in pieces, one on each rank"):
         model_files.write_weights(tmp_path / "two.safetensors", layer)
     with pytest.raises(model_files.WeightsError, match="is in pieces"):

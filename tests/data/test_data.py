@@ -33,7 +33,7 @@ from tiny import Tiny, trained
 from expbase.base import rng
 from expbase.data import loaders
 from expbase.data.loaders import LoaderAdapter, Shard, adapt_loader
-from expbase.data.position import TrainIterator
+from expbase.data.position import DataPosition
 
 
 class Noisy(Dataset):
@@ -78,8 +78,8 @@ def plain(batch: Any) -> Any:
     return batch.tolist() if hasattr(batch, "tolist") else batch
 
 
-def train_iterator(loader: Any) -> TrainIterator:
-    iterator = TrainIterator()
+def train_iterator(loader: Any) -> DataPosition:
+    iterator = DataPosition()
     iterator.attach(adapted(loader))
     return iterator
 
@@ -250,8 +250,8 @@ def test_an_order_that_a_sampler_draws_itself_is_continued_or_told() -> None:
         def __iter__(self) -> Iterator[list[int]]:
             return iter(self.generator.permutation(len(Noisy()) // 4 * 4).reshape([-1, 4]).tolist())
 
-    def iterator(draws: int) -> TrainIterator:
-        made = TrainIterator()
+    def iterator(draws: int) -> DataPosition:
+        made = DataPosition()
         made.attach(adapt_loader(DataLoader(Noisy(), batch_sampler=Own(draws)), "self.l", Shard(0)))
         return made
 
@@ -305,7 +305,7 @@ def test_another_number_of_ranks_continues_the_same_order() -> None:
 
 
 def test_the_place_counts_the_batches_of_all_ranks() -> None:
-    pair, three = TrainIterator(), TrainIterator()
+    pair, three = DataPosition(), DataPosition()
     pair.attach(adapted(loader(batch_size=1), rank=1, world_size=2))
     pair.open(1)
     pair.read(), pair.read()
@@ -368,7 +368,7 @@ def adapted_together(
                 waiting.append(value)
                 raise Together
 
-            monkeypatch.setattr(loaders, "gather_objects", gather)
+            monkeypatch.setattr(loaders, "all_gather_object", gather)
             with contextlib.suppress(Together):
                 adapters.append(adapted(make(rank), rank, world_size))
         if not waiting:
@@ -433,7 +433,7 @@ def test_of_a_sampler_that_shards_every_sample_is_seen_in_training_and_validatio
     assert [indices(drawn(adapter, position=8)) for adapter in both] == [s[4:] for s in shares]
     seen = [indices([plain(b) for b in adapter.once(rng.VALID, 1)]) for adapter in both]
     assert sorted(seen[0] + seen[1]) == list(range(16))
-    iterator = TrainIterator()
+    iterator = DataPosition()
     iterator.attach(both[0])
     iterator.open(1)
     iterator.read()
@@ -677,7 +677,7 @@ def test_the_error_of_a_worker_that_died_names_the_causes(said: str, tmp_path: P
 
     with pytest.raises(SystemError) as caught:
         trained(Killed, tmp_path)
-    assert told(caught.value).count("a forked worker: expected numpy arrays. Else it had no") == 1
+    assert told(caught.value).count("A worker of a DataLoader has died: it had no more memory") == 1
 
 
 class TwoArguments(Exception):
@@ -758,9 +758,9 @@ def test_a_loader_that_ends_too_early_is_an_error() -> None:
 
 def test_reading_before_a_loader_is_attached_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
-        TrainIterator().read()
+        DataPosition().read()
     with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
-        TrainIterator().open(1)
+        DataPosition().open(1)
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -859,7 +859,7 @@ class RememberingSampler:
 )
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop: int) -> None:
-    def step(iterator: TrainIterator) -> Any:
+    def step(iterator: DataPosition) -> Any:
         if iterator.ended:
             iterator.open(iterator.epoch + 1)
         return plain(iterator.read())
@@ -933,7 +933,7 @@ def test_reasons_why_continuing_is_not_exact_are_returned() -> None:
     )
 
 
-def continued(before: Any, after: Any, batches: int = 2) -> tuple[TrainIterator, list[str]]:
+def continued(before: Any, after: Any, batches: int = 2) -> tuple[DataPosition, list[str]]:
     """A place in the second loader, where some batches of the first were read; and the reasons."""
     iterator = train_iterator(before)
     iterator.open(1)
@@ -947,7 +947,7 @@ def sized(size: int, **options: Any) -> DataLoader:
     return DataLoader(Noisy(size), **{"batch_size": 3, "shuffle": True, **options})
 
 
-def rest(iterator: TrainIterator) -> list[int]:
+def rest(iterator: DataPosition) -> list[int]:
     seen: list[int] = []
     while not iterator.ended:
         seen += plain(iterator.read())[0]
@@ -1031,7 +1031,7 @@ def test_a_stream_goes_on_at_the_next_sample_or_says_that_it_cannot() -> None:
 
 
 def test_a_shuffled_order_of_another_seed_is_told() -> None:
-    before, after = train_iterator(sized(20)), TrainIterator()
+    before, after = train_iterator(sized(20)), DataPosition()
     before.open(1)
     before.read()
     after.attach(adapted(sized(20), seed=4))

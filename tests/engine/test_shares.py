@@ -220,7 +220,7 @@ def test_data_that_is_dealt_out_by_rank_is_refused(monkeypatch: pytest.MonkeyPat
 
     for deals in (True, False):
         ranks = Ranks(monkeypatch, 2)
-        for name in ("gather_objects", "wait_for_all"):
+        for name in ("all_gather_object", "barrier"):
             monkeypatch.setattr(f"expbase.data.loaders.{name}", getattr(ranks, name))
 
         def adapted(rank: int, *, deals: bool = deals) -> Any:

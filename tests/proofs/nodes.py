@@ -54,7 +54,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {proofs!r})
 from net import Net, main
-from expbase.ranks import world
+from expbase.ranks import collectives
 
 SECONDS = float(os.environ.get("SLOW_SECONDS", "0"))
 
@@ -74,15 +74,15 @@ class Slow(Net):
         return super().valid()
 
 
-def connect(device, connect=world.init_parallel):
+def connect(device, connect=collectives.init_parallel):
     """Rank 0 waits in gloo for rank 1, which is late."""
     if os.environ.get("SLOW_START"):
         print("starts slowly", flush=True)
-        time.sleep(SECONDS * world.rank())
+        time.sleep(SECONDS * collectives.rank())
     connect(device)
 
 
-world.init_parallel = connect
+collectives.init_parallel = connect
 if __name__ == "__main__":
     main(Slow)
 '''

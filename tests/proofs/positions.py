@@ -26,7 +26,7 @@ warnings.simplefilter("ignore")
 from compare import differences, ledger  # noqa: E402
 from net import BATCH_SIZE, Net  # noqa: E402
 
-from expbase.ranks import world  # noqa: E402
+from expbase.ranks import collectives  # noqa: E402
 from expbase.ranks.launch import StopSignals, spawn  # noqa: E402
 
 BATCHES = 20  # of an epoch, on each rank
@@ -49,7 +49,7 @@ def run(output: Path, workers: int, iterations: int, stop_at: int = 0) -> None:
     """One start of a process, as far as the experiment can see."""
     Stopped.stop_at = stop_at
     config = Stopped.default_config()
-    size = world.world_size()
+    size = collectives.world_size()
     # The last batch of an epoch is smaller; two ranks have a round to fill.
     config.data.samples = (BATCHES * size - (size - 1)) * BATCH_SIZE - 2
     config.data.workers = workers
@@ -78,8 +78,8 @@ def prove(directory: Path, workers: int, positions: Sequence[int]) -> None:
         output = directory / f"at-{position}"
         run(output, workers, iterations, stop_at=position)
         run(output, workers, iterations)
-        world.gather_objects(None)  # rank 0 looks at the files when all have closed them
-        if world.rank() == 0:
+        collectives.all_gather_object(None)  # rank 0 looks at the files when all have closed them
+        if collectives.rank() == 0:
             wrong = check(output, reference, position)
             for text in wrong:
                 print(f"position {position}: {text} ({output})", flush=True)

@@ -37,7 +37,7 @@ from paddle.io import (  # noqa: E402
 
 from expbase import Config, ExperimentBase, main  # noqa: E402
 from expbase.data.loaders import Shard, adapt_loader  # noqa: E402
-from expbase.data.position import TrainIterator  # noqa: E402
+from expbase.data.position import DataPosition  # noqa: E402
 
 KINDS = ("in order", "shuffled", "own sampler", "own batches", "stream")
 
@@ -136,11 +136,11 @@ def drawn(choose: random.Random, kind: str) -> Setting:
     return Setting(kind, *sizes, ranks, choose.randint(1, 3), drop_last)
 
 
-def start(setting: Setting, state: dict[str, Any] | None, seed: int) -> list[TrainIterator]:
+def start(setting: Setting, state: dict[str, Any] | None, seed: int) -> list[DataPosition]:
     """The ranks' places in the data, at the start of an epoch or where another start was."""
     iterators = []
     for rank in range(setting.ranks):
-        iterator = TrainIterator()
+        iterator = DataPosition()
         shard = Shard(seed, rank, setting.ranks)
         iterator.attach(adapt_loader(setting.loader(), "self.train_loader", shard))
         if state is None:
@@ -152,7 +152,7 @@ def start(setting: Setting, state: dict[str, Any] | None, seed: int) -> list[Tra
     return iterators
 
 
-def read(iterators: list[TrainIterator], seen: Counter[int]) -> None:
+def read(iterators: list[DataPosition], seen: Counter[int]) -> None:
     """One round: a batch of each rank, without those that only fill it up."""
     before, positions = iterators[0].state_dict()["position"], set()
     for iterator in iterators:

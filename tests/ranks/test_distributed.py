@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 import pytest
 from paddle.base import core
 from paddle.io import DataLoader
 from tiny import Points, Tiny, curve, make, metrics, run_script, same_bits, trained
 
 from expbase.base.arrays import parse
-from expbase.engine import checks
-from expbase.ranks import world
+from expbase.ranks import alike, collectives, store
 
 # Writes what each rank saw into its own file, beside the run.
 PROBE = """
@@ -29,9 +29,9 @@ from unittest.mock import Mock
 import numpy as np
 import paddle
 from tiny import Notes, Tiny
-from expbase.ranks import world
+from expbase.ranks import collectives, store
 from expbase import main, rank_zero_only
-from expbase.engine.checks import check_alike
+from expbase.ranks.alike import check_alike
 from expbase.checkpoint import rank_state as local
 from expbase.data.loaders import Shard, adapt_loader
 from paddle.io import BatchSampler, DataLoader
@@ -131,13 +131,13 @@ class Probe(Tiny):
             "wrapped": isinstance(self.model, paddle.DataParallel),
             "unwrapped": type(self.unwrap(self.model)).__name__,
             "zero_only": rank_zero_only(lambda: "ran")(),
-            "greatest": world.max_over_ranks(self.rank, -self.rank),
+            "greatest": collectives.max_over_ranks(self.rank, -self.rank),
             "samplers": [self.sharding(step) for step in (1, 2)],
             "loaded": [self.load_of(f"step-0000000{n}") for n in (8, 4, 1)],
             "weightless": self.average(*((({"x": 1.0}, 1)) if self.rank == 0 else ({}, 0))),
         }
         for name, fail in {
-            "rank zero failed": lambda: world.on_rank_zero(lambda: 1 / 0, "dividing"),
+            "rank zero failed": lambda: collectives.on_rank_zero(lambda: 1 / 0, "dividing"),
             "names differ": lambda: self.average({"ab"[self.rank]: 1.0}, 1),
             "places differ": lambda: self.evaluate_oddly("gathers"),
             "one sampler": lambda: self.evaluate_oddly("samples"),
@@ -156,7 +156,7 @@ class Probe(Tiny):
             if self.rank == 1:
                 time.sleep(0.2)
                 arrived.touch()
-            world.wait_for_all("a test")
+            collectives.barrier("a test")
             facts["waited"].append(arrived.exists())
         path = self.output_dir / f"facts_{self.rank}.json"
         path.write_text(json.dumps(facts))
@@ -438,7 +438,7 @@ def test_what_differs_between_the_ranks_at_setup_is_an_error_with_both_values(
     members = {**changes, "setup_dataloader": setup_dataloader}
     theirs: dict[str, str] = {}
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "check_alike", theirs.update)
+        patch.setattr(alike, "check_alike", theirs.update)
         other = make(type("Other", (Tiny,), members), tmp_path / "other")
         other.setup()
         other.close()
@@ -446,7 +446,7 @@ def test_what_differs_between_the_ranks_at_setup_is_an_error_with_both_values(
     def gathered(value: Any) -> list[Any]:
         return [value, theirs if isinstance(value, dict) else "another checksum"]
 
-    monkeypatch.setattr(world, "gather_objects", gathered)
+    monkeypatch.setattr(alike, "all_gather_object", gathered)
     with pytest.raises(ValueError, match=re.escape(text)):
         make(Tiny, tmp_path / "run").setup()
 
@@ -456,7 +456,7 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
 ) -> None:
     class Wide(Tiny):
         def setup_model(self) -> None:
-            monkeypatch.setattr(world, "world_size", lambda: 2)
+            monkeypatch.setattr(collectives, "world_size", lambda: 2)
             self.data_parallel(paddle.nn.Linear(4, 2))
 
     def gathered(value: Any) -> list[Any]:
@@ -464,7 +464,7 @@ def test_layers_that_differ_are_found_before_paddle_connects_them(
             return [value, "another checksum"]
         return [value, value | {"self.data_parallel(Linear): 'weight'": "float32 [4, 3]"}]
 
-    monkeypatch.setattr(world, "gather_objects", gathered)
+    monkeypatch.setattr(alike, "all_gather_object", gathered)
     with pytest.raises(
         ValueError, match=r"'weight': float32 \[4, 2\] on rank 0, float32 \[4, 3\] on"
     ):
@@ -483,24 +483,24 @@ def test_questions_to_the_store_are_sent_at_once(monkeypatch: pytest.MonkeyPatch
             made.detach()
         return found
 
-    monkeypatch.setattr(world, "_stores", [])
-    monkeypatch.setattr(world, "world_size", lambda: 2)
+    monkeypatch.setattr(store, "_connections", [])
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     paddles = core.TCPStore("127.0.0.1", port, True, 1)
     before = connections()
-    world._ask_at_once("127.0.0.1", port)
+    store._ask_at_once("127.0.0.1", port)
     assert not any(before.values())  # paddle's own stays as it is
     assert [at_once for number, at_once in connections().items() if number not in before] == [True]
-    assert world.add_to_store("a", 2) == paddles.add("a", 0) == 2
+    assert store.add("a", 2) == paddles.add("a", 0) == 2
 
 
 def test_with_one_process_everything_is_itself() -> None:
-    assert world.gather_objects(3) == [3]
-    assert world.max_over_ranks(2, 0.5) == [2, 0.5]
-    assert world.broadcast_object("a") == "a"
-    assert world.on_rank_zero(lambda: 5, "counting") == 5
-    assert world.weighted_average({"x": 2.0}, 4) == {"x": 2.0}
-    assert world.weighted_average({"x": float("nan")}, 0) == {}
+    assert collectives.all_gather_object(3) == [3]
+    assert collectives.max_over_ranks(2, 0.5) == [2, 0.5]
+    assert collectives.broadcast_object("a") == "a"
+    assert collectives.on_rank_zero(lambda: 5, "counting") == 5
+    assert collectives.weighted_average({"x": 2.0}, 4) == {"x": 2.0}
+    assert collectives.weighted_average({"x": float("nan")}, 0) == {}
     with pytest.raises(ValueError, match="weight -1 given"):
-        world.weighted_average({"x": 1.0}, -1)
+        collectives.weighted_average({"x": 1.0}, -1)

@@ -18,7 +18,7 @@ import forks
 import pytest
 from tiny import TESTS
 
-from expbase.ranks import launch, world
+from expbase.ranks import collectives, launch
 
 
 class Process:
@@ -82,18 +82,18 @@ INHERITED: list[str] = []
 def begun(pid: int, way: str) -> None:
     """Asserts what a rank must not have of its parent; one has something to do at its exit."""
     assert ["fork"] * (way == "fork") == INHERITED
-    assert (os.getppid(), world.world_size()) == (pid, 2)
+    assert (os.getppid(), collectives.world_size()) == (pid, 2)
     assert sorted(map(signal.getsignal, (signal.SIGTERM, signal.SIGUSR1))) == [signal.SIG_DFL] * 2
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    atexit.register(print, "left rank", world.rank())
-    if world.rank() == 1:
+    atexit.register(print, "left rank", collectives.rank())
+    if collectives.rank() == 1:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def begin(way: str) -> int:
     """Starts two ranks; called in a process of its own."""
-    assert world.world_size() == 1  # paddle remembers it
+    assert collectives.world_size() == 1  # paddle remembers it
     INHERITED.append(way)
     launch._GRACE_SECONDS = forks.LONG_SECONDS  # rank 0 may not have begun when rank 1 ends
     atexit.register(os._exit, 8)

@@ -14,9 +14,10 @@ from paddle.io import IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
 
 from expbase.engine import report
-from expbase.ranks import world
+from expbase.ranks import collectives
 from expbase.record import provenance
 from expbase.record.card import clock
+from expbase.record.provenance import device
 
 
 def said(output: Path) -> list[str]:
@@ -77,7 +78,7 @@ def test_on_a_gpu_the_card_names_what_the_environment_lacks(
     for name in names:
         monkeypatch.delenv(name, raising=False)
     has_all = SimpleNamespace(is_public=lambda name: True)
-    monkeypatch.setattr(world, "core", SimpleNamespace(globals=lambda: has_all))
+    monkeypatch.setattr(device, "core", SimpleNamespace(globals=lambda: has_all))
     assert provenance.repeatable().startswith(
         "FLAGS_cudnn_deterministic=True FLAGS_embedding_deterministic=1 "
     )
@@ -126,7 +127,7 @@ def test_only_one_rank_draws_on_the_terminal(
 
     monkeypatch.setattr(report, "is_terminal", lambda stream: True)
     monkeypatch.setattr(report, "progress_bar", draw)
-    monkeypatch.setattr(world, "rank", lambda: 1)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
     with run_of(make(Tiny, tmp_path / "run")).report.progress(0):
         pass
 

@@ -20,7 +20,7 @@ from expbase.base import rng
 from expbase.base.arrays import to_numpy
 from expbase.config import Config
 from expbase.data.loaders import Shard, adapt_loader
-from expbase.data.position import TrainIterator
+from expbase.data.position import DataPosition
 from expbase.events import on
 from expbase.extras.prediction import Prediction
 
@@ -35,7 +35,7 @@ class Task:
     auxiliary: bool = False  # whether training may end before this task has had its epochs
 
 
-class EndlessBatches(TrainIterator):
+class EndlessBatches(DataPosition):
     """The batches of a loader, epoch after epoch; the checkpoint holds the place."""
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:

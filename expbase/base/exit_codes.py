@@ -1,0 +1,57 @@
+"""What a process answers when it ends. A leaf over the standard library.
+
+A signal that nobody handled is a negative code, and a failure.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import traceback
+
+
+class ExitCode(enum.IntEnum):
+    """What a process of ours answers."""
+
+    FINISHED = 0
+    ERROR = 1
+    MISTAKE = 78  # EX_CONFIG of sysexits.h: no other start would mend it
+    TIME_LIMIT = 124  # as the command `timeout` answers
+    SIGHUP = 129  # 128 and the number of the signal, as a shell has it
+    SIGINT = 130
+    SIGTERM = 143
+
+
+# After each of these the run was saved, and the same command continues it.
+STOPPED = (ExitCode.TIME_LIMIT, ExitCode.SIGHUP, ExitCode.SIGINT, ExitCode.SIGTERM)
+# What an exception in setup is when the experiment is wrong, and not something around it.
+_MISTAKES = (TypeError, ValueError, AttributeError, NameError)
+
+
+def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
+    """Returns what a process answers that ends by this exception, perhaps before training."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.SIGINT
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else ExitCode.ERROR
+    cause = error.__cause__
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        return ExitCode.ERROR  # a disk that is full, say: another start may do better
+    if in_setup and isinstance(error, _MISTAKES):
+        return ExitCode.MISTAKE
+    return getattr(error, "exit_code", ExitCode.ERROR)
+
+
+def refuse_early_success(error: BaseException) -> None:
+    """Makes an exit with code 0, by which a run would seem to have finished, answer 1 and say so.
+
+    Python prints the code of a SystemExit, if it is a text, and answers 1.
+    """
+    if isinstance(error, SystemExit) and not error.code:
+        caller = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{caller.name} ({os.path.basename(caller.filename)}:{caller.lineno})"
+        error.code = (
+            f"sys.exit({error.code!r}) called in {place}: the run has not finished, so the process "
+            "answers 1; expected self.stop(), or an exception."
+        )
+        error.args = (error.code,)

@@ -1,0 +1,39 @@
+"""What looks like a mistake, and may be meant so: said before training, as warnings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from expbase.data.shared_memory import SHARED_MEMORY
+from expbase.ranks import collectives
+
+# Where Slurm and MPI tell a process how many there are. Paddle does not look.
+_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_LITTLE_ROOM = 256  # MB in shared memory; docker gives 64
+
+
+def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
+    """Yields what a person would want to know before training."""
+    is_used = getattr(loader, "num_workers", 0) and loader.use_shared_memory
+    if is_used and SHARED_MEMORY.exists():
+        room = shutil.disk_usage(SHARED_MEMORY).free >> 20
+        batches = loader.num_workers * loader.prefetch_factor + 1
+        if room < _LITTLE_ROOM:
+            yield (
+                f"{SHARED_MEMORY} has room for {room} MB: if {batches} batches need more, the "
+                "workers die of a bus error. Enlarge it (docker run --shm-size=4g), or give the "
+                "DataLoader use_shared_memory=False."
+            )
+    for name in _SIZES:
+        size = os.environ.get(name, "1")
+        if size != "1" and collectives.world_size() == 1:
+            yield f"{name} is {size}, and this process trains alone; expected a launcher per node."
+    monitor = training["monitor"]
+    if monitor.endswith(("loss", "error")) and training["monitor_mode"] == "max":
+        yield (
+            f"training.monitor: the best {monitor!r} is the largest one; expected "
+            "training.monitor_mode='min' for it."
+        )

@@ -1,0 +1,223 @@
+"""What all ranks do together, and which of them this process is.
+
+Every function also works with one process, where it has nothing to do. Under gloo a collective
+fails if a rank is more than 30 s late. So `barrier`, which has no such limit, stands before
+whatever may take long on one rank; it finds out when the ranks wait at different places.
+
+    all_gather_object(value)          # the values of all ranks, in rank order, on every rank
+    broadcast_object(value)           # the value of rank 0, on every rank
+    on_rank_zero(write, "saving")     # the others wait, and fail if it fails
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar, cast
+
+import paddle
+import paddle.distributed as dist
+
+from expbase.ranks import store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_next_barrier = [0, 0]  # the series and the number of the next barrier, which make its key
+_POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
+_ARRIVED = 1 << 40  # what each rank adds to the counter of a barrier, beside its place's number
+
+_only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
+
+
+class RankZeroError(RuntimeError):
+    """Raised on the other ranks when something that only rank 0 does has failed there."""
+
+
+def rank() -> int:
+    """Returns the number of this process, from 0; it is known before init_parallel, too."""
+    return int(dist.get_rank())
+
+
+def world_size() -> int:
+    """Returns the number of processes of the run, however they were started."""
+    return int(dist.get_world_size())
+
+
+def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
+    """Makes a function run on rank 0 only; on the other ranks it returns None.
+
+    What needs all ranks, `average` or `save_model` say, is an error in it.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        if rank():
+            return None
+        before = _only_here.set(getattr(function, "__qualname__", repr(function)))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _only_here.reset(before)
+
+    return wrapper
+
+
+def need_all_ranks(place: str) -> None:
+    """Raises a RuntimeError in a function that only rank 0 runs: it would wait for ever."""
+    if (name := _only_here.get()) and world_size() > 1:
+        raise RuntimeError(
+            f"{name}: {place} needs all ranks, and @rank_zero_only makes rank 0 alone come here. "
+            "Take the decorator away, or call it outside of the function."
+        )
+
+
+def init_parallel(device: str) -> None:
+    """Connects the processes, once: with gloo on the CPU, else with the device's own backend."""
+    if dist.is_initialized():
+        return
+    if device == "cpu":
+        os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
+    dist.init_parallel_env()
+
+
+def all_gather_object(value: T) -> list[T]:
+    """Returns the values of all ranks, in rank order; one collective."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T] = []
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast_object(value: T) -> T:
+    """Returns the value of rank 0 on every rank; one collective."""
+    # Not paddle's own broadcast: it makes more tensors on rank 0 than on the others, and then the
+    # automatic names of all later tensors would differ.
+    return all_gather_object(cast(T, value if rank() == 0 else None))[0]
+
+
+def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
+    """Calls the function on rank 0; the others wait, however long it takes, for its value.
+
+    Raises:
+        RankZeroError: On the other ranks, that `doing` failed; rank 0 raises the function's error.
+    """
+    if not dist.is_initialized():
+        return function()
+    need_all_ranks(doing)
+    value = None
+    error = None
+    if rank() == 0:
+        try:
+            value = function()
+        except Exception as raised:
+            error = raised  # raised below: the others must not wait for a rank that has failed
+    barrier(doing)  # and not in broadcast_object, where gloo gives up after 30 s
+    value, text = broadcast_object((value, repr(error) if error else None))
+    if error is not None:
+        raise error
+    if text is not None:
+        raise RankZeroError(f"{doing}: rank 0 failed: {text}")
+    return value
+
+
+def barrier(
+    place: str,
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    within_seconds: float = math.inf,
+) -> None:
+    """Returns when every rank has called it, however late one is.
+
+    Args:
+        place: Where that is, in words that a user knows.
+        meanwhile: Called until then. If it raises an exception, it must do so on all ranks that
+            wait, and all ranks then call `renumber_barriers`.
+        within_seconds: A TimeoutError if another rank is later than that.
+
+    Raises:
+        RuntimeError: Another rank waits at another place; on all ranks.
+    """
+    need_all_ranks(place)
+    if not dist.is_initialized():
+        return
+    key = "expbase/barrier/{}/{}".format(*_next_barrier)  # all ranks make the same barriers
+    _next_barrier[1] += 1
+    number = zlib.crc32(place.encode()) & 0xFFFF
+    arrived = store.add(key, _ARRIVED + number)
+    pause, longest = _POLL_SECONDS
+    deadline = time.monotonic() + within_seconds
+    while arrived < _ARRIVED * world_size():
+        meanwhile()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all ranks have come to {place}")
+        time.sleep(pause)
+        pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
+        arrived = store.add(key, 0)
+    if arrived % _ARRIVED != number * world_size():
+        where = [f"rank {rank} at {at}" for rank, at in enumerate(all_gather_object(place))]
+        raise RuntimeError(
+            f"the ranks wait for each other at different places: {', '.join(where)}. What needs "
+            "all ranks must be called on each of them, and as often: look for `if self.rank == 0` "
+            "or a return before it."
+        )
+
+
+def renumber_barriers() -> None:
+    """Counts the next barriers from 0 again, after one that not all ranks have come to."""
+    _next_barrier[:] = _next_barrier[0] + 1, 0
+
+
+def weighted_average(
+    metrics: Mapping[str, Any],
+    weight: float,
+    gather: Callable[[Any], list[Any]] = all_gather_object,
+) -> dict[str, float]:
+    """Returns the mean of each metric over the ranks whose values `gather` returns.
+
+    `weight` is the number of this rank's samples; if it is 0 the metrics are not used.
+    """
+    if not weight >= 0:
+        raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")
+    numbers = {name: number(value) for name, value in metrics.items()} if weight else {}
+    parts = [part for part in gather((numbers, weight)) if part[1]]
+    names = parts[0][0].keys() if parts else ()
+    if any(part.keys() != names for part, _ in parts):
+        given = " and ".join(str(sorted(part)) for part, _ in parts)
+        raise ValueError(f"average: the ranks name different metrics: {given}.")
+    total = sum(weight for _, weight in parts)
+    return {name: sum(part[name] * (weight / total) for part, weight in parts) for name in names}
+
+
+def all_gather_numbers(*numbers: float) -> list[list[float]]:
+    """Returns the numbers of all ranks, in rank order; one collective, without the device."""
+    if not dist.is_initialized():
+        return [[*numbers]]
+    here = paddle.to_tensor([numbers], dtype="float64", place=paddle.CPUPlace())
+    shape = [world_size(), len(numbers)]
+    of_ranks = paddle._C_ops.empty(shape, paddle.float64, paddle.CPUPlace())
+    dist.stream.all_gather(of_ranks, here, group=_cpu_group())
+    rows: list[list[float]] = of_ranks.tolist()
+    return rows
+
+
+def max_over_ranks(*numbers: float) -> list[float]:
+    """Returns the maximum of each number over all ranks; one collective, without the device."""
+    return [max(column) for column in zip(*all_gather_numbers(*numbers), strict=True)]
+
+
+@functools.cache
+def _cpu_group() -> Any:
+    is_gloo = paddle.device.get_device() == "cpu"  # the default group is
+    return None if is_gloo else dist.new_group(backend="gloo")
+
+
+def number(value: Any) -> float:
+    """Returns a number, or a tensor of one element, as a float; waits for the device."""
+    return float(value.item() if hasattr(value, "item") else value)
