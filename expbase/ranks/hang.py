@@ -22,6 +22,7 @@ from typing import Any
 
 from expbase.base.files import regular
 
+_TEXT = "%s. The stacks of all threads are in %s; %s."
 _LATER_SECONDS = 15.0
 
 
@@ -46,11 +47,8 @@ def watching(
     def report(text: str) -> None:
         then = "this rank ends" if end else "the run goes on"
         try:
-            where = f"The stacks of all threads are in {path.name}"
-            logger.warning("%s. %s; %s.", text, where, then)
-            # It writes below Python: to a file with a descriptor, not to a logger.
-            with open(path, "ab", opener=regular) as file:
-                faulthandler.dump_traceback(file, all_threads=True)
+            logger.warning(_TEXT, text, path.name, then)
+            _write_stacks(path)
         finally:
             # Only now: a rank that waits for this one writes its stacks, too. And it ends
             # later, so that the one that it waits for is named.
@@ -58,31 +56,46 @@ def watching(
             if end and not ended.wait(patience):
                 end(text)
 
-    def watch() -> None:
-        before: dict[str, Any] = {}
-        since = time.monotonic()
-        while not ended.wait(pause):
-            if end:
-                faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
-            now = progress()
-            if now != before:
-                before = now
-                since = time.monotonic()
-            elif time.monotonic() - since >= seconds:
-                since = float("inf")  # once, until something moves
-                where = " ".join(f"{name}={value}" for name, value in now.items())
-                report(f"no progress for {seconds:g} s: {where}")
-        if end:
-            faulthandler.cancel_dump_traceback_later()
-
+    work = ended, pause, seconds, progress, report, end is not None
     # A daemon: an interpreter that ends within the block must not wait for it.
-    thread = threading.Thread(target=watch, name="expbase-hang", daemon=True)
+    thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+def _write_stacks(path: Path) -> None:
+    # It writes below Python: to a file with a descriptor, not to a logger.
+    with open(path, "ab", opener=regular) as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+
+
+def _watch(
+    ended: threading.Event,
+    pause: float,
+    seconds: float,
+    progress: Callable[[], dict[str, Any]],
+    report: Callable[[str], None],
+    ends: bool,
+) -> None:
+    before: dict[str, Any] = {}
+    since = time.monotonic()
+    while not ended.wait(pause):
+        if ends:
+            faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
+        now = progress()
+        if now != before:
+            before = now
+            since = time.monotonic()
+        elif time.monotonic() - since >= seconds:
+            since = float("inf")  # once, until something moves
+            where = " ".join(f"{name}={value}" for name, value in now.items())
+            report(f"no progress for {seconds:g} s: {where}")
+    if ends:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _waits_for_others() -> bool:
