@@ -299,27 +299,36 @@ def to_arrays(batch: Any) -> Any:
     memory away meanwhile: the worker dies, sooner or later (paddle/io/dataloader/worker.py, and
     _reduce_lodtensor in paddle/incubate/multiprocessing/reductions.py).
     """
-    if isinstance(batch, Mapping):
-        return {key: to_arrays(value) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return [to_arrays(value) for value in batch]
-    if not isinstance(batch, paddle.Tensor):
-        return batch
-    if batch.dtype == paddle.bfloat16:
+    return _mapped(batch, _to_array)
+
+
+def _to_array(value: Any) -> Any:
+    if not isinstance(value, paddle.Tensor):
+        return value
+    if value.dtype == paddle.bfloat16:
         raise TypeError(
             "a tensor of bfloat16 in a worker of a DataLoader, which sends numpy arrays; expected "
             "float32, or num_workers=0."
         )
-    return batch.numpy()
+    return value.numpy()
 
 
 def to_tensors(batch: Any, place: Any) -> Any:
     """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists."""
+    return _mapped(batch, functools.partial(_to_tensor, place=place))
+
+
+def _to_tensor(value: Any, place: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return paddle.Tensor(value, place=place)  # paddle.to_tensor does this after more questions
+    is_elsewhere = isinstance(value, paddle.Tensor) and value.place._type() != place._type()
+    return paddle.to_tensor(value, place=place) if is_elsewhere else value
+
+
+def _mapped(batch: Any, convert: Callable[[Any], Any]) -> Any:
+    """Converts what a batch holds; its tuples become lists."""
     if isinstance(batch, Mapping):
-        return {key: to_tensors(value, place) for key, value in batch.items()}
+        return {key: _mapped(value, convert) for key, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return [to_tensors(value, place) for value in batch]
-    if isinstance(batch, np.ndarray):
-        return paddle.Tensor(batch, place=place)  # paddle.to_tensor does this after more questions
-    is_elsewhere = isinstance(batch, paddle.Tensor) and batch.place._type() != place._type()
-    return paddle.to_tensor(batch, place=place) if is_elsewhere else batch
+        return [_mapped(value, convert) for value in batch]
+    return convert(batch)

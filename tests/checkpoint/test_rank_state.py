@@ -98,7 +98,7 @@ class Ranks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         self.here = threading.local()
-        self.barrier = threading.Barrier(number, timeout=60)
+        self.meeting = threading.Barrier(number, timeout=60)
         self.values: list[Any] = [None] * number
         for name in ("all_gather_object", "on_rank_zero", "barrier", "rank"):
             monkeypatch.setattr(collectives, name, getattr(self, name))
@@ -120,16 +120,16 @@ class Ranks:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         self.values[self.rank()] = pickle.dumps(value)
-        self.barrier.wait()
+        self.meeting.wait()
         values = [pickle.loads(of_rank) for of_rank in self.values]
-        self.barrier.wait()
+        self.meeting.wait()
         return values
 
     def on_rank_zero(self, function: Callable[[], Any], doing: str) -> Any:
         return self.all_gather_object(None if self.rank() else function())[0]
 
     def barrier(self, place: str) -> None:
-        self.barrier.wait()
+        self.meeting.wait()
 
     def broadcast(self, tensor: Any, src: int) -> None:
         values = self.all_gather_object(tensor.numpy() if self.rank() == src else None)

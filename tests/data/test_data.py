@@ -680,6 +680,35 @@ def test_the_error_of_a_worker_that_died_names_the_causes(said: str, tmp_path: P
     assert told(caught.value).count("A worker of a DataLoader has died: it had no more memory") == 1
 
 
+class OfTensors(Dataset):
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": paddle.full([3], index, self.dtype), "pair": (paddle.to_tensor(index), "a")}
+
+    def __len__(self) -> int:
+        return 4
+
+
+class StreamOfTensors(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([paddle.full([3], index) for index in range(4)])
+
+
+@pytest.mark.parametrize("dataset", [OfTensors("float32"), StreamOfTensors()])
+def test_workers_send_arrays_in_the_place_of_tensors_of_which_they_would_die(dataset: Any) -> None:
+    with_workers = DataLoader(dataset, batch_size=2, num_workers=1)
+    assert drawn(adapted(with_workers)) == drawn(adapted(DataLoader(dataset, batch_size=2)))
+
+
+def test_a_tensor_of_bfloat16_in_a_worker_is_an_error() -> None:
+    batches = adapted(DataLoader(OfTensors("bfloat16"), batch_size=2, num_workers=1)).open(1)
+    with pytest.raises(TypeError, match="a tensor of bfloat16 in a worker of a DataLoader"):
+        next(batches)
+    batches.close()
+
+
 class TwoArguments(Exception):
     """Pickle cannot make it again from its text alone."""
 
