@@ -561,7 +561,7 @@ def test_a_checkpoint_that_is_not_there_is_told_before_the_data_is_built(tmp_pat
             raise AssertionError
 
     trained(Tiny, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"step-00000077: does not exist \(77\)"):
+    with pytest.raises(CheckpointError, match=r"step-00000077: does not exist; there are"):
         trained(Slow, tmp_path / "run", {"evaluate": "77"})
 
 
