@@ -521,7 +521,7 @@ def test_a_checkpoint_of_0_1_is_refused_as_the_page_says_and_its_weights_are_tak
 ) -> None:
     old = tmp_path / "old"
     with monkeypatch.context() as patch:
-        patch.setattr("expbase.checkpoint.layout.FORMAT", 6)  # what is written
+        patch.setattr("expbase.checkpoint.rank_state.FORMAT", 6)  # what is written
         exp = trained(Tiny, old, max_iteration=4)
     path = sorted((old / "checkpoints").iterdir())[-1]
     with pytest.raises(CheckpointError) as error:
