@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint.layout import FOLDER, name_of
+from expbase.checkpoint.layout import FOLDER, iteration_of, listed
 from expbase.record.metrics import MetricsFile, json_lines
 
 FILE = "validations.jsonl"  # in the directory of a run
@@ -26,6 +26,7 @@ FILE = "validations.jsonl"  # in the directory of a run
 _MOST_BYTES = 1 << 26  # of the file; the lines of some 400,000 validations
 
 Scores = list[tuple[int, float]]  # iterations and their scores, best first
+Lines = list[dict[str, Any]]
 
 
 class Validations(MetricsFile):
@@ -33,69 +34,64 @@ class Validations(MetricsFile):
 
     def __init__(self, path: Path | None, training: Any) -> None:
         super().__init__(path)
-        self._scores: dict[int, float] = {}  # of the iterations that are saved, or were to be
+        self._lines: Lines = []  # also what a full disk has refused
         self._training = training
-        self._monitor = f"{training.monitor_mode} {training.monitor}"
 
     def add(
         self, iteration: int, epoch: int, results: Mapping[str, float], *, has_checkpoint: bool
     ) -> None:
         """Notes the results of one; a score that is not finite is never the best."""
         score = results.get(self._training.monitor.removeprefix("valid/"), math.nan)
-        scores = {iteration: score} if has_checkpoint and math.isfinite(score) else {}
-        self._scores |= scores
+        may_be_best = has_checkpoint and math.isfinite(score)
         if results:
             named = {f"valid/{name}": number for name, number in results.items()}
-            self._note(iteration, epoch, named, scores)
+            self._note(iteration, epoch, named, [(iteration, score)] if may_be_best else [])
 
     def add_end(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end."""
-        self._note(iteration, epoch, {"finished": True}, {})
+        self._note(iteration, epoch, {"finished": True}, [])
 
-    def _note(
-        self, iteration: int, epoch: int, metrics: Mapping[str, Any], scores: Mapping[int, float]
-    ) -> None:
-        facts = {"monitor": self._monitor, "best": [*scores.items()]}
-        self.write(iteration, epoch, {**metrics, **facts})
+    def _note(self, iteration: int, epoch: int, metrics: Mapping[str, Any], best: Scores) -> None:
+        monitor = f"{self._training.monitor_mode} {self._training.monitor}"
+        line = {**metrics, "monitor": monitor, "best": best}
+        self._lines.append(line)
+        self.write(iteration, epoch, line)
 
     def is_finished(self) -> bool:
         """Returns whether the run has come to its end, and was not continued since."""
-        lines = _lines(self.path)
-        return bool(lines) and "finished" in lines[-1]
+        return any("finished" in line for line in _lines(self.path)[-1:])
 
     @property
     def best(self) -> Scores:
         """The best checkpoints that are there; empty but on rank 0."""
-        return _best(self.path.parent, self._monitor, self._scores) if self.path else []
+        return _best(self.path.parent, self._lines) if self.path else []
 
     def kept(self) -> list[int]:
         """Returns the iterations whose checkpoints stay for being the best."""
         return [iteration for iteration, _ in self.best[: self._training.keep_best]]
 
     def cut(self, size: int) -> None:
-        """Goes back to where the file had this size, in bytes; other metrics' scores are gone."""
+        """Goes back to where the file had this size, in bytes."""
         super().cut(size)
-        self._scores = _scores(_lines(self.path), self._monitor)
+        self._lines = _lines(self.path)
 
 
 def best_of(run: Path) -> Scores:
     """Returns the best checkpoints of a run that are there, by the file in its output directory."""
-    lines = _lines(run / FILE)
+    return _best(run, _lines(run / FILE))
+
+
+def _best(run: Path, lines: Lines) -> Scores:
+    """Sorts the checkpoints by the metric that the last line names; others' scores do not count."""
     monitor = str(lines[-1]["monitor"]) if lines else ""
-    return _best(run, monitor, _scores(lines, monitor))
-
-
-def _best(run: Path, monitor: str, scores: Mapping[int, float]) -> Scores:
-    sign = -1 if monitor.startswith("max ") else 1
-    there = [(i, score) for i, score in scores.items() if (run / FOLDER / name_of(i)).exists()]
-    return sorted(there, key=lambda one: sign * one[1])
-
-
-def _scores(lines: list[dict[str, Any]], monitor: str) -> dict[int, float]:
-    """Returns the scores of a metric by iteration; older versions noted several in a line."""
     noted = [line["best"] for line in lines if line.get("monitor") == monitor]
-    return {iteration: score for scores in noted for iteration, score in scores}
+    # Versions before 0.2 have in each line all that were best until then.
+    scores = {iteration: score for best in noted for iteration, score in best}
+    there = [iteration_of(path) for path in listed(run / FOLDER)]
+    sign = -1 if monitor.startswith("max ") else 1
+    saved = [(iteration, score) for iteration, score in scores.items() if iteration in there]
+    return sorted(saved, key=lambda one: sign * one[1])
 
 
-def _lines(path: Path | None) -> list[dict[str, Any]]:
+def _lines(path: Path | None) -> Lines:
     return [*json_lines(path, _MOST_BYTES)] if path else []

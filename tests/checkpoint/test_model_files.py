@@ -319,3 +319,10 @@ def test_a_pipe_in_the_place_of_a_model_file_is_not_waited_for(tmp_path: Path, n
     os.mkfifo(tmp_path / "x.pdparams")
     with pytest.raises(WeightsError, match="no regular file"):
         read_weights(tmp_path / "x.pdparams")
+
+
+@pytest.mark.parametrize("name", ["best", "7"])
+def test_of_a_run_that_is_not_there_the_directory_is_named(tmp_path: Path, name: str) -> None:
+    text = r"nowhere: there is no such directory; expected the output directory of a run\."
+    with pytest.raises(CheckpointError, match=text):
+        find_weights(tmp_path / "nowhere" / name)

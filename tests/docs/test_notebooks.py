@@ -120,7 +120,7 @@ def test_the_code_of_the_page_runs_after_the_notebook(kernel: Kernel) -> None:
         ),
         (
             'main(Line, argv=["--output", "runs/line", "--evaluate", "7"])',
-            "step-00000007: does not exist (7); there are: step-",
+            "step-00000007: does not exist; there are: step-",
         ),
     ],
 )

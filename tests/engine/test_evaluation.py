@@ -672,7 +672,7 @@ def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("run", "which", "text"),
     [
-        ("run", "7", r"step-00000007: does not exist \(7\); there are: step-00000002\."),
+        ("run", "7", r"step-00000007: does not exist; there are: step-00000002\."),
         ("run", "best", r"no checkpoint is the best one; expected training\.monitor"),
         ("run", "bset", "'bset' given; expected best, last or an iteration"),
         ("run", "-1", "'-1' given; expected best, last or an iteration"),
