@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -48,17 +47,28 @@ def update(files: dict[Path, Path]) -> bool:
 
 
 def _extend(copy: Path, path: Path) -> bool:
-    """Appends the new whole records of a file to its copy; False if it does not begin with it."""
+    """Adds the new whole records of a file to its copy; returns False if the copy is not its begin.
+
+    VisualDL (io/bfile.py: LocalFileSystem.read) opens a file by its name for each piece that it
+    reads, and fails for good at half of a record: so what is longer takes the place of the copy.
+    """
     copy.parent.mkdir(parents=True, exist_ok=True)
-    with copy.open("a+b") as copied, open(path, "rb", opener=regular) as file:
-        size = copied.tell()
+    copy.touch()
+    with copy.open("rb") as copied, open(path, "rb", opener=regular) as file:
+        size = copy.stat().st_size
         start = max(size - 256, 0)
         copied.seek(start)
         file.seek(start)
         # The last bytes are enough: each record holds the time when it was written.
         if copied.read() != file.read(size - start):
             return False
-        copied.writelines(_whole_records(file))
+        records = _whole_records(file)
+        for first in records:
+            longer = shutil.copyfile(copy, copy.with_name("longer"))  # no name of a record file
+            with longer.open("ab") as added:
+                added.write(first)
+                added.writelines(records)
+            longer.replace(copy)
     return True
 
 
@@ -92,27 +102,13 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
         )  # fmt: skip
     try:
         while server.poll() is None:
-            files = record_files(folder, copies)
-            _stop(server)  # while copies grow
-            if not update(files):
+            if not update(record_files(folder, copies)):
                 return
-            server.send_signal(signal.SIGCONT)
             time.sleep(1)
         said = log.read_text(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(f"VisualDL ended with exit code {server.returncode}: {said}")
     finally:
         kill(server)
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Stops VisualDL: it may see half of a record that is being written, and fails from then on.
-
-    That is 120 microseconds for an image of 200 kB.
-    """
-    os.kill(server.pid, signal.SIGSTOP)
-    # It may still be inside a read: wait until it has stopped. If it has ended instead, WNOWAIT
-    # leaves its exit code for `poll`.
-    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def add_parser(tools: Any) -> None:
@@ -125,14 +121,22 @@ def add_parser(tools: Any) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, or any free one for 0; an OSError or a ValueError if it cannot be had.
+    """Returns the port, or any free one for 0; on one in use VisualDL says that it runs, and hangs.
 
-    On a port in use VisualDL says that it runs, and hangs.
+    Raises:
+        ValueError: It cannot be had.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"--port: {port} given; expected 0 to 65535.")
-    with socket.create_server((host, port)) as tried:
-        return int(tried.getsockname()[1])
+    try:
+        with socket.create_server((host, port)) as tried:
+            return int(tried.getsockname()[1])
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ValueError(
+            f"--port {port}, --host {host}: {reason}; expected a port that nobody uses, --port 0 "
+            "for any such one, and an address of this machine."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -141,7 +145,7 @@ def _room_for_copies() -> Iterator[Path]:
     import fcntl  # here: Windows has none, and is refused in words
 
     def lock(path: Path) -> None:
-        """Holds it until this process is dead."""
+        """Locks it until this process is dead."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forks
@@ -262,24 +261,20 @@ def test_a_run_is_named_by_its_path_below_the_folder(tmp_path: Path) -> None:
         assert {str(copy.parent.relative_to(tmp_path)) for copy in found} == names
 
 
-def test_visualdl_is_stopped_while_copies_grow(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_that_grows_is_replaced_so_that_nobody_reads_half_of_a_record(
+    path: Path, copies: Copies
 ) -> None:
-    server = subprocess.Popen(["sleep", "100"])
-    process = psutil.Process(server.pid)
-    was_stopped: list[bool] = []
-
-    def updated(files: Any) -> bool:
-        was_stopped.append(process.status() == "stopped")
-        return len(was_stopped) < 3
-
-    goes_on = SimpleNamespace(sleep=lambda _: wait_until(lambda: process.status() != "stopped"))
-    monkeypatch.setattr(board, "update", updated)
-    monkeypatch.setattr(board, "time", goes_on)
-    monkeypatch.setattr(subprocess, "Popen", lambda *command, **options: server)
-    board.show(path.parents[1], tmp_path / "copies", "127.0.0.1", 0)
-    assert was_stopped == [False, True, True]  # the first one is before it is started
-    assert server.returncode == -signal.SIGKILL
+    whole, half = path.read_bytes(), ends(path)[12]
+    path.write_bytes(whole[:half])
+    assert copies.update()
+    with (copies.directory / "a" / FILE_NAME).open("rb") as before:
+        assert copies.update()
+        assert os.path.samestat(os.fstat(before.fileno()), os.stat(before.name))
+        path.write_bytes(whole)
+        assert copies.update()
+        assert before.read() == whole[:half]
+    assert [file.name for file in (copies.directory / "a").iterdir()] == [FILE_NAME]
+    assert copies.now() == {"a": whole}
 
 
 # --- errors ----------------------------------------------------------------------------------
@@ -302,9 +297,12 @@ def test_what_cannot_be_shown_or_bound_is_one_line(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         error = refused(capsys, run, "--port", port)
-        assert "Address already in use" in error
-        assert f"('127.0.0.1', {port})" in error
-    assert "('203.0.113.1', 8040)" in refused(capsys, run, "--host", "203.0.113.1")
+        told = f"error: --port {port}, --host 127.0.0.1: Address already in use; expected a port "
+        assert error.endswith(f"{told}that nobody uses, --port 0 for any such one, and an address "
+                              "of this machine.\n")  # fmt: skip
+    error = refused(capsys, run, "--host", "203.0.113.1")
+    assert "--port 8040, --host 203.0.113.1: Cannot assign requested address; expected" in error
+    assert "--host no.invalid: " in refused(capsys, run, "--host", "no.invalid")
     error = refused(capsys, run, "--port", "65536")
     assert error.endswith("--port: 65536 given; expected 0 to 65535.\n")
 
