@@ -144,7 +144,7 @@ def fill(config: Mapping[str, Any]) -> Config:
     training: dict[str, Any] = {**_TRAINING_DEFAULTS}
     for key, value in given.items():
         _refuse_gone(f"training.{key}")
-        near = [] if key in training else _nearest(key, _TRAINING_DEFAULTS, _TOO_ALIKE)
+        near = [] if key in training else nearest(key, _TRAINING_DEFAULTS, _TOO_ALIKE)
         if near:  # a user may add keys; one that is all but the name of ours is a mistake
             raise ConfigError(
                 f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
@@ -318,11 +318,12 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     texts = [*map(str, known)]
     # The last part alone finds a key that was written without its section or under a wrong one.
     near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]
-    near = near or _nearest(name, texts, 0.5)
+    near = near or nearest(name, texts, 0.5)
     return f" Did you mean {near[0]!r}?" if near else f" Expected one of {', '.join(texts)}."
 
 
-def _nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
+def nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
+    """Returns the known name that is most like another one, if one is so much like it, 0 to 1."""
     import difflib  # here: only a mistake needs it
 
     return difflib.get_close_matches(name, known, 1, likeness)

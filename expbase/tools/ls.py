@@ -10,12 +10,12 @@ import argparse
 import datetime
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from expbase.config import did_you_mean
+from expbase.config import nearest
 from expbase.record.meter import json_value
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
@@ -27,8 +27,9 @@ _COLUMNS = [*"run experiment state iteration best loss age commit".split(), "dif
 def add_parser(tools: Any) -> None:
     add = add_tool(tools, main, "0, or 1 if there is no such directory").add_argument
     add("dir", type=Path, nargs="?", default=Path(), help="default: this one")
-    add("--columns", nargs="+", metavar="NAME", help="these alone; a config value, too: optim.lr")
-    add("--sort", metavar="NAME", help="by this column or config value, the smallest first")
+    add("--columns", nargs="+", metavar="NAME",
+        help="these alone; a metric or a config value, too: valid/accuracy optim.lr")  # fmt: skip
+    add("--sort", metavar="NAME", help="by this column, metric or config value, smallest first")
     add("--reverse", action="store_true", help="with --sort, the largest first")
     add("--json", action="store_true", help="one JSON object per line, for scripts")
 
@@ -61,49 +62,65 @@ def print_table(runs: Sequence[Run], columns: Sequence[str]) -> None:
 
 
 def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> None:
-    """Raises a ValueError if there is no column and no config value of a name."""
-    known = dict.fromkeys([*_COLUMNS, *(key for run in runs for key in run.config)])
+    """Raises a ValueError if no run has a column, a metric or a config value of a name."""
+    known = {*_COLUMNS}.union(*map(_values, runs))
     for name in names:
         if name not in known:
-            raise ValueError(f"{option}: unknown column {name!r}.{did_you_mean(name, known)}")
+            near = [f"Did you mean {one!r}?" for one in nearest(name, sorted(known), 0.5)]
+            [hint] = near or [f"Expected {', '.join(_COLUMNS)}, a metric or a config value."]
+            raise ValueError(f"{option}: unknown column {name!r}. {hint}")
+
+
+def _values(run: Run) -> dict[str, Any]:
+    """Returns what a column may show of a run: `accuracy` is that of `valid`, else of `train`."""
+    short = {name.partition("/")[2]: value for name, value in sorted(run.metrics.items())}
+    columns = {name: vars(run).get(name) for name in _COLUMNS}
+    return {**short, **run.metrics, **run.config, **columns, "run": run.name}
 
 
 def _sort_key(run: Run, name: str) -> tuple[int, Any]:
-    """Numbers before texts; what is missing is (0, 0)."""
-    value = {**run.config, **vars(run), "run": run.name}.get(name)
+    """Sorts numbers before texts; what is missing is (0, 0)."""
+    value = _values(run).get(name)
     if isinstance(value, (bool, int, float)):
         return 1, value
     return (0, 0) if value in (None, "") else (2, str(value))
 
 
 def find_differences(runs: Sequence[Run]) -> None:
-    """Notes of each run the config values that are others in another run of its experiment."""
+    """Notes of each run the config values that are others in another run of its experiment.
+
+    Those of the training section come last: the others are more often what one has tried.
+    """
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for run in runs:
         for key, value in run.config.items():
             values[run.experiment, key].add(repr(value))
     for run in runs:
-        for key, value in run.config.items():
+        for key in sorted(run.config, key=lambda key: key.startswith("training.")):
             if len(values[run.experiment, key]) > 1:
-                run.differs[key] = value
+                run.differs[key] = run.config[key]
 
 
 def _row(run: Run, columns: Sequence[str]) -> list[str]:
     limit = f"/{run.max_iteration}" if run.max_iteration else ""
-    cells = {key: str(value) for key, value in run.config.items()} | {
-        "run": run.name,
-        "experiment": run.experiment,
-        "state": run.state,
+    losses = [name for name in run.metrics if name.startswith("train/") and name.endswith("loss")]
+    named = {name.partition("/")[2]: _number(run.metrics[name]) for name in losses}
+    cells = {key: _number(value) for key, value in _values(run).items()} | {
         "iteration": f"{run.iteration}{limit}",
-        "best": _number(run.best),
-        "loss": _number(run.loss),
+        "loss": named.get("loss", _joined(named)),
         "age": str(datetime.timedelta(seconds=round(run.age))),
         "commit": (run.commit or "")[:7] + "*" * run.dirty,
-        "differs in": run.note or " ".join(f"{key}={value}" for key, value in run.differs.items()),
+        "differs in": run.note or _joined(run.differs),
     }
     texts = [printable(cells.get(name, "")) for name in columns]
     return [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…" for text in texts]
 
 
 def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value or "")
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _joined(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())

@@ -8,8 +8,10 @@ weights fall by --smooth from one to the next. Learning rates and validations ar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from expbase.tools import add_tool
 from expbase.tools.runs import find, metric_lines, printable
 
 Curve = dict[int, float]  # value by iteration
+_FORMATS = (".png", ".svg", ".pdf")
 
 
 def curves(run: Path) -> dict[str, Curve]:
@@ -112,8 +115,33 @@ def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: 
     return figure
 
 
+@contextlib.contextmanager
+def fonts_for(text: str) -> Iterator[None]:
+    """Draws in the block also with the installed font that has most of the text's letters.
+
+    What no font has becomes a box, without a warning for each letter.
+    """
+    import matplotlib  # here: it takes a second, and no other tool needs it
+    from matplotlib import font_manager
+    from matplotlib.ft2font import FT2Font
+
+    families = [*matplotlib.rcParams["font.family"]]
+    if letters := {ord(letter) for letter in text if not letter.isascii()}:
+        most = 0
+        for font in font_manager.fontManager.ttflist:
+            with contextlib.suppress(OSError, RuntimeError):  # it is gone, or damaged
+                count = len(letters & FT2Font(font.fname).get_charmap().keys())
+                # A "last resort" has a box for each letter there is.
+                if count > most and "Last Resort" not in font.name:
+                    most = count
+                    families[1:] = [font.name]
+    with matplotlib.rc_context({"font.family": families}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        yield
+
+
 def _is_noisy(name: str) -> bool:
-    """Whether it is a metric of training, and no learning rate."""
+    """Returns whether it is a metric of training, and no learning rate."""
     return name.startswith("train/") and not f"{name}/".startswith("train/lr/")
 
 
@@ -137,11 +165,14 @@ def _runs_at(path: Path) -> list[Path]:
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.smooth < 1:
         raise ValueError(f"--smooth: {args.smooth:g} given; expected 0 or more, and less than 1.")
+    if args.output.suffix.lower() not in _FORMATS:
+        raise ValueError(f"--output: {args.output} given; expected {', '.join(_FORMATS)}.")
     paths = [run for path in args.runs for run in _runs_at(path)]
     found = {str(run) if run.name else run.resolve().name: curves(run) for run in paths}
-    figure = draw(found, chosen(found.values(), args.metrics), args.smooth)
+    names = chosen(found.values(), args.metrics)
     output = args.output.absolute()
     how = "replaced" if output.exists() else "written"
-    figure.savefig(output, dpi=120)
+    with fonts_for("".join([*found, *names])):
+        draw(found, names, args.smooth).savefig(output, dpi=120)
     print(printable(f"{how}: {output}"))
     return 0

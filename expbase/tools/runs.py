@@ -91,6 +91,7 @@ class Run:
     best: float | None = None  # the best saved value of training.monitor
     best_iteration: int | None = None
     loss: float | str | None = None  # the last logged training loss; "nan" is a text
+    metrics: dict[str, Any] = field(default_factory=dict)  # the last value of each that was logged
     age: float = 0.0  # seconds since it last wrote something
     commit: str | None = None  # the code's, at the last start
     dirty: bool = False  # whether there were changes to it
@@ -120,9 +121,10 @@ def read_run(path: Path, name: str) -> Run:
 
 
 def _read_progress(run: Run, path: Path) -> None:
-    for line in metric_lines(path, last=1 << 16):
+    for line in metric_lines(path, last=1 << 20):  # the last validation may be a while ago
         run.iteration = line["iteration"]
-        run.loss = line.get("train/loss", run.loss)
+        run.metrics |= {name: value for name, value in line.items() if "/" in name}
+    run.loss = run.metrics.get("train/loss")
     if saved := layout.listed(path / layout.FOLDER):
         run.iteration = max(run.iteration, layout.iteration_of(saved[-1]) or 0)
         with contextlib.suppress(Exception):  # a damaged file may hold anything

@@ -298,3 +298,50 @@ def test_a_pipe_in_a_run_is_not_waited_for(
         (tmp_path / "run").mkdir(exist_ok=True)
         os.mkfifo(tmp_path / "run" / file) if file == name else (tmp_path / "run" / file).touch()
     assert listed(tmp_path, capsys)["run"]["state"] in ("new", "lost")
+
+
+def logged(run: Path, *lines: dict[str, Any]) -> None:
+    run.mkdir()
+    for name in ("config.yaml", "ledger.jsonl"):
+        (run / name).touch()
+    text = "".join(json.dumps({"iteration": n, **line}) + "\n" for n, line in enumerate(lines, 1))
+    (run / "metrics.jsonl").write_text(text)
+
+
+def test_each_logged_metric_may_be_a_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("a", 0.5), ("b", 0.25)):
+        validation = {"valid/accuracy": value}
+        training = {"train/accuracy": 0.0, "train/d_loss": value, "train/g_loss": 1}
+        logged(tmp_path / name, training, validation, training)
+    names = ["run", "valid/accuracy", "accuracy", "d_loss"]
+    assert main(["ls", str(tmp_path), "--columns", *names, "--sort", "accuracy"]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [["b", *["0.25"] * 3], ["a", *["0.5"] * 3]]
+    assert main(["ls", str(tmp_path)]) == 0
+    assert "d_loss=0.5 g_loss=1" in capsys.readouterr().out
+    assert listed(tmp_path, capsys)["a"]["metrics"]["valid/accuracy"] == 0.5
+
+
+def test_a_mistyped_column_is_answered_with_the_nearest_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged(tmp_path / "a", {"valid/accuracy": 0.5})
+    for name, hint in (
+        ("acuracy", "Did you mean 'accuracy'?"),
+        ("§", "Expected run, experiment, state, iteration, best, loss, age, commit, differs in, a "
+         "metric or a config value."),
+    ):  # fmt: skip
+        assert main(["ls", str(tmp_path), "--columns", name]) == 1
+        assert f"unknown column {name!r}. {hint}\n" in capsys.readouterr().err
+
+
+def test_what_differs_outside_of_the_training_section_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        logged(tmp_path / str(seed), {})
+        config = f"training: {{seed: {seed}}}\noptim: {{lr: {seed}}}\n"
+        (tmp_path / str(seed) / "config.yaml").write_text(config)
+    assert [*listed(tmp_path, capsys)["1"]["differs"]] == ["optim.lr", "training.seed"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
 from PIL import Image
 from tiny import Tiny, trained
 
@@ -112,7 +115,8 @@ def test_torn_and_infinite_points_are_left_out(tmp_path: Path) -> None:
         ("empty", "empty/metrics.jsonl: no metrics; expected the output directory of a run"),
         ("run --smooth 1", "--smooth: 1 given; expected 0 or more, and less than 1."),
         ("run --output no/such/a.png", "[Errno 2] No such file or directory: '"),
-        ("run --output a.jp", "Format 'jp' is not supported (supported formats: "),
+        ("run --output a.gif", "--output: a.gif given; expected .png, .svg, .pdf."),
+        ("run --output a", "--output: a given; expected .png, .svg, .pdf."),
         ("run --metrics los", "--metrics: 'los' given; expected some of train/a, speed/b"),
     ],
 )
@@ -146,3 +150,24 @@ def test_all_runs_of_a_picture_that_have_its_metrics_are_named() -> None:
     }
     (legend,) = plot.draw(runs, ["train/a", "train/b"], 0.0).legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "_b"]
+
+
+def test_letters_that_the_usual_font_has_not_are_drawn_by_an_installed_one(tmp_path: Path) -> None:
+    fonts = {font.name: font for font in font_manager.fontManager.ttflist}
+    usual, other = (
+        FT2Font(fonts[name].fname).get_charmap() for name in ("DejaVu Sans", "STIXNonUnicode")
+    )
+    letter = chr(min(other.keys() - usual.keys()))
+    with plot.fonts_for(f"a{letter}"):
+        assert "STIXNonUnicode" in matplotlib.rcParams["font.family"]
+        figure = plot.draw({f"a{letter}": {"train/a": {1: 1.0}}}, ["train/a"], 0.0)
+        figure.savefig(tmp_path / "a.png")  # a warning is an error here
+    assert "STIXNonUnicode" not in matplotlib.rcParams["font.family"]
+
+
+def test_nothing_is_said_of_letters_that_no_font_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log("第一", '{"iteration": 1, "train/损失": 1.0}\n')
+    assert main(["plot", "第一"]) == 0
