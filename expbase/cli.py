@@ -26,6 +26,7 @@ from expbase.config import (
     fill,
     fill_in,
     flatten,
+    nearest,
 )
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
@@ -57,16 +58,16 @@ _INSPECTIONS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers a wrong option as any other mistake."""
+    """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
         self.exit(MISTAKE, f"{self.prog}: error: {message}\n")
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
     """The parser with the options that every experiment has; add your own to it."""
     parser = _Parser(
+        allow_abbrev=False,  # `--smok` is a mistake, and no trial
         formatter_class=Paragraphs,
         conflict_handler="resolve",  # main adds its options again if it is called again
         epilog="The same command continues a run that was ended by anything at all.\n\n"
@@ -145,17 +146,20 @@ def main(
 def _parse(
     parser: argparse.ArgumentParser, words: list[str], experiment: type[ExperimentBase]
 ) -> argparse.Namespace:
-    """The options; one with the name of a config value is answered with how that is set."""
+    """Returns the options; raises a ConfigError that names what is most like an unknown one."""
     args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         option = unknown[0]
-        name, equals, value = option.lstrip("-").partition("=")
+        name, equals, value = option.replace("-", "_").strip("_").partition("=")
         if not equals and option in words:
             value = "".join(words[words.index(option) + 1 :][:1])
-        ending = "." + name.replace("-", "_")
-        keys = [key for key in flatten(experiment.default_config()) if f".{key}".endswith(ending)]
-        hint = f". Did you mean {keys[0]}={value}?" if keys else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        meant = {one: f"--{one}" for one in vars(args)}
+        for end in "\n", ".", "_":  # `--training.max_epoch`, `--max_epoch`, `--epoch`
+            for key in flatten(experiment.default_config()):
+                meant.setdefault(key.rpartition(end)[2], f"{key}={value}")
+        near = [f"Did you mean {meant[one]}?" for one in nearest(name, meant, 0.6)]
+        [hint] = near or ["--help names all there are."]
+        raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}. {hint}")
     return args
 
 

@@ -165,12 +165,26 @@ def test_a_config_value_that_is_given_as_an_option_is_answered_with_how_it_is_gi
     assert capsys.readouterr().err.endswith(f". Did you mean {meant}?\n")
 
 
-def test_an_unknown_option_of_no_configs_name_is_named_alone(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--outptu x", "Did you mean --output?"),
+        ("--ouptut=x", "Did you mean --output?"),
+        ("--chekpoint_path x", "Did you mean --checkpoint_path?"),
+        ("--smok", "Did you mean --smoke?"),  # and no trial begins
+        ("--epochs 5", "Did you mean training.max_epoch=5?"),
+        ("--zzz", "--help names all there are."),
+    ],
+)
+def test_a_mistyped_option_is_answered_with_the_nearest_one_in_one_line(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(Demo, argv=["--ouptut=x"])
-    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --ouptut=x\n")
+    with pytest.raises(SystemExit) as caught:
+        main(Demo, argv=words.split())
+    assert caught.value.code == 78
+    error = capsys.readouterr().err
+    assert error.endswith(f"error: unrecognized arguments: {words.split()[0]}. {hint}\n")
+    assert error.count("\n") == 1
 
 
 def test_what_another_start_may_mend_is_no_mistake() -> None:

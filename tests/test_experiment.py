@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,21 @@ def test_a_missing_method_is_named_at_construction(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match="Half: setup_dataloader, valid not defined"):
         make(Half, tmp_path)
+
+
+def test_a_mistyped_method_is_named_beside_the_missing_one(tmp_path: Path) -> None:
+    class Mistyped(ExperimentBase):
+        def setup_dataloaders(self) -> None: ...
+
+        def setup_model(self) -> None: ...
+
+        def train_step(self) -> None: ...
+
+        def valid(self) -> None: ...
+
+    hint = "By setup_dataloaders, did you mean setup_dataloader? By train_step, did you mean train_"
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        make(Mistyped, tmp_path)
 
 
 @pytest.mark.parametrize("output", [None, ""])

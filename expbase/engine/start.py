@@ -18,7 +18,7 @@ from typing import Any
 import paddle
 
 from expbase.command_line import check_system
-from expbase.config import Config, ConfigError, check_training, fill, fill_in
+from expbase.config import Config, ConfigError, check_training, fill, fill_in, nearest
 from expbase.engine import due
 from expbase.ranks import world
 from expbase.record import logs
@@ -181,9 +181,13 @@ def check_class(experiment: type, base: type, training: Any, options: Options) -
         required += ["valid"]
     missing = [name for name in required if getattr(experiment, name) is getattr(base, name)]
     if missing:
+        others = [name for name in dir(experiment) if not hasattr(base, name)]
+        near = [(other, name) for name in missing for other in nearest(name, others, 0.6)]
+        hints = [f" By {other}, did you mean {name}?" for other, name in near]
         raise TypeError(
             f"{experiment.__name__}: {', '.join(missing)} not defined; expected the methods "
             f"{', '.join(required)}" + ", or training.valid_interval=0" * ("valid" in missing) + "."
+            f"{''.join(hints)}"
         )
     for name in dir(base):
         ours = getattr(base, name)

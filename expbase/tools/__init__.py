@@ -30,8 +30,8 @@ def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a directory that must be new; a ValueError if there is something of that name."""
+    """Makes a directory; raises a ValueError if there is something of that name."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ValueError(f"{folder}: exists already; expected the name of a new one.") from None
+        raise ValueError(f"{folder}: exists already. Delete it, or give another name.") from None

@@ -7,6 +7,7 @@ copied that its script or its config need.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -45,10 +46,15 @@ def main(args: argparse.Namespace) -> int:
     if (_CLONE / ".git").exists() and folder.resolve().is_relative_to(_CLONE):
         print(
             f"{folder}: lies in the clone of expbase, whose git shows it as untracked; expected a "
-            "folder outside of it for an experiment of your own.",
+            f"folder outside of it for an experiment of your own: new {_outside(folder)}",
             file=sys.stderr,
         )
     return 0
+
+
+def _outside(folder: Path) -> str:
+    """Returns a folder of that name beside the clone, as it is written from here."""
+    return quote(os.path.relpath(_CLONE.parent / folder.name))
 
 
 def _files_of(experiment: Path) -> list[Path]:

@@ -25,8 +25,8 @@ _FACTS = ("host", "device", "ranks", "python", "git", "config", "packages", "env
 
 def add_parser(tools: Any) -> None:
     parser = add_tool(tools, main, "0, or 1 if there is no such run or checkpoint")
-    add = parser.add_argument
-    add("run_dir", type=Path, metavar="RUN", help="the output directory of a run, or RUN/best")
+    text = "the output directory of a run; RUN/best, RUN/last, RUN/400: a checkpoint of it"
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help=text)
 
 
 def main(args: argparse.Namespace) -> int:

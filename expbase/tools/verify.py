@@ -47,8 +47,8 @@ _CAUSES = {
     "A generator of its own? Draw from random, np.random or paddle inside __getitem__",
     "rates": "Likely cause: schedule: another learning rate. Make the schedule an attribute of the "
     "experiment, or step it from self.iteration",
-    "after": "{names} differ after the update. What no line of the log names is out of sight: a "
-    "thread, a file, an object made in C",
+    "after": "{names} differ after the update, and no line of the log says why: a thread, a file, "
+    "an object made in C is out of sight",
 }
 # What a start says of what it has not restored.
 _LOST = re.compile(r"not exact: (.*)")
@@ -210,8 +210,9 @@ class Side:
         """Raises a ValueError if the run has none."""
         if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
             raise ValueError(
-                f"--ranks: {self._args.script} has training.shares=0; expected it in its config, "
-                "or `-- training.shares=4`, so that the bits depend on no number of processes."
+                f"--ranks: {self._args.script} has training.shares=0, so the bits depend on the "
+                "number of processes; expected `-- training.shares=4`, or that in its config, and "
+                "`for batch in self.micro_batches():` in train_batch."
             )
 
     def finish_with_kills(self, source: random.Random, kills: int) -> None:
@@ -283,28 +284,20 @@ class Side:
 
 
 def first_difference(straight: Side, killed: Side) -> str:
-    """What differs first, at which iteration, and the cause; empty if nothing does."""
-    difference = _first_difference(straight, killed)
-    lost = killed.lost()
-    return f"{difference} Cause: {'; '.join(lost)}." if difference and lost else difference
+    """Returns what differs first, at which iteration, and the cause; empty if nothing does.
 
-
-def _first_difference(straight: Side, killed: Side) -> str:
-    if noted := _difference_in_notes(straight, killed):
-        return noted
-    one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))
-    if not (found := differences(one, other)):
-        return ""
-    name, (left, right) = next(iter(found.items()))
-    return f"{name} differs: {left} straight through, {right} {killed.how}."
-
-
-def _difference_in_notes(straight: Side, killed: Side) -> str:
-    """The first fingerprint of an update that differs, over all ranks; empty if none does."""
+    What a start has said that it does not restore is the cause; without that it is guessed.
+    """
+    lost = "; ".join(killed.lost())
     expected = straight.notes()
     for iteration, note in sorted(killed.notes().items()):
-        for field, cause in killed.causes.items():
+        for field, guess in killed.causes.items():
             names = differences(expected.get(iteration, {}).get(field, {}), note[field])
             if names:
-                return f"first at iteration {iteration}. {cause.format(names=', '.join(names))}."
+                cause = f"Cause: {lost}" if lost else guess.format(names=", ".join(names))
+                return f"first at iteration {iteration}. {cause}."
+    one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))
+    for name, (left, right) in differences(one, other).items():
+        cause = f" Cause: {lost}." if lost else ""
+        return f"{name} differs: {left} straight through, {right} {killed.how}.{cause}"
     return ""

@@ -109,7 +109,9 @@ def test_a_folder_in_the_clone_is_one_that_its_git_shows(
     capsys.readouterr()
     assert main(["new", folder]) == 0
     told = f"{folder}: lies in the clone of expbase, whose git shows it as untracked; "
-    assert capsys.readouterr().err.startswith(told) == folder.startswith("clone/")
+    error = capsys.readouterr().err
+    assert error.startswith(told) == folder.startswith("clone/")
+    assert error == "" or error.endswith(" for an experiment of your own: new mine\n")
 
 
 def test_what_is_there_already_is_left_as_it_is(tmp_path: Path, capsys: Capture) -> None:
@@ -117,7 +119,7 @@ def test_what_is_there_already_is_left_as_it_is(tmp_path: Path, capsys: Capture)
     Path("file").write_text("mine")
     Path("link").symlink_to("nowhere")
     for name in ("folder", "file", ".", "link"):
-        assert f"{name}: exists already; expected the name of a new one." in refused(capsys, name)
+        assert f"{name}: exists already. Delete it, or give another name." in refused(capsys, name)
     assert "Not a directory: 'file/x'" in refused(capsys, "file/x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link"]
     assert Path("file").read_text() == "mine"

@@ -100,7 +100,7 @@ class Scheduled(Hidden):
 BROKEN = {  # where it is killed, where it differs, and how that is called
     Shuffled: (11, 11, "Likely cause: data order"),
     Augmented: (13, 13, "Likely cause: augmentation"),
-    Dropping: (13, 13, "model, optimizer differ after the update. What no line of the log names"),
+    Dropping: (13, 13, "model, optimizer differ after the update, and no line of the log says why"),
     Forgetful: (13, 13, "optimizer differ before the update"),
     Scheduled: (13, 13, "Likely cause: schedule"),
 }
@@ -165,7 +165,9 @@ def test_what_a_start_says_that_it_has_lost_is_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = difference(Losing, tmp_path, monkeypatch)
-    assert "Cause: self.levels (cycle): has changed in training, and is not what it was" in found
+    told = "Cause: self.levels (cycle): has changed in training, and is not what it was"
+    assert re.match(rf"first at iteration \d+\. {re.escape(told)}", found)
+    assert "out of sight" not in found
 
 
 def test_the_first_value_that_differs_is_named(
@@ -277,7 +279,10 @@ def test_a_run_with_shares_is_proven_on_other_numbers_of_processes(
 
 def test_ranks_need_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(tmp_path, MAIN, "--kills", "1", "--ranks", "1,2") != 0
-    assert "has training.shares=0; expected it in its config" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "has training.shares=0, so the bits depend on the number of processes; expected" in error
+    assert "expected `-- training.shares=4`, or" in error
+    assert "and `for batch in self.micro_batches():` in train_batch.\n" in error
 
 
 @pytest.mark.long
@@ -409,9 +414,9 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
         (["missing.py", "--output", "out"], "missing.py: no such file"),
         (
             [__file__, "--output", str(TESTS)],
-            f"{TESTS}: exists already; expected the name of a new one.",
+            f"{TESTS}: exists already. Delete it, or give another name.",
         ),
-        ([__file__, "--output", "file"], "file: exists already; expected"),
+        ([__file__, "--output", "file"], "file: exists already. Delete it"),
     ],
 )
 def test_wrong_words_are_told(
