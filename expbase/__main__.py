@@ -23,7 +23,7 @@ TOOLS = {
 
 
 def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
-    """The command line of these tools. Some need paddle, whose import takes seconds."""
+    """Returns the command line of these tools. Some need paddle, whose import takes seconds."""
     parser = argparse.ArgumentParser(prog="python -m expbase", description=__doc__)
     tools = parser.add_subparsers(dest="tool", metavar="TOOL", required=True)
     for name in names:

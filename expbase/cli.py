@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
-    """The parser with the options that every experiment has; add your own to it."""
+    """Returns the parser with the options that every experiment has; add your options to it."""
     parser = _Parser(
         allow_abbrev=False,  # `--smok` is a mistake, and no trial
         formatter_class=Paragraphs,
@@ -94,7 +94,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
 
 
 def add_options_of_main(parser: argparse.ArgumentParser) -> None:
-    """The options about which a script that does not call main would do nothing."""
+    """Adds the options about which a script that does not call main would do nothing."""
     add = parser.add_argument
     add("--restarts", type=lambda text: count(text, least=0), default=0, metavar="N",
         help="start again after a failure, up to N times without a newer checkpoint")  # fmt: skip
@@ -177,9 +177,12 @@ def check_options(args: argparse.Namespace) -> None:
 def load_config(
     experiment: type[ExperimentBase], args: argparse.Namespace, of_run: Path | None = None
 ) -> Config:
-    """The defaults of the class, changed by the files and the options of the command line.
+    """Returns the defaults of the class, changed by the files and options of the command line.
 
-    The config file of a run changes them first, if it is there. A ConfigError if one does not fit.
+    The config file of a run changes them first, if it is there.
+
+    Raises:
+        ConfigError: A file or an option does not fit.
     """
     config = fill(experiment.default_config())
     if of_run is not None and of_run.is_file():
@@ -266,7 +269,7 @@ def report_user_errors(prog: str) -> Iterator[None]:
 
 
 def count(text: str, least: int = 1) -> int:
-    """The number in a word of the command line, for argparse: 1 or more, by default."""
+    """Returns the number in a word of the command line, for argparse: by default 1 or more."""
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} given; expected {least} or more")
     return int(text)
@@ -275,7 +278,7 @@ def count(text: str, least: int = 1) -> int:
 def spawn(
     function: Callable[..., object], args: Sequence[Any], nprocs: int, device: str | None
 ) -> int:
-    """`launch.spawn`; what is put in front here is put in front in the processes, too."""
+    """Calls `launch.spawn`; what is put in front here is put in front in the processes, too."""
     from expbase.ranks import launch  # here: few runs need it
 
     signals = launch.StopSignals()

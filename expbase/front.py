@@ -19,7 +19,7 @@ _mixins: list[type] = []  # the outermost one first
 
 @contextlib.contextmanager
 def put_in_front(mixin: type) -> Iterator[None]:
-    """In the block, experiments are made with a mixin of ExperimentBase before their own class.
+    """Makes experiments in the block with a mixin of ExperimentBase in front of their class.
 
     The processes of `--nprocs` import it by its name.
     """
@@ -31,7 +31,7 @@ def put_in_front(mixin: type) -> Iterator[None]:
 
 
 def in_front() -> tuple[type, ...]:
-    """The mixins of now, the outermost one first; for the start of other processes."""
+    """Returns the mixins of now, the outermost one first, for the start of other processes."""
     return tuple(_mixins)
 
 
@@ -41,12 +41,12 @@ def set_in_front(mixins: Sequence[type]) -> None:
 
 
 def is_trial() -> bool:
-    """Whether a mixin wants everything to happen once: what is done at every 100th time, too."""
+    """Returns whether a mixin wants all to happen once: what is done every 100th time, too."""
     return any(getattr(mixin, "is_trial", False) for mixin in _mixins)
 
 
 def with_mixins(experiment: type[T]) -> type[T]:
-    """The class with the mixins before it, under its own name."""
+    """Returns the class with the mixins in front of it, under the same name."""
     if not _mixins:
         return experiment
     bases = (*_mixins, experiment)

@@ -38,14 +38,14 @@ class Smoke(ExperimentBase):
         super().__init__(config, args)
 
     def train_batch(self) -> None:
-        """One update, and no more than a few."""
+        """Makes an update, and asks for the end after a few."""
         super().train_batch()
         self.smoke_updates += 1
         if self.smoke_updates == UPDATES:
             self.stop("--smoke, which needs no more updates", on_all_ranks=True)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
-        """The first batches alone."""
+        """Yields the first batches, and no others."""
         return itertools.islice(super().valid_batches(loader), VALIDATION_BATCHES)
 
     def train(self) -> None:

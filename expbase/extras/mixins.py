@@ -71,7 +71,7 @@ class EarlyStopping(ExperimentBase):
         return results
 
     def is_better(self, value: float) -> bool:
-        """Whether a value is better than the best one by more than min_delta; nan never is."""
+        """Returns whether a value is better than the best by more than min_delta; nan never is."""
         best = self.early_stopping["best"]
         if best is None:
             return not math.isnan(value)
@@ -136,7 +136,7 @@ class WeightAverages:
             weight.set_value(values[name].astype(weight.dtype))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages, for the checkpoint."""
+        """Returns the averages, for the checkpoint."""
         return {"updates": self.updates, "averages": self._averages}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:

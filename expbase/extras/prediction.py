@@ -23,7 +23,7 @@ class Prediction(ExperimentBase):
     """A mixin: `predict` runs `predict_batch` over data, as valid is run."""
 
     def predict_batch(self, batch: Any) -> Any:
-        """What predict is to return for a batch; yours.
+        """Returns what predict is to return for a batch; you write it.
 
         Args:
             batch: As the loader yields it.
@@ -86,7 +86,7 @@ def _in_order(of_ranks: list[list[Placed]], *, is_stream: bool) -> list[Any]:
 
 
 def _placed(results: list[Any], indices: Any, count: int, *, ready: bool) -> list[Placed]:
-    """Each result of a batch with the place of its sample, by which the results are sorted.
+    """Pairs each result of a batch with the place of its sample, by which they are sorted.
 
     `indices` are None for a stream, of which there were `count` results before. If the batch is
     `ready`, its one index is that of the whole batch.
@@ -105,7 +105,7 @@ def _placed(results: list[Any], indices: Any, count: int, *, ready: bool) -> lis
 
 
 def split(outputs: Any) -> list[Any]:
-    """The outputs of a batch, sample by sample; tensors become numpy arrays and numbers.
+    """Splits the outputs of a batch into those of samples, as numpy arrays and numbers.
 
     Args:
         outputs: A tensor or array [B, …], a mapping or tuple of such, or a list of B results.

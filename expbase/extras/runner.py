@@ -83,7 +83,7 @@ class Run:
 def read(
     path: str | Path, *, options: Sequence[str] = (), output: str = "", only: str = ""
 ) -> list[Run]:
-    """The runs that a YAML file describes, those of its `mode`, in order.
+    """Returns the runs that a YAML file describes: the ones of its `mode`, in order.
 
     Args:
         path: The file.
@@ -117,7 +117,7 @@ def read(
 
 
 def _load(path: Path, folder: Path, output: str) -> Config:
-    """The file as a Config, its placeholders filled, `output` absolute."""
+    """Returns the file as a Config, with its placeholders filled and an absolute `output`."""
     plan = Config(_FILE_DEFAULTS)
     plan.merge_from_other_cfg(load_yaml(path), str(path))
     values = {"{workspace}": str((folder / plan.workspace).resolve())}
@@ -127,7 +127,7 @@ def _load(path: Path, folder: Path, output: str) -> Config:
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:
-    """The value with its placeholders filled, in lists and mappings, too."""
+    """Returns the value with its placeholders filled, in lists and mappings, too."""
     if isinstance(value, list):
         return [_filled(item, values) for item in value]
     if isinstance(value, dict):
@@ -139,7 +139,7 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 
 def _chosen(plan: Config, path: Path, only: str) -> list[Config]:
-    """The runners that are wanted, with the defaults of the keys that are not given."""
+    """Returns the runners that are wanted, with the defaults of the keys that are not given."""
     if not plan.runner or not all(isinstance(given, dict) for given in plan.runner):
         raise ConfigError(f"{path}: runner: expected a list of `- name: …` sections.")
     runners: dict[str, Config] = {}
@@ -171,7 +171,7 @@ def _chosen(plan: Config, path: Path, only: str) -> list[Config]:
 
 
 def _config_of(runner: Config, base: Config, options: Sequence[str], place: str) -> Config:
-    """The config of a run: the file's, then the runner's keys, its config, and the options."""
+    """Returns the file's config, changed by the runner's keys, its config, and the options."""
     config: Config = base.clone()
     given = {ours: runner[key] for key, ours in _SHORT.items() if runner[key] is not None}
     if "max_epoch" in given:
@@ -237,7 +237,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
 
 
 def _checkpoints_in(source: Path, which: str) -> list[str]:
-    """What to load one after the other, as load_checkpoint names it; "" is a file of weights."""
+    """Lists what to load, one after the other, as load_checkpoint names it; "" is a file."""
     if source.is_file():
         return [""]
     if which != "all":

@@ -32,7 +32,7 @@ _ALLOWED = {"setup_dataloader", *(method for _, method, _ in STAGES.values())}
 
 
 def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
-    """The class that a text names.
+    """Returns the class that a text names.
 
     Args:
         text: `file.py:Class`, `file.py` if there is a default name, or `package.module:Class`.
@@ -86,7 +86,7 @@ def _import(module: str, place: str) -> ModuleType:
 
 
 def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], place: str) -> Any:
-    """A subclass of the experiment whose steps are those of the stage classes.
+    """Returns a subclass of the experiment whose steps are the methods of the stage classes.
 
     Helper methods of these classes are there, too, and `super()` reaches the step that is replaced.
 
@@ -134,7 +134,7 @@ def _check(cls: type, method: str, place: str) -> None:
 
 
 def _step(method: Any, label: str) -> Any:
-    """The method of a stage as a method of the experiment; the log says when it runs."""
+    """Returns a stage's method as a method of the experiment; the log says when it runs."""
     takes_context = len(inspect.signature(method).parameters) > 1
 
     def step(self: ExperimentBase) -> None:

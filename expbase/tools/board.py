@@ -35,14 +35,14 @@ _COPIES = "expbase-board-"  # how the name of their directory begins
 
 
 def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
-    """The record files of the runs at and below a folder, by the paths of their copies."""
+    """Returns the record files of the runs at and below a folder, by the paths of the copies."""
     runs = find(folder)
     files = {copies / run.relative_to(folder) / FILE_NAME: run / FILE_NAME for run in runs}
     return {c: path for c, path in files.items() if path.is_file() and os.access(path, os.R_OK)}
 
 
 def update(files: dict[Path, Path]) -> bool:
-    """Adds the records that are new; false if a copy holds what is not in its file any more."""
+    """Adds the records that are new; returns False if a copy holds what its file has no more."""
     return all(_extend(copy, path) for copy, path in files.items())
 
 
@@ -73,7 +73,7 @@ def _extend(copy: Path, path: Path) -> bool:
 
 
 def _whole_records(file: BinaryIO) -> Iterator[bytes]:
-    """The records from the file's position on, with their heads, up to one that is torn."""
+    """Yields the records from the file's position on, with heads, up to one that is torn."""
     size = os.fstat(file.fileno()).st_size
     while len(head := file.read(RECORD_HEAD.size)) == RECORD_HEAD.size:
         (length,) = RECORD_HEAD.unpack(head)
@@ -141,7 +141,7 @@ def free_port(host: str, port: int) -> int:
 
 @contextlib.contextmanager
 def _room_for_copies() -> Iterator[Path]:
-    """A temporary directory; those of boards that were killed are removed."""
+    """Makes a temporary directory, and removes the ones that killed boards have left."""
     import fcntl  # here: Windows has none, and is refused in words
 
     def lock(path: Path) -> None:

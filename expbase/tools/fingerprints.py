@@ -71,7 +71,7 @@ class Verified(ExperimentBase):
         self.verifying = Work(**plan)
 
     def _is_time(self, kind: str) -> bool:
-        """Whether to begin a kill, of rank 0 alone: the tool ends the others."""
+        """Returns whether to begin a kill: on rank 0, for the tool ends the others."""
         work = self.verifying
         is_time = self.rank == 0 and work.kill == kind and self.iteration >= work.at
         if is_time:
@@ -133,12 +133,12 @@ class Verified(ExperimentBase):
 
 
 def notes_path(output: Path, rank: int) -> Path:
-    """Where the notes of a rank are: beside the output directory, which a fresh run needs empty."""
+    """Returns where a rank's notes are: beside the output directory, empty for a fresh run."""
     return output.with_name(f"{output.name}.notes.rank_{rank}.jsonl")
 
 
 def killed_path(output: Path) -> Path:
-    """A file with the kind of the kill, which is made right before it."""
+    """Returns the path of a file with the kind of the kill, which is made right before it."""
     return output.with_name(f"{output.name}.killed")
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 
 def is_ours(host: str, given: str) -> bool:
-    """Whether the header `Host` is an address, or a name of this machine; `given` is --host."""
+    """Returns whether the header `Host` is an address, a name of this machine, or --host."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         if name in ("localhost", socket.gethostname().lower(), given.lower()):

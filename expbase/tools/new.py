@@ -58,7 +58,7 @@ def _outside(folder: Path) -> str:
 
 
 def _files_of(experiment: Path) -> list[Path]:
-    """The files that an experiment needs: what a user has left beside them is not asked for."""
+    """Returns the files that an experiment needs, and none that a user has left beside them."""
     found = [experiment / "train.py", experiment / "config.yaml"]
     for file in found:  # which grows
         needs = r"(\w+)\.py\b" if file.suffix == ".yaml" else r"(?m)^(?:from|import) (\w+)"

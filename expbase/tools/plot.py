@@ -26,7 +26,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def curves(run: Path) -> dict[str, Curve]:
-    """The curves of a run by the names of the metrics; only finite numbers are points.
+    """Returns the curves of a run by the names of the metrics; their points are finite.
 
     Raises:
         ValueError: It has no metrics.jsonl, or no numbers in it.
@@ -45,7 +45,7 @@ def curves(run: Path) -> dict[str, Curve]:
 
 
 def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[str]:
-    """The full names of the metrics to draw: those that end in a wanted name, else the usual.
+    """Returns the full names of the metrics that end in a wanted name, else the usual ones.
 
     Raises:
         ValueError: No run has a metric of such a name.
@@ -63,7 +63,7 @@ def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
 
 
 def smoothed(values: Sequence[float], weight: float) -> Any:
-    """A line through the values: at each of them the fit to those around it.
+    """Returns a line through the values: at each of them the fit to the ones around it.
 
     A mean of them would lie above all of them at an end of a curve that falls.
     """
@@ -73,7 +73,7 @@ def smoothed(values: Sequence[float], weight: float) -> Any:
     offsets = np.arange(reach, -reach - 1, -1)
 
     def around(numbers: Any, power: int) -> Any:
-        """The sum of the numbers round each place by their weights and distances."""
+        """Sums the numbers round each place, by their weights and distances."""
         kernel = weight ** abs(offsets) * offsets**power
         return np.convolve(numbers, kernel)[reach : reach + len(values)]
 
@@ -84,7 +84,7 @@ def smoothed(values: Sequence[float], weight: float) -> Any:
 
 
 def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: float) -> Any:
-    """A matplotlib figure of metrics, by their names, of runs, by theirs."""
+    """Draws metrics, by their names, of runs, by theirs; returns a matplotlib figure."""
     from matplotlib.figure import Figure  # here: it takes a second, and no other tool needs it
 
     columns = min(len(names), 3)
@@ -157,7 +157,7 @@ def add_parser(tools: Any) -> None:
 
 
 def _runs_at(path: Path) -> list[Path]:
-    """The path itself, if it is a run's; else all below it that have logged something."""
+    """Returns the path itself, if it is a run's; else all below it that have logged a line."""
     below = find(path) if path.is_dir() else []
     return [run for run in below if (run / METRICS).is_file()] or [path]
 

@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _is_nothing(path: Path, run: Run) -> bool:
-    """Whether nobody trains there, and nobody ever has."""
+    """Returns whether nobody trains there, and nobody ever has."""
     has_begun = run.iteration > 0 or any(session.start for session in run.sessions)
     return run.state == "failed" and not has_begun and not [*path.glob(f"{FOLDER}/*")]
 

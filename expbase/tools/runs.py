@@ -29,12 +29,12 @@ _LOCK = LOCK.format(rank=0)
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal cannot show, line ends too, as backslash escapes."""
+    """Returns the text with backslash escapes for what a terminal cannot show, and line ends."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def find(folder: Path) -> list[Path]:
-    """The output directories of runs at or below a folder, sorted.
+    """Returns the output directories of runs at or below a folder, sorted.
 
     Raises:
         ValueError: There is no such folder.
@@ -52,7 +52,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, or of its last bytes: numbers and texts by name."""
+    """Yields the lines of a run's metrics.jsonl, or of its last bytes, by the metrics' names."""
     for line in json_lines(run / METRICS, last):
         has_parts = any(isinstance(value, (dict, list)) for value in line.values())
         if isinstance(line.get("iteration"), int) and not has_parts:
@@ -68,7 +68,7 @@ class Session:
 
 
 def sessions(path: Path) -> list[Session]:
-    """The starts of a run with their ends, in order; none if it has no ledger."""
+    """Returns the starts of a run with their ends, in order; none if it has no ledger."""
     found: list[Session] = []
     for record in json_lines(path / LEDGER):
         if record.get("event") == "start":
@@ -103,7 +103,7 @@ class Run:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """What is known about the run of a directory."""
+    """Reads what is known about the run of a directory."""
     run = Run(name)
     for read in (_read_progress, _read_ledger, _read_config):
         try:
@@ -164,7 +164,7 @@ def _state(run: Run) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds the lock, which is asked for and not taken."""
+    """Returns whether another process holds the lock, which is asked for and not taken."""
     if not (path.is_file() and os.access(path, os.R_OK)):
         return False
     with open(path, "rb", opener=regular) as file:

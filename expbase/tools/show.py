@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def of_checkpoint(path: Path) -> list[str]:
-    """What a checkpoint says of itself, wherever it is; a CheckpointError if it is damaged."""
+    """Returns what a checkpoint says of itself; raises a CheckpointError if it is damaged."""
     manifest = storage.verify(path)
     with storage.reading(path / layout.MANIFEST):
         info = manifest["info"]
@@ -57,7 +57,7 @@ def of_checkpoint(path: Path) -> list[str]:
 
 
 def describe(path: Path, run: Run) -> Iterator[str]:
-    """What is known of a run, line by line."""
+    """Yields what is known of a run, line by line."""
     saved = layout.listed(path / layout.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     newest = f", the newest {saved[-1].name}" if saved else ""
@@ -84,7 +84,7 @@ def _facts(session: Session) -> dict[str, Any]:
 
 
 def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
-    """How a session ended and was made, after one with these facts."""
+    """Yields how a session ended and was made, after one with these facts."""
     if session.end:
         yield "ended: {reason}, exit code {exit_code}".format_map(session.end)
     for name in ("restart", "resumed"):
@@ -97,14 +97,14 @@ def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not shown of the first start: there is much of it, and the ledger has it."""
+    """Returns what is not shown of the first start: it is much, and the ledger has it."""
     packages = facts["packages"] or {}
     others = {name: packages[name] for name in packages if not name.startswith("paddlepaddle")}
     return {"config": facts["config"], "environment": facts["environment"], "packages": others}
 
 
 def _span(session: Session, is_running: bool) -> str:
-    """When a session was, how long it took, and which iterations it made."""
+    """Says when a session was, how long it took, and which iterations it made."""
     start = session.start
     end = session.end
     if not start:

@@ -168,7 +168,7 @@ class Side:
         }
 
     def command(self) -> list[str]:
-        """The words that start it."""
+        """Returns the words that start it."""
         args = self._args
         words = [str(args.script.absolute()), "--output", str(self.directory), *args.words]
         if self.numbers:
@@ -236,7 +236,7 @@ class Side:
         self.finish()
 
     def files(self) -> dict[str, str]:
-        """The checksum of each file of tensors in the last checkpoint."""
+        """Returns the checksum of each file of tensors in the last checkpoint."""
         found = storage.read(find(self.directory))
         del found[STATE_FILE]
         return {
@@ -245,13 +245,13 @@ class Side:
         }
 
     def values(self) -> dict[str, Any]:
-        """All values of the last checkpoint's state.json, by the name of their section."""
+        """Returns all values of the last checkpoint's state.json, by the name of their section."""
         text = (find(self.directory) / STATE_FILE).read_bytes()
         state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
         return {**state, **state.pop("values")}
 
     def logged(self) -> dict[str, Any]:
-        """All logged numbers but times and speeds, by name and iteration, in their order."""
+        """Returns all logged numbers but times and speeds, by name and iteration, in order."""
         return {
             f"{name} at iteration {line['iteration']}": value
             for line in metric_lines(self.directory)
@@ -260,13 +260,13 @@ class Side:
         }
 
     def lost(self) -> list[str]:
-        """What the starts of it have said that they do not restore, in the order of the log."""
+        """Returns what its starts have said that they do not restore, in the order of the log."""
         logs = sorted(self.directory.glob("worker_*.log"))
         found = [_LOST.findall(log.read_text(errors="replace")) for log in logs]
         return [*dict.fromkeys(line for lines in found for line in lines)]
 
     def notes(self) -> dict[int, dict[str, Any]]:
-        """What `fingerprints` wrote of each update last, by iteration; batches of all ranks."""
+        """Returns what `fingerprints` wrote of each update last, by iteration, with all batches."""
         merged: dict[int, dict[str, Any]] = {}
         for rank in itertools.count():
             if not (path := notes_path(self.directory, rank)).exists():

@@ -134,7 +134,7 @@ def test_a_mistake_is_one_line(kernel: Kernel, call: str, line: str) -> None:
 def test_a_wrong_option_is_answered_as_in_a_shell_and_the_kernel_goes_on(kernel: Kernel) -> None:
     output = kernel.run('main(Line, argv=["--outptu", "runs/x"])')
     assert "error: unrecognized arguments: --outptu" in output
-    assert output.rstrip().endswith("SystemExit: 78")
+    assert output.rstrip().endswith("Did you mean --output?")
     assert "Traceback" not in output
 
 

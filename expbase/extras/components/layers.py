@@ -39,7 +39,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered: set[str] = set()
 
     def sample(self, index: int) -> Mapping[str, Any]:
-        """The sample of an index: numpy arrays and numbers by the names of outputs_attr."""
+        """Returns the sample of an index: numpy arrays and numbers by the names of outputs_attr."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -64,14 +64,14 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
             self.require_attr(spec.name)
 
     def clone(self, phase: str = "train") -> Reader:
-        """A reader of the same data, for a phase, with no output registered yet."""
+        """Returns a reader of the same data for a phase, with no output registered yet."""
         other = copy.copy(self)
         other.phase = phase
         other._registered = set()
         return other
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """What heads that declare epoch_inputs_attrs get after the last batch."""
+        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
         return {}
 
     @property
@@ -147,7 +147,7 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.results = []
 
     def get_results(self) -> list[Any]:
-        """A copy of the results since the last reset."""
+        """Returns a copy of the results since the last reset."""
         return copy.deepcopy(self.results)
 
     def epoch_postprocess(
@@ -180,7 +180,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             head.head_name = name  # if it has several names, the first
 
     def forward(self, batch: Mapping[str, Any], head: str, phase: str = "train") -> dict[str, Any]:
-        """The outputs of one head for a batch.
+        """Returns the outputs of one head for a batch.
 
         Args:
             batch: What the reader returns.
@@ -204,14 +204,14 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return dict(outputs)
 
     def find_head(self, name: str) -> Head:
-        """The head of a name; a ValueError says that there is none."""
+        """Returns the head of a name; raises a ValueError if there is none."""
         if name not in self.heads:
             raise ValueError(f"head {name!r}: not in the model, which has {_names(self.heads)}.")
         head: Head = self.heads[name]
         return head
 
     def reader_inputs(self, phase: str) -> list[InputSpec]:
-        """What backbone and heads take from the reader in a phase, each name once."""
+        """Returns what backbone and heads take from the reader in a phase, each name once."""
         specs = {spec.name: spec for spec in self.backbone.inputs_attr}
         for head in self.heads.values():
             with head.in_phase(phase):
@@ -219,7 +219,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return list(specs.values())
 
     def for_export(self, head: str) -> tuple[list[Any], Any]:
-        """What export takes after the path: the inputs of one head's prediction, and a layer."""
+        """Returns what export takes after the path: the inputs of one head's prediction, a layer."""
         layer = _Prediction(self, head)
         return [layer.inputs], layer
 

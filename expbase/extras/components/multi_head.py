@@ -48,7 +48,7 @@ class EndlessBatches(TrainIterator):
         return self.epoch - (not self.batches.ended)
 
     def read(self, iteration: int = 0) -> Any:
-        """The next batch of this rank."""
+        """Returns the next batch of this rank."""
         if self.ended:
             self.open(self.epoch + 1)
         return super().read(iteration)
@@ -90,18 +90,18 @@ class MultiHead(Prediction):
         }
 
     def draw_task(self) -> str:
-        """The task of this update, drawn by mix_ratio: the same on every rank."""
+        """Draws the task of this update by mix_ratio: the same on every rank."""
         ratios = np.array([task.mix_ratio for task in self.tasks.values()])
         name = list(self.tasks)[self.mix_random.choice(len(ratios), p=ratios / ratios.sum())]
         self.task_steps[name] += 1
         return name
 
     def read_task(self, name: str) -> Any:
-        """The next training batch of a task."""
+        """Returns the next training batch of a task."""
         return self.task_batches[name].read() if name in self.task_batches else self.read_batch()
 
     def epochs_of(self, name: str) -> int:
-        """Epochs of its data that a task has had; those of self.train_loader are shared."""
+        """Returns how many epochs of its data a task has had; self.train_loader is shared."""
         batches = self.task_batches.get(name)
         return self.epochs_ended if batches is None else batches.epochs_done
 
