@@ -31,7 +31,7 @@ from expbase.tools import add_tool, hosts
 from expbase.tools.process import ended_by_signals, kill
 from expbase.tools.runs import find
 
-_COPIES = "expbase-board-"  # how the name of their directory begins
+_COPIES = "expbase-board-"  # how the name of their directory begins, before the process's id
 
 
 def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
@@ -142,25 +142,11 @@ def free_port(host: str, port: int) -> int:
 @contextlib.contextmanager
 def _room_for_copies() -> Iterator[Path]:
     """Makes a temporary directory, and removes the ones that killed boards have left."""
-    import fcntl  # here: Windows has none, and is refused in words
-
-    def lock(path: Path) -> None:
-        """Locks it until this process is dead."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    with contextlib.ExitStack() as stack:
-        for left in Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
-            with contextlib.suppress(OSError):  # another board has it, or another user
-                lock(left)
-                shutil.rmtree(left)
-        made = Path(tempfile.mkdtemp(prefix=f".{_COPIES}"))
-        directory = made.with_name(made.name[1:])
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        lock(made)
-        made.rename(directory)  # only now: whoever finds it finds it locked
-        yield directory
+    for left in Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
+        if not Path("/proc", left.name.removeprefix(_COPIES).partition("-")[0]).exists():
+            shutil.rmtree(left, ignore_errors=True)  # it may be another user's
+    with tempfile.TemporaryDirectory(prefix=f"{_COPIES}{os.getpid()}-") as directory:
+        yield Path(directory)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -219,7 +219,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return list(specs.values())
 
     def for_export(self, head: str) -> tuple[list[Any], Any]:
-        """Returns what export takes after the path: the inputs of one head's prediction, a layer."""
+        """Returns what export takes after the path: the inputs of one head, and a layer."""
         layer = _Prediction(self, head)
         return [layer.inputs], layer
 
