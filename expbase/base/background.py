@@ -11,31 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from expbase.base.arrays import Array
-
-T = TypeVar("T")
-
-_LOOK_SECONDS = 1.0
-
-
-def result_of(job: futures.Future[T], executor: futures.ThreadPoolExecutor) -> T:
-    """Returns the result of a job, when it has ended; or raises what it raised.
-
-    Raises:
-        RuntimeError: A thread has died: python would wait for its job for ever.
-    """
-    while not futures.wait([job], _LOOK_SECONDS).done:
-        if not all(thread.is_alive() for thread in executor._threads):
-            raise RuntimeError(
-                "a thread that reads or writes checkpoints has died, as one does for want of "
-                "memory. The checkpoints before are intact: make room in memory, and run the same "
-                "command again."
-            )
-    return job.result()
+from expbase.base.threads import result_of
 
 
 class Background:

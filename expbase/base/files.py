@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from expbase.base.background import result_of
+from expbase.base.threads import result_of
 
 
 def regular(path: str, flags: int) -> int:

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from expbase.base.background import result_of
 from expbase.base.files import (
     checksum_of,
     flush,
@@ -31,6 +30,7 @@ from expbase.base.files import (
     remove,
     write_flushed,
 )
+from expbase.base.threads import result_of
 from expbase.checkpoint.layout import (
     DAMAGES,
     MANIFEST,

@@ -185,6 +185,7 @@ class DataPosition:
             self.batches.close()
             self.batches = Batches(_nothing(), state["position"], ended=True)
             self.epoch = state["epoch"]
+            self._batch_size = there[2]
             self.resumed_within_epoch = False
             how = "the next epoch is the first one of the new size"
         else:

@@ -215,7 +215,7 @@ def test_a_run_is_continued_as_the_readme_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "workspace"))
-    train(["--output", "runs/line", "training.max_iteration=300"], monkeypatch)
+    train(["--output", "runs/line", "training.max_iteration=600"], monkeypatch)
     promised = next(block for block in blocks("README", "text") if "CONTINUING" in block)
     said = capsys.readouterr().err.splitlines()
     assert said[0].split(" ", 1)[1] == promised.strip().replace("4000", "0040")

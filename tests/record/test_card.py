@@ -17,7 +17,6 @@ from expbase.engine import report
 from expbase.ranks import collectives
 from expbase.record import provenance
 from expbase.record.card import clock
-from expbase.record.provenance import device
 
 
 def said(output: Path) -> list[str]:
@@ -78,7 +77,7 @@ def test_on_a_gpu_the_card_names_what_the_environment_lacks(
     for name in names:
         monkeypatch.delenv(name, raising=False)
     has_all = SimpleNamespace(is_public=lambda name: True)
-    monkeypatch.setattr(device, "core", SimpleNamespace(globals=lambda: has_all))
+    monkeypatch.setattr("expbase.ranks.device.core", SimpleNamespace(globals=lambda: has_all))
     assert provenance.repeatable().startswith(
         "FLAGS_cudnn_deterministic=True FLAGS_embedding_deterministic=1 "
     )
