@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import paddle
 
-from expbase.checkpoint import layout, model_files
+from expbase.checkpoint import layout
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config, get_default_training_config
 from expbase.engine import resume
@@ -408,9 +408,7 @@ class ExperimentBase(Events):
         """Writes the weights of self.model, or of another layer, on rank 0, whole or not at all;
         into a `.safetensors`, or a `.pdparams` for paddle.load.
         """
-        self.__run.directory.check()
-        self.fire("on_save_model")
-        model_files.save_model(Path(path), objects.unwrap(self.model if layer is None else layer))
+        resume.save_model(self.__run, Path(path), layer)
 
     def load_model(
         self,
@@ -429,10 +427,7 @@ class ExperimentBase(Events):
             partial: Whether missing, additional and differently shaped weights are allowed.
             rename: From a name in the file to the one here; a mapping may lack what stays.
         """
-        self.fire("on_load_model")
-        layers = self.__run.state.saved().layers
-        for text in model_files.load_model(Path(path), layers, into, rename, partial=partial):
-            self.logger.info("%s", text)
+        resume.load_model(self.__run, Path(path), into, rename, partial=partial)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
@@ -440,13 +435,7 @@ class ExperimentBase(Events):
         """Writes self.model, or another layer, for inference, by paddle.jit.save, on rank 0. The
         path has no suffix; `input_spec` is by default self.input_spec, of paddle.static.InputSpec.
         """
-        run = self.__run
-        layer = objects.unwrap(self.model if layer is None else layer)
-        spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
-        run.directory.check()
-        with run.evaluation.begin("predict", run.loop.iteration, layers=[layer]):
-            model_files.export(Path(path), layer, spec)
-        self.logger.info("exported %s", path)
+        resume.export(self.__run, Path(path), input_spec, layer)
 
     def learning_rates(self) -> dict[str, float]:
         """Returns that of each optimizer among the attributes, by the name of its curve."""

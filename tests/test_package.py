@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import importlib
 import os
 import shlex
 import subprocess
@@ -203,3 +204,9 @@ def test_the_links_of_contributing_lead_somewhere() -> None:
         assert (ROOT / path).exists(), target
         found = {slug(text) for _, text in headings((ROOT / path).read_text())} if heading else {""}
         assert heading in found, target
+
+
+@pytest.mark.parametrize("module", ["ranks.world", "run", "state.weights", "tools.parakeet"])
+def test_a_module_that_has_moved_is_an_error_that_names_the_place(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=rf"expbase\.{module}: has moved; expected .+"):
+        importlib.import_module(f"expbase.{module}")

@@ -106,10 +106,19 @@ class Report:
         if means:
             self._logger.info("%s[%d] %s", what, iteration, words(means))
 
-    def config_changes(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the keys that are not by default, with their values."""
-        changes = differences(defaults, self._config)
-        return {key: now for key, (_, now) in changes.items()}
+    def card(self, experiment: Any, layers: Mapping[str, Any], batches: int) -> None:
+        """Says what there is; an update is made of so many batches."""
+        changes = differences(type(experiment).default_config(), self._config)
+        for text in card.card(
+            type(experiment).__name__,
+            {key: now for key, (_, now) in changes.items()},
+            layers,
+            self._data.adapter,
+            experiment.valid_loader,
+            self._start.world_size,
+            batches,
+        ):
+            self._logger.info("%s", text)
 
     def check_finite(self, iteration: int) -> None:
         """Warns or raises, before a line or a checkpoint, if a logged scalar is not finite.

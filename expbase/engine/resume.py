@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint import layout
+from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.find import choose, find_named
 from expbase.engine.life import Life
@@ -15,12 +16,12 @@ from expbase.ranks import alike, collectives
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import json_value
+from expbase.state import objects
 
 
 def find(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
-    run.close_at_end(checkpointer.close)
     checkpointer.find(run.start.options.inspected)  # an error comes before the data is read
     if run.start.read_only:
         return
@@ -129,6 +130,38 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
     if run.life is Life.READY:  # there is no other position in training
         run.loop.place_at(position["iteration"], position["epoch"])
     run.start.logger.info("loaded %s (%s)", path.name, which)
+
+
+def save_model(run: Run, path: Path, layer: Any) -> None:
+    """Writes the weights of a layer, by default the model, on rank 0."""
+    run.directory.check()
+    run.events.fire("on_save_model")
+    model_files.save_model(path, objects.unwrap(run.experiment.model if layer is None else layer))
+
+
+def load_model(
+    run: Run,
+    path: Path,
+    into: str | None,
+    rename: model_files.Rename | None,
+    *,
+    partial: bool,
+) -> None:
+    """Loads weights, and says what fitted."""
+    run.events.fire("on_load_model")
+    layers = run.state.saved().layers
+    for text in model_files.load_model(path, layers, into, rename, partial=partial):
+        run.start.logger.info("%s", text)
+
+
+def export(run: Run, path: Path, input_spec: Sequence[Any] | None, layer: Any) -> None:
+    """Writes a layer, by default the model, for inference."""
+    layer = objects.unwrap(run.experiment.model if layer is None else layer)
+    spec = getattr(run.experiment, "input_spec", None) if input_spec is None else input_spec
+    run.directory.check()
+    with run.evaluation.begin("predict", run.loop.iteration, layers=[layer]):
+        model_files.export(path, layer, spec)
+    run.start.logger.info("exported %s", path)
 
 
 def inspect(run: Run) -> None:

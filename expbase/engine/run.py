@@ -42,7 +42,7 @@ from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
-from expbase.record import card, logs, provenance, sources
+from expbase.record import logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
@@ -171,6 +171,7 @@ class Run:
         experiment.setup_visualizer()
         experiment.setup_logger()
         self._begin_records()
+        self._on_close.callback(self.checkpointer.close)
         experiment.setup_checkpointer()
         rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
 
@@ -204,32 +205,13 @@ class Run:
 
     def take_directory(self) -> None:
         """Makes and locks the output directory."""
-        directory = self.directory
-        start = self.start
-        if start.read_only:  # it writes nothing, so it needs no lock
-            return directory.expect()
-        self._on_close.callback(directory.release)
-        fresh = start.options.fresh
-        force = start.options.force
-        moved_aside = collectives.on_rank_zero(
-            lambda: directory.claim(start.config, fresh=fresh, force=force), "output directory"
-        )
-        if fresh:
-            # Where rank 0 has been there is no run any more; another machine has its directory.
-            moved_aside = directory.move_aside() or moved_aside
-            collectives.barrier("--fresh")  # several ranks may share what one moves aside
-        if start.rank > 0:  # perhaps on another machine
-            directory.make()
-            directory.lock(start.rank)
-        if moved_aside is not None:
-            start.logger.info("the run that was here is now in %s", moved_aside)
-        if directory.is_open_to_others():
-            start.warn(
-                f"{start.output}: any user of this machine may write to it, and so change what "
-                "the run loads when it continues; expected a directory of yours alone: chmod o-w"
-            )
-        remove_left_files()
-        self._on_close.callback(remove_left_files)
+        if not self.start.read_only:  # it writes nothing, so it needs no lock
+            self._on_close.callback(self.directory.release)
+            self.directory.take(self.start)
+            remove_left_files()
+            self._on_close.callback(remove_left_files)
+        else:
+            self.directory.expect()
 
     def open_log(self) -> None:
         """Opens this rank's text log, and shows rank 0's."""
@@ -314,32 +296,13 @@ class Run:
         alike.check_alike({**facts, **found.shapes()})
         self.update.check_wrapped()
         self.checkpointer.expect(found)
-        for text in card.card(
-            type(experiment).__name__,
-            self.report.config_changes(type(experiment).default_config()),
-            found.layers,
-            self.data.adapter,
-            experiment.valid_loader,
-            start.world_size,
-            self.update.batches,
-        ):
-            start.logger.info("%s", text)
-        self._advise(found)
-
-    def _advise(self, found: Any) -> None:
-        """Says what looks like a mistake."""
-        start = self.start
-        if start.read_only:
-            return
-        is_divided = start.parallel and not self.update.has_shares
-        left_out = likely_left_out(self.state.found(), found, parallel=is_divided)
-        mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-        for text in (*mistakes, *left_out):
-            start.warn(text)
-
-    def close_at_end(self, close: Any) -> None:
-        """Notes how a step of setup is undone."""
-        self._on_close.callback(close)
+        self.report.card(experiment, found.layers, self.update.batches)
+        if not start.read_only:
+            is_divided = start.parallel and not self.update.has_shares
+            left_out = likely_left_out(self.state.found(), found, parallel=is_divided)
+            mistakes = likely_mistakes(start.training, self.data.adapter.loader)
+            for text in (*mistakes, *left_out):
+                start.warn(text)
 
     # --- training ------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ def test_the_code_of_the_page_runs_after_the_notebook(kernel: Kernel) -> None:
     page = (DOCS / "notebooks.md").read_text(encoding="utf-8")
     kernel.run("import shutil; shutil.rmtree('runs/line')")
     first, second = code_of(page, "python")
-    assert re.search(r"\n\(40, \d+\.\d+\)$", kernel.run(first))
+    assert re.search(r"\n\(40, -?\d+\.\d+\)$", kernel.run(first))
     assert "loaded step-00000040 (last)" in kernel.run(second)
 
 

@@ -374,7 +374,7 @@ def test_the_example_of_the_docs_trains_and_is_exported(tmp_path: Path) -> None:
 
 
 def test_heads_postprocess_in_training_by_the_two_calls_of_the_docs(tmp_path: Path) -> None:
-    trained(documented("Postprocessing"), tmp_path, max_iteration=20, valid_interval=0)
+    trained(documented("Postprocessing"), tmp_path, max_iteration=20, valid_interval=0, seed=3)
     files = sorted(tmp_path.glob("*.train.jsonl"))  # of the last epoch's ten updates
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(lines) == 10
