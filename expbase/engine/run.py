@@ -37,7 +37,7 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start
+from expbase.engine.start import Start, take_directory
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -207,7 +207,7 @@ class Run:
         """Makes and locks the output directory."""
         if not self.start.read_only:  # it writes nothing, so it needs no lock
             self._on_close.callback(self.directory.release)
-            self.directory.take(self.start)
+            take_directory(self.directory, self.start)
             remove_left_files()
             self._on_close.callback(remove_left_files)
         else:

@@ -27,8 +27,6 @@ from expbase.config import (
     get_default_training_config,
     load_yaml,
 )
-from expbase.engine.start import Start
-from expbase.ranks import collectives
 from expbase.record.metrics import METRICS
 
 CONFIG = "config.yaml"
@@ -141,28 +139,6 @@ class RunDirectory:
         """Ends the lock. May be called twice."""
         self._locked = None
         self._lock.close()
-
-    def take(self, start: Start) -> None:
-        """Makes and locks it for a start, on all ranks; a collective."""
-        fresh = start.options.fresh
-        force = start.options.force
-        moved_aside = collectives.on_rank_zero(
-            lambda: self.claim(start.config, fresh=fresh, force=force), "output directory"
-        )
-        if fresh:
-            # Where rank 0 has been there is no run any more; another machine has its directory.
-            moved_aside = self.move_aside() or moved_aside
-            collectives.barrier("--fresh")  # several ranks may share what one moves aside
-        if start.rank > 0:  # perhaps on another machine
-            self.make()
-            self.lock(start.rank)
-        if moved_aside is not None:
-            start.logger.info("the run that was here is now in %s", moved_aside)
-        if self.is_open_to_others():
-            start.warn(
-                f"{start.output}: any user of this machine may write to it, and so change what "
-                "the run loads when it continues; expected a directory of yours alone: chmod o-w"
-            )
 
     def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
         """Makes and locks the directory for a run of this config; for rank 0.
