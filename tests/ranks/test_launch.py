@@ -16,7 +16,7 @@ from typing import Any
 
 import forks
 import pytest
-from tiny import TESTS
+from tiny import PYTHONPATH
 
 from expbase.ranks import collectives, launch
 
@@ -108,7 +108,7 @@ def begin(way: str) -> int:
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_rank_has_no_handlers_no_rank_and_no_exit_functions_of_its_parent(way: str) -> None:
     code = "import sys, test_launch; sys.exit(test_launch.begin(sys.argv[1]))"
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
     result = forks.run([sys.executable, "-c", code, way], env=environment)
     assert result.returncode == 143, result.stderr
     assert result.stdout == "left rank 0\n"
