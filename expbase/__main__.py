@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
-from expbase.command_line import check_system
+from expbase.help_text import check_system
 
 TOOLS = {
     "new": "tools.new",

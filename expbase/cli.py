@@ -18,7 +18,6 @@ from expbase.base.exit_codes import ExitCode, exit_code_of
 from expbase.base.processes import ended_by_sigterm
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
-from expbase.command_line import Paragraphs
 from expbase.config import (
     Config,
     ConfigError,
@@ -33,6 +32,7 @@ from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase
 from expbase.front import in_front, put_in_front, set_in_front
+from expbase.help_text import Paragraphs
 from expbase.ranks import collectives
 from expbase.smoke import Smoke
 

@@ -132,12 +132,12 @@ def _check_key(key: str, *value: Any) -> None:
 
 
 def get_default_training_config() -> Config:
-    """The `training` section that every experiment has, with its defaults."""
+    """Returns the `training` section that every experiment has, with its defaults."""
     return Config(_TRAINING_DEFAULTS)
 
 
 def fill(config: Mapping[str, Any]) -> Config:
-    """A copy of an experiment's config with the training keys that it leaves out.
+    """Returns a copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
         ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
@@ -204,20 +204,20 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def dump_yaml(config: Mapping[str, Any]) -> str:
-    """The config as YAML text that `load_yaml` reads back to the same values."""
+    """Returns the config as YAML text that `load_yaml` reads back to the same values."""
     text: str = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
 
 
 def _plain(value: Any) -> Any:
-    """The value as plain dicts and lists."""
+    """Returns the value as plain dicts and lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values by full key: `{"training.seed": 0, …}`; an empty section is a `{}`."""
+    """Returns the values by full key: `{"training.seed": 0, …}`; an empty section is a `{}`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -228,7 +228,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The full keys whose values differ, with both values; None if a side has no such key."""
+    """Returns the full keys whose values differ, with both; None if a side has no such key."""
     before = flatten(_plain(old))
     after = flatten(_plain(new))
     pairs = {key: (before.get(key), after.get(key)) for key in before | after}
@@ -237,7 +237,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 
 def fill_in(output: str, config: Mapping[str, Any]) -> str:
-    """The output path with config values in place of their `{full.key}`s; raises ConfigError."""
+    """Returns the output path with config values in place of their `{full.key}`s; raises
+    ConfigError.
+    """
     try:
         return str(Path(output.format_map(config)))
     except (AttributeError, LookupError, ValueError) as error:
@@ -251,7 +253,7 @@ _TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number",
 
 
 def _coerced(value: Any, default: Any, key: str, source: str) -> Any:
-    """The value as the default's type, if a person would read it so."""
+    """Returns the value as the default's type, if a person would read it so."""
     try:
         return _converted(value, default)
     except (LookupError, OverflowError, SyntaxError, TypeError, ValueError):
@@ -291,7 +293,7 @@ def _refuse_gone(key: str) -> None:
 
 
 def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
-    """A changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
+    """Returns a changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
     merged: Config = config.clone()
     for key, value in flatten(changes).items():
         *sections, name = key.split(".")
@@ -314,7 +316,7 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
 
 
 def _takes(node: Any, name: str) -> bool:
-    """Whether a value may have this key: a section that has it, or an open one."""
+    """Returns whether a value may have this key: a section that has it, or an open one."""
     if not isinstance(node, Config):
         return False
     if not node:
@@ -323,7 +325,7 @@ def _takes(node: Any, name: str) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or all of them."""
+    """Returns the end of a message about an unknown name: the nearest known one, or all of them."""
     texts = [*map(str, known)]
     # The last part alone finds a key that was written without its section or under a wrong one.
     near = [text for text in texts if text.split(".")[-1] == name.split(".")[-1]]

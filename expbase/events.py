@@ -155,7 +155,7 @@ class Events:
         """Before load_model reads its file."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """After an exception in training, which goes on; one that is raised here is logged only."""
+        """After an exception in training, before it is raised on; one from here is only logged."""
 
     def terminal(self) -> None:
         """The final step of a start, once, also after a failure. Signals wait for it."""
@@ -176,7 +176,9 @@ class Filter:
     num_executed: int = 0  # how often the listener acted so far
 
     def is_tried(self) -> bool:
-        """Whether it acts because it never has: --smoke is too short for every hundredth time."""
+        """Returns whether it acts because it never has: --smoke is too short for every hundredth
+        time.
+        """
         return self.num_executed == 0 and is_trial()
 
     def passes(self, experiment: Any) -> bool:
@@ -267,7 +269,9 @@ class Subscribers:
         return returned[0]
 
     def each(self, event: str, *args: Any) -> list[tuple[str, Callable[[], Any]]]:
-        """The calls that `fire` makes, with names, for a caller that continues when one fails."""
+        """Returns the calls that `fire` makes, with names, for a caller that continues when one
+        fails.
+        """
         overridden = functools.partial(getattr(self._experiment, event), *args)
         listeners = [
             (method, functools.partial(self._call_listener, method, filter_, args))
@@ -286,7 +290,7 @@ class Subscribers:
             )
 
     def state_dict(self) -> dict[str, list[int]]:
-        """The counters of each filter: how often its event happened, how often it acted."""
+        """Returns the counters of each filter: how often its event happened, how often it acted."""
         return {n: [f.num_called, f.num_executed] for n, f in self._counted.items()}
 
     def problems(self, state: Any) -> list[str]:
@@ -308,7 +312,7 @@ def _did_you_mean(name: str) -> str:
 
 
 def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
-    """The marked methods of a class and its bases, base classes first, checked."""
+    """Returns the marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[Filter, ...]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():

@@ -2,8 +2,7 @@
 
 You write four methods, and may override the others. Your model, your loss and your batch are not
 known here: forward, backward, step and schedule are in your `train_batch`, and nothing is moved,
-wrapped, cast or stepped behind your back. A run may need several starts of the program; an object
-of this class is one of them. Read next: engine/run.py and engine/loop.py, then events.py.
+wrapped, cast or stepped behind your back. Read next: engine/run.py and engine/loop.py.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ E = TypeVar("E", bound="ExperimentBase")
 
 
 class ExperimentBase(Events):
-    """One training run, from its config to its last checkpoint.
+    """One start of a run. You write setup_dataloader, setup_model, train_batch and valid.
 
     Args:
         config: A Config with a `training` section; what is missing in it gets its default.
@@ -108,17 +107,17 @@ class ExperimentBase(Events):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Batches of this rank, known after setup_dataloader; None: nobody knows."""
+        """This rank's batches per epoch; None: unknown, or not set up yet."""
         return self.__run.data.adapter.batches_per_epoch
 
     @property
     def phase(self) -> str:
-        """Which of "train", "valid" and "predict" is under way."""
+        """The phase under way: "train", "valid" or "predict"."""
         return self.__run.evaluation.phase
 
     @property
     def life(self) -> Life:
-        """What this start has done last."""
+        """What this start did last (Life)."""
         return self.__run.life
 
     @property
@@ -143,7 +142,7 @@ class ExperimentBase(Events):
 
     @property
     def stepping(self) -> Sequence[Any]:
-        """The optimizers that step_optimizers is about; empty outside of it."""
+        """The optimizers that step_optimizers steps now; else empty."""
         return self.__run.update.stepping
 
     @property
@@ -183,7 +182,7 @@ class ExperimentBase(Events):
 
     @property
     def share(self) -> int:
-        """Which batch of its update was read last, counted over all ranks."""
+        """Which of the num_shares batches of an update was read last, from 0 on."""
         return self.__run.data.share(self.__run.update.batches)[0]
 
     @property
@@ -219,7 +218,7 @@ class ExperimentBase(Events):
         return Config({"training": get_default_training_config()})
 
     def setup(self) -> None:
-        """Does everything before the first batch; errors say what lacks or does not fit."""
+        """Does everything before the first batch; raises if a part is missing or does not fit."""
         self.__run.setup()
 
     def run(self) -> None:
@@ -232,11 +231,11 @@ class ExperimentBase(Events):
         resume.inspect(self.__run)
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
-        """Closes after the block; an error in it is logged first, and nothing hides it."""
+        """Surrounds a block if you do not call run(): logs its error, closes, and raises it."""
         return self.__run.closing()
 
     def close(self) -> None:
-        """Ends what setup began: terminal, then each step of setup backwards. Once."""
+        """Calls terminal(), then undoes each step of setup, the last one first. Once."""
         self.__run.close()
 
     def setup_device(self) -> None:
@@ -245,7 +244,7 @@ class ExperimentBase(Events):
         set_device(start.options.device, deterministic=start.training.deterministic)
 
     def init_parallel(self) -> None:
-        """Waits for all processes, watches over them from then on, and connects them."""
+        """Connects all processes, once all are there; if one fails, all end."""
         self.__run.watch_ranks()
         collectives.init_parallel(paddle.device.get_device())
 
@@ -268,15 +267,15 @@ class ExperimentBase(Events):
         self.__run.open_log()
 
     def setup_checkpointer(self) -> None:
-        """Looks for a checkpoint of this run: it is continued."""
+        """Finds the checkpoint that is to be continued."""
         resume.find(self.__run)
 
     def check_setup(self) -> None:
-        """Checks that training has what it needs, and says what there is."""
+        """Raises if something that training needs is missing; logs a summary."""
         self.__run.check_setup()
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
-        """Returns the layer, in a DataParallel if there are several processes, and no shares."""
+        """Returns the layer, in a DataParallel if parallel and training.shares is 0."""
         return self.__run.update.data_parallel(layer, **options)
 
     def unwrap(self, layer: Any) -> Any:
@@ -284,13 +283,13 @@ class ExperimentBase(Events):
         return objects.unwrap(layer)
 
     def register_stateful(self, *names: str, by_share: bool = False) -> None:
-        """Names values that are state, whether they change or not: `"sampler.position"`. With
-        `by_share` each share of an update has its own: the hidden state that a net carries on.
+        """Names values that are state even if they never change: `"sampler.position"`. With
+        `by_share` each micro-batch of an update keeps its own: the hidden state of a net.
         """
         self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names what is no state, nor in a line: a frozen judge, a large cache, `"model.cache"`."""
+        """Names what is neither saved nor warned of: a frozen judge, a cache, `"model.cache"`."""
         self.__run.state.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------
@@ -321,21 +320,21 @@ class ExperimentBase(Events):
         return self.__run.loop.read_batch()
 
     def micro_batches(self) -> Iterator[Any]:
-        """Yields this rank's batches of one update, for train_batch; num_shares on all ranks.
-        They average gradients with the last one, so do not leave it early. An epoch may end in
-        between. A by-hand loss.backward() in it divides the loss itself.
+        """Yields this rank's batches of one update, for train_batch. Do not leave the loop early:
+        gradients are averaged at its end. An epoch may end in it. A loss.backward() of yours must
+        divide by accumulation_steps; with shares by num_shares.
         """
         return self.__run.update.micro_batches(self.read_batch, self.iteration)
 
     def backward(self, loss: Any) -> None:
-        """Adds the gradients of a loss, a mean over the samples of one batch; in micro_batches they
-        are divided by their number. A grad_scaler scales the loss.
+        """Adds the gradients of a loss, a mean over a batch; in micro_batches it divides that by
+        their number. A grad_scaler scales it.
         """
         self.__run.update.backward(loss)
 
     def step_optimizers(self, *optimizers: Any) -> None:
-        """Unscales the gradients, steps and clears them; of all optimizers by default. Each call
-        updates the grad_scaler, so name all whose losses have gone backward. Schedules are yours.
+        """Unscales gradients, steps and clears them; by default of all optimizers. It updates the
+        grad_scaler, so name all that the loss has gradients for. Schedules you step yourself.
         """
         self.__run.update.step(optimizers)
 
@@ -348,44 +347,44 @@ class ExperimentBase(Events):
         self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
-        """Ends training after the iteration under way, with a checkpoint. Several ranks agree on it
-        twice a second; with `on_all_ranks` each calls it in the same one, which is the last.
+        """Ends training after this iteration, with a checkpoint. Several ranks agree on it twice a
+        second; with `on_all_ranks`, which all must call in the same iteration, at once.
         """
         self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
-        """Returns what valid() returns on rank 0, as numbers, on every rank; in eval mode, without
-        gradients, with random numbers of its own. After an update the results of self.valid_loader
-        are logged as `valid/…`; those of another loader go into the text log.
+        """Calls valid() in eval mode, without gradients, with random numbers of its own; returns
+        rank 0's results on every rank. They are logged as `valid/…` if no loader is given and an
+        update has just ended; else they go into the text log.
         """
         self.life.need_setup("evaluate")
         return self.__run.loop.evaluate(loader)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
-        """Yields this rank's batches of self.evaluated_loader, or of another; maybe none. A sample
-        comes once over all ranks; dealing out an IterableDataset or another iterable is yours.
+        """Yields this rank's part of self.evaluated_loader, or of another; maybe empty. A sample is
+        on one rank, with shares on all. Iterables without indices you split yourself.
         """
         return self.__run.evaluation.batches(loader, self.iteration)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-        """Returns each metric's mean over the ranks, on every rank. Call it once, after the loop,
-        with means over this rank's part; the weight is the size of the part, in samples.
+        """Returns each metric's weighted mean over the ranks, on all. Call it once, after the
+        batches, with this rank's means and, as weight, its number of samples.
         """
         return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value, in rank order, everywhere. Call it once, after the loop."""
+        """Returns every rank's value, by rank, on all ranks. Call it once, after the batches."""
         return self.__run.evaluation.gather(value, "self.gather()")
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """As in valid(), but that what is logged goes into the text log: to draw samples, say."""
+        """Puts a block into eval mode, without gradients; log() goes to the text log."""
         return self.__run.loop.evaluating()
 
     # --- checkpoints and model files -----------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint, unless this iteration has one; within an iteration at its end. All
-        ranks call it. A RuntimeError if an update failed, or load_checkpoint was called.
+        """Writes a checkpoint, unless this iteration has one; during an iteration, at its end. Call
+        it on all ranks. A RuntimeError after a failed update or load_checkpoint.
         """
         self.__run.loop.save()
 
@@ -438,11 +437,11 @@ class ExperimentBase(Events):
         resume.export(self.__run, Path(path), input_spec, layer)
 
     def learning_rates(self) -> dict[str, float]:
-        """Returns that of each optimizer among the attributes, by the name of its curve."""
+        """Returns each optimizer's learning rate, by the name of its curve."""
         return self.__run.state.learning_rates()
 
     def stateful_objects(self) -> objects.StatefulObjects:
-        """Returns what has state among your attributes, what is excluded, too."""
+        """Returns your attributes that have state, excluded ones included."""
         return self.__run.state.found()
 
     def fire(self, event: str, *args: Any) -> Any:

@@ -24,14 +24,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # are what every folder knows.
 FLOORS = ("tools", "extras", "root", "engine", "checkpoint", "record", "data", "state", "ranks")
 FLOORS += ("leaves", "base")
-LEAVES = {"command_line", "config", "events", "front", "_version"}
+LEAVES = {"help_text", "config", "events", "front", "_version"}
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
 CORE, ALL = 76_640, 94_050
 TUPLE_ASSIGNMENTS = 7
 FROM_OUTSIDE = 57  # assignments to an attribute of something else than self
 GETATTR_ARGS = 1
-NO_VERB = 180  # docstrings of functions that do not begin with one
+NO_VERB = 34  # docstrings of functions that do not begin with one
 
 RUN = "_ExperimentBase__run"
 

@@ -60,7 +60,7 @@ class Array:
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """What is here of a tensor; without a copy if it is on the CPU and contiguous."""
+        """Returns what is here of a tensor; without a copy if it is on the CPU and contiguous."""
         tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
@@ -74,7 +74,7 @@ class Array:
         return cls(dtype, shape, np.from_dlpack(tensor).reshape(-1).view(np.uint8))
 
     def tensor(self) -> Any:
-        """A new tensor on the CPU with a copy of the content."""
+        """Returns a new tensor on the CPU with a copy of the content."""
         # paddle.empty takes a device since 3.2; what it calls always did.
         tensor = paddle._C_ops.empty([*self.shape], getattr(paddle, self.dtype), paddle.CPUPlace())
         self.copy_to(tensor)
@@ -89,11 +89,11 @@ class Array:
             tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
 
     def copy(self) -> Array:
-        """The same in memory of its own."""
+        """Returns the same in memory of its own."""
         return Array(self.dtype, self.shape, self.data.copy())
 
     def __eq__(self, other: object) -> bool:
-        """Whether type, shape and every byte are the same."""
+        """Returns whether type, shape and every byte are the same."""
         return (
             isinstance(other, Array)
             and (self.dtype, self.shape) == (other.dtype, other.shape)
@@ -101,7 +101,7 @@ class Array:
         )
 
     def is_finite(self) -> bool:
-        """Whether no element is nan or infinite; what is no real number always is."""
+        """Returns whether no element is nan or infinite; what is no real number always is."""
         if self.dtype == "bfloat16":  # whose exponent has the same bits as that of float32
             return bool((self.data.view(np.uint16) & 0x7F80 != 0x7F80).all())
         if self.dtype in ("float64", "float32", "float16"):
@@ -113,41 +113,47 @@ class Array:
 
 
 def local(tensor: Any) -> Any:
-    """What this rank holds of a tensor with placements, in the same memory; any other as it is."""
+    """Returns what this rank holds of a tensor with placements, in the same memory; any other as it
+    is.
+    """
     return tensor._local_value() if tensor.is_dist() else tensor
 
 
 def gradient(parameter: Any) -> Any:
-    """A parameter's gradient; None if there is none: with placements an empty one is left."""
+    """Returns a parameter's gradient; None if there is none: with placements an empty one stays."""
     grad = parameter.grad_
     is_empty = grad is not None and grad.is_dist() and not local(grad)._is_initialized()
     return None if is_empty else grad
 
 
 def is_piece(tensor: Any) -> bool:
-    """Whether each rank holds another part: by its placements, or marked by tensor parallel."""
+    """Returns whether each rank holds another part: by its placements, or marked by tensor
+    parallel.
+    """
     if tensor.is_dist():
         return not all(placement.is_replicated() for placement in tensor.placements)
     return bool(getattr(tensor, "is_distributed", False))
 
 
 def to_numpy(tensor: Any) -> Any:
-    """A tensor as a numpy array; bfloat16 becomes float32, because numpy would get its raw bits."""
+    """Returns a tensor as a numpy array; bfloat16 becomes float32, because numpy would get its raw
+    bits.
+    """
     return (tensor.astype("float32") if dtype_name(tensor) == "bfloat16" else tensor).numpy()
 
 
 def dtype_name(tensor: Any) -> str:
-    """Paddle's name for a tensor's type, without the module: "float32"."""
+    """Returns paddle's name for a tensor's type, without the module: "float32"."""
     return str(tensor.dtype).removeprefix("paddle.")
 
 
 def describe(tensor: Any) -> str:
-    """Type and shape for a message: `float32 [3, 2]`."""
+    """Returns type and shape for a message: `float32 [3, 2]`."""
     return f"{dtype_name(tensor)} [{', '.join(map(str, tensor.shape))}]"
 
 
 def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """The parts of a file, in order; the data parts are the arrays' own memory.
+    """Yields the parts of a file, in order; the data parts are the arrays' own memory.
 
     Raises:
         TensorFileError: A type that the format does not have.
@@ -171,7 +177,8 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 
 def parse(content: Any) -> dict[str, Array]:
-    """The arrays of a file, as views of its bytes: bytes, a memory map, or an array of uint8.
+    """Returns the arrays of a file, as views of its bytes: bytes, a memory map, or an array of
+    uint8.
 
     Raises:
         TensorFileError: It is not a safetensors file, or one that contradicts itself.

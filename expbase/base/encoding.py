@@ -154,7 +154,7 @@ class Encoder:
         return self._parts(value, path, is_known=is_known)
 
     def _parts(self, value: Any, path: str, *, is_known: bool) -> Any:
-        """What makes an object, its arguments, its state and its items."""
+        """Returns what makes an object, its arguments, its state and its items."""
         kind = type(value)
         if isinstance(value, enum.Enum):  # else it depends on the version of Python
             return {"$new": [self._name_of(kind, path), [self.encode(value.value, path)]]}
@@ -193,7 +193,7 @@ class Encoder:
         return class_name(maker) if name is None else name
 
     def _items(self, items: Any, path: str) -> Any:
-        """The items of a list; a long one of numbers, rows or arrays of one kind as arrays."""
+        """Returns a list's items, as arrays of a long one of numbers, rows or arrays of a kind."""
         kinds = {*map(type, items)}
         kind = next(iter(kinds)) if len(kinds) == 1 and len(items) >= _LONG else None
         if kind in _NUMBERS:
@@ -263,7 +263,9 @@ class Decoder:
     def _filled(
         self, made: Any, path: str, into: Any, items: Any, pairs: Any, state: Any = None
     ) -> Any:
-        """A new object with its items; if it is like the thing that is there, that with them."""
+        """Returns a new object with its items; if it is like the thing that is there, that with
+        them.
+        """
         is_there = isinstance(into, MUTABLE) and type(into) is type(made)
         target = into if is_there else made
         self._made[path] = target  # before its items: it may contain itself
@@ -367,13 +369,15 @@ class Decoder:
 
 
 def is_thing(value: Any) -> bool:
-    """Whether it is a collection, an array, a tensor or a generator, and no parameter."""
+    """Returns whether it is a collection, an array, a tensor or a generator, and no parameter."""
     kinds = (*MUTABLE, tuple, frozenset, np.ndarray, paddle.Tensor, *GENERATORS)
     return isinstance(value, kinds) and not isinstance(value, EagerParamBase)
 
 
 def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of an array of any type but objects, in C order; without a copy if they are so."""
+    """Returns the bytes of an array of any type but objects, in C order; without a copy if they are
+    so.
+    """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -389,7 +393,7 @@ def _can_be_filled(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array of numbers, and no more than that."""
+    """Returns whether it is an array of numbers, and no more than that."""
     is_more = isinstance(value, np.ma.MaskedArray)
     return isinstance(value, np.ndarray) and not (is_more or value.dtype.hasobject)
 

@@ -37,7 +37,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Around the start of processes by fork: the children never collect their parent's garbage.
+    """Surrounds the start of processes by fork: the children never collect their parent's garbage.
 
     Garbage may hold things whose end waits for a thread, such as paddle's readers, and a child has
     none of its parent's threads: it would wait for ever.
@@ -73,7 +73,8 @@ def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 
 def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
-    """In the block SIGTERM ends this process, with code 143, also if it is a container's first one.
+    """Makes SIGTERM end this process in the block, with code 143, also if it is a container's
+    first.
 
     For that one, whose id is 1, the system ignores what it has no handler for. Only the main thread
     can set a handler; in another one nothing changes.
@@ -101,13 +102,14 @@ def survive_signals() -> None:
 
 
 def machine() -> str:
-    """What this process and another one have in common if each can look at the other."""
+    """Returns what this process and another one have in common if each can look at the other."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return boot.strip() + os.readlink("/proc/self/ns/pid")
 
 
 def ending(pid: int | None) -> tuple[str, int]:
-    """How another process ended, "was killed by SIGKILL", and its code as a shell shows it, 137.
+    """Returns how another process ended, "was killed by SIGKILL", and its code as a shell shows it,
+    137.
 
     "" and 0: it runs, or all was well. That is known until its parent asks for it. A process on
     another machine has no id here: None.

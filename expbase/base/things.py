@@ -45,23 +45,23 @@ class Things:
         self.classes: dict[str, type] = {}  # the program's own, by name
 
     def reference(self, value: Any, path: str) -> str | None:
-        """The name of an object whose content is not a part of a value."""
+        """Returns the name of an object whose content is not a part of a value."""
         return None
 
     def name(self, value: Any, path: str) -> str | None:
-        """The name of a thing that is to be changed in place."""
+        """Returns the name of a thing that is to be changed in place."""
         return None
 
     def get(self, name: str) -> Any:
-        """The thing of that name; None if there is none."""
+        """Returns the thing of that name; None if there is none."""
         return None
 
     def is_walked(self, value: Any) -> bool:
-        """Whether what an object holds is looked at elsewhere."""
+        """Returns whether what an object holds is looked at elsewhere."""
         return True
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is one of `classes`."""
+        """Returns whether a class is one of `classes`."""
         return self.classes.get(class_name(kind)) is kind
 
 

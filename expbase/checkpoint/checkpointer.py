@@ -26,7 +26,7 @@ from expbase.base.encoding import decode, encode
 from expbase.checkpoint import best, layout, rank_state, storage
 from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
 from expbase.checkpoint.find import choose
-from expbase.checkpoint.layout import ARRAYS, FORMAT, STATE_FILE, CheckpointError
+from expbase.checkpoint.layout import ARRAYS, STATE_FILE, CheckpointError, check_format
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
@@ -324,7 +324,7 @@ class Checkpointer:
         contents = self._contents()
         with storage.reading(path / STATE_FILE):
             saved = json.loads(opened.state)
-            _check_format(path, saved["format"])
+            check_format(path, saved["format"])
             values = saved["values"]
             of_ranks = saved["local"]
             if len(of_ranks) == collectives.world_size():
@@ -351,15 +351,6 @@ class Checkpointer:
                     "another --output or with --fresh, from the weights that fit: "
                     "--init_model_path with --init_partial."
                 )
-
-
-def _check_format(path: Path, number: int) -> None:
-    if number != FORMAT:
-        raise CheckpointError(
-            f"{path}: has format {number}; expected {FORMAT}. Finish the run with the version of "
-            "expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
-            "--init_model_path."
-        )
 
 
 def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:

@@ -50,3 +50,13 @@ def newest_iteration(run: Path) -> int:
     """Returns the iteration of the newest checkpoint in an output directory; -1: there is none."""
     saved = listed(run / FOLDER)
     return iteration_of(saved[-1]) or 0 if saved else -1
+
+
+def check_format(path: Path, number: int) -> None:
+    """Raises a CheckpointError if a checkpoint is of another version."""
+    if number != FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {number}; expected {FORMAT}. Finish the run with the version of "
+            "expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
+            "--init_model_path."
+        )

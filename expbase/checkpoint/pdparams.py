@@ -33,7 +33,7 @@ class PdparamsError(ValueError):
 
 
 def parse(path: Path) -> dict[str, Array]:
-    """The arrays at the top level of a file, by name; errors as of `unpack`."""
+    """Returns the arrays at the top level of a file, by name; errors as of `unpack`."""
     values, _ = unpack(path)
     return {name: _array(item) for name, item in values.items() if isinstance(item, np.ndarray)}
 
@@ -45,7 +45,8 @@ def _array(value: np.ndarray[Any, Any]) -> Array:
 
 
 def unpack(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The plain values, dicts and numpy arrays in a file, and the automatic names of tensors.
+    """Returns the plain values, dicts and numpy arrays in a file, and the automatic names of
+    tensors.
 
     Raises:
         OSError: It cannot be opened.
@@ -72,7 +73,7 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _received(stream: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the process writes about a file."""
+    """Returns what the process writes about a file."""
     table = stream.readline(_LINE_BYTES)
     values = stream.readline(_LINE_BYTES)
     if not values.endswith(b"\n"):

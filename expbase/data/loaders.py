@@ -21,8 +21,8 @@ from typing import Any
 from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 
 from expbase.base import rng
-from expbase.data.fetching import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.data.order import BatchOrder, IndexBatch, numbered, seeded, unmoved
+from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 from expbase.state.objects import state_setter
 from expbase.state.prints import checksum

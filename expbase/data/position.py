@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from expbase.config import ConfigError
-from expbase.data.fetching import Items
 from expbase.data.loaders import Batches, LoaderAdapter, Shard
+from expbase.data.workers import Items
 
 _UNKNOWN = "but which ones they were is unknown: some may come twice in it, others never"
 

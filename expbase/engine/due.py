@@ -1,4 +1,6 @@
 """What is due at the end of an iteration: a pure function of the config and two counters.
+
+A save by the clock, at a stop or by save() is not: `Loop._save_at_end` decides on it.
 Epochs count as ended when they are used up; one update that accumulates may end several. Values are
 read as items: an attribute of a config takes ten times as long, and each iteration asks.
 

@@ -30,7 +30,7 @@ class FirstUpdates:
         self._before = [(parameter, _sample(parameter)) for parameter in trained]
 
     def look(self, *, has_logged: bool, has_read: bool) -> Iterator[str]:
-        """Each thing that is missing: how it goes on after "in 1000 updates"."""
+        """Yields each thing that is missing: how it goes on after "in 1000 updates"."""
         if not any(bool((_sample(p) != before).any()) for p, before in self._before):
             yield (
                 "no parameter has changed; expected loss.backward() and optimizer.step() in "
@@ -49,6 +49,6 @@ class FirstUpdates:
 
 
 def _sample(parameter: Any) -> Any:
-    """A copy of some elements, from all over it."""
+    """Returns a copy of some elements, from all over it."""
     step = max(1, int(parameter.size) // _ELEMENTS)
     return parameter.detach().flatten()[::step].clone()

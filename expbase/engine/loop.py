@@ -6,7 +6,7 @@
 
 A checkpoint is written before what follows it (a validation, the end of the epoch). It holds that
 as a to-do list, so a start that continues it does what the one before has left. What is due when:
-due.py; why all ranks stop: stop.py.
+due.py; why all ranks stop: stop.py; what a failure does: Run.fail.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.contents import Entry, in_order
 from expbase.config import check_training, flatten
-from expbase.data.fetching import explain_dead_worker
 from expbase.data.loaders import Shard, adapt_loader, num_samples
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
+from expbase.data.workers import explain_dead_worker
 from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step

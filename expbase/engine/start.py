@@ -17,10 +17,10 @@ from typing import Any
 
 import paddle
 
-from expbase.command_line import check_system
 from expbase.config import Config, ConfigError, check_training, fill, fill_in, nearest
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
+from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
 

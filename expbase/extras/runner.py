@@ -28,10 +28,10 @@ from typing import Any
 from expbase.base.files import write_single_file
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
-from expbase.command_line import Paragraphs
 from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
+from expbase.help_text import Paragraphs
 from expbase.ranks import collectives
 from expbase.record.metrics import json_value
 

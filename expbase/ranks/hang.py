@@ -36,7 +36,7 @@ def watching(
     *,
     parallel: bool = False,
 ) -> Iterator[None]:
-    """In the block all stacks go to a file when nothing moved for so long, once for each time.
+    """Writes all stacks to a file when nothing moved for so long in the block, once for each time.
 
     `progress` returns what should move, by name; `path` is the logger's file. With `end`, which is
     called with what hangs, the process ends. `parallel`: it may wait for another rank.
@@ -95,6 +95,8 @@ def _watch(
 
 
 def _waits_for_others() -> bool:
-    """Whether the main thread is in paddle, perhaps in a collective, or waits for all ranks."""
+    """Returns whether the main thread is in paddle, perhaps in a collective, or waits for all
+    ranks.
+    """
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     return str(frame.f_globals.get("__name__")).startswith(("paddle.", "expbase.ranks."))

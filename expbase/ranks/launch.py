@@ -131,7 +131,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
 
 
 def _code_of(process: Any) -> int:
-    """The return code of a process that has ended; its parent does not collect it yet."""
+    """Returns the return code of a process that has ended; its parent does not collect it yet."""
     try:
         end: Any = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:  # multiprocessing has, when it started the next one

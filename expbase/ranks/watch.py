@@ -95,7 +95,7 @@ class Watch:
             raise
 
     def _connect(self) -> socket.socket:
-        """Rank 0's door, or the connection to it; the common store knows its port."""
+        """Returns rank 0's door, or the connection to it; the common store knows its port."""
         if not dist.is_initialized():
             die_with_parent()  # so a launcher that is killed with -9 leaves no rank behind
         host = store.connect(self._wait_for)
@@ -183,7 +183,7 @@ class Watch:
 
     @contextlib.contextmanager
     def heard_before_abort(self) -> Iterator[None]:
-        """In the block an abort waits until the thread has named the death that is its cause.
+        """Makes an abort in the block wait until the thread has named the death that is its cause.
 
         Gloo aborts a backward milliseconds after the death of another rank, and holds Python's lock
         then, so that the thread cannot run.
@@ -230,7 +230,7 @@ def _send(connection: socket.socket, words: list[object]) -> None:
 
 
 def _how_it_left(received: bytes, is_silent: bool) -> tuple[str, int]:
-    """By what failure the rank at the other end left, "" if by none, and with what code."""
+    """Returns by what failure the rank at the other end left, "" if by none, and with what code."""
     try:
         (number, pid, where), *last = map(json.loads, received.splitlines())
         if last:

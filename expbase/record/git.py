@@ -28,12 +28,12 @@ _DIFF = (
 
 
 def top_of(folder: Path) -> Path | None:
-    """The top of the git work tree that a folder lies in."""
+    """Returns the top of the git work tree that a folder lies in."""
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), None)
 
 
 def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
-    """What git knows about a work tree, as JSON values; saves `git diff HEAD` with the run.
+    """Returns what git knows about a work tree, as JSON values; saves `git diff HEAD` with the run.
 
     The diff is in a file that is named by its content, so that each distinct one is saved once.
 
@@ -62,7 +62,7 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
 
 
 def _ask(top: Path, *words: str) -> bytes:
-    """The output of a git command, or an error."""
+    """Returns the output of a git command, or an error."""
     command = ["git", "-C", str(top), "--no-optional-locks", *words]
     # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where it
     # has no terminal on which to ask for a password.

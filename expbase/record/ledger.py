@@ -37,7 +37,7 @@ class Ledger(AppendedFile):
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config by full keys, as JSON values."""
+    """Returns a config by full keys, as JSON values."""
     # The way through JSON makes two of them comparable: tuples become lists, and a nan, which is
     # not equal to itself, becomes a text.
     text = json.dumps(flatten(config), default=str)

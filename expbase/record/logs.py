@@ -18,7 +18,7 @@ from expbase.base.files import AppendedFile
 
 
 def early_log() -> logging.Logger:
-    """A logger, named `expbase`, that keeps its lines until `open_log` writes them.
+    """Returns a logger, named `expbase`, that keeps its lines until `open_log` writes them.
 
     It is not the one of `logging.getLogger`: two experiments in a process must not write into each
     other's file, and paddle's handler at the root logger must not print every line again.

@@ -60,7 +60,9 @@ class Meter:
         self.is_used = True
 
     def means(self) -> dict[str, float]:
-        """The mean of each name over the times it was logged; the meter is empty afterwards."""
+        """Returns the mean of each name over the times it was logged; the meter is empty
+        afterwards.
+        """
         means = {name: one.mean() for name, one in self._read().items()}
         self.clear()
         return means
@@ -80,7 +82,7 @@ class Meter:
                 one.bad = sorted([*one.bad, *bad], key=operator.itemgetter(0))[:_NAMED]
 
     def nonfinite(self) -> str:
-        """The first numbers that are not finite, with names and iterations; "" if all are."""
+        """Returns the first numbers that are not finite, with name and iteration; "" if all are."""
         bad = {  # the shares of an update may have the same one
             f"{name}={value} at iteration {iteration}": None
             for name, one in self._read().items()
@@ -89,7 +91,7 @@ class Meter:
         return ", ".join([*bad][:_NAMED])
 
     def state_dict(self) -> dict[str, list[Any]]:
-        """What was added since the last line, by name."""
+        """Returns what was added since the last line, by name."""
         return {name: [one.count, one.total, one.bad] for name, one in self._read().items()}
 
     def problems(self, state: Any) -> list[str]:

@@ -15,7 +15,7 @@ _OURS = Path(__file__).parents[1]
 
 
 def checksums(experiment: type) -> dict[str, str]:
-    """Of what is loaded from the folder of the file of its class, by the paths in that folder.
+    """Returns those of what is loaded from the folder of the class's file, by path in that folder.
 
     Without expbase's own files, and without those of packages that are installed; of none if the
     class has no file, as in a notebook.

@@ -39,13 +39,13 @@ class Stopwatch:
         self._window = (iteration, self.batches, now, self.data_seconds, self._excluded_seconds)
 
     def note_batch(self, began: float) -> None:
-        """A batch has been read since then."""
+        """Notes that a batch has been read since then."""
         self._read_at = self.clock()
         self.data_seconds += self._read_at - began
         self.batches += 1
 
     def note_backward(self) -> None:
-        """A backward begins, in which the ranks wait for each other."""
+        """Notes that a backward begins, in which the ranks wait for each other."""
         if self._read_at is not None:
             self.forward_seconds += self.clock() - self._read_at
             self._read_at = None
@@ -58,7 +58,7 @@ class Stopwatch:
         return data_each + (self.forward_seconds - forward) / iterations, data_each
 
     def note_ranks(self, busy: Sequence[list[float]]) -> None:
-        """What `busy` returned on each of several ranks."""
+        """Notes what `busy` returned on each of several ranks."""
         longest = max(busy)
         if len(busy) > 1 and longest[0]:
             self.slowest = {
@@ -82,7 +82,7 @@ class Stopwatch:
             self._excluded_seconds += self.clock() - began
 
     def speed(self, iteration: int, samples_per_batch: int | None) -> dict[str, float]:
-        """The speed of training since the last call; a batch is that of all ranks together."""
+        """Returns the speed of training since the last call; a batch is that of all ranks."""
         began, batches, mark, data, excluded = self._window
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
         metrics = {
@@ -95,11 +95,13 @@ class Stopwatch:
         return metrics | self.slowest
 
     def seconds_left(self, iteration: int, iterations_left: int) -> float | None:
-        """How long the rest takes at the pace of this start; None before its first iteration."""
+        """Returns how long the rest takes at the pace of this start; None before its first
+        iteration.
+        """
         began, mark = self._began
         done = iteration - began
         return (self.clock() - mark) / done * iterations_left if done else None
 
     def seconds(self) -> float:
-        """Since training began."""
+        """Returns the seconds since training began."""
         return self.clock() - self._began[1]

@@ -102,7 +102,7 @@ class Visualizer:
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
 
     def size(self) -> int:
-        """The size of the record file now, in bytes."""
+        """Returns the size of the record file now, in bytes."""
         return self._file.size()
 
     def cut(self, size: int) -> None:
@@ -172,7 +172,9 @@ def _array(value: Any) -> Any:
 
 
 def _pixels(image: Any) -> Any:
-    """The image as uint8. VisualDL multiplies the caller's array by 255, or shows it in black."""
+    """Returns the image as uint8. VisualDL multiplies the caller's array by 255, or shows it in
+    black.
+    """
     highest = 1 if image.dtype.kind in "fb" else 255
     if not 0 <= image.min() <= image.max() <= highest:
         raise ValueError(

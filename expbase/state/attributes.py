@@ -67,7 +67,7 @@ class UserState:
                 noted.append(name)
 
     def owner_of(self, path: str) -> tuple[Any, str]:
-        """The object that has the attribute at a path, None if there is none, and its name."""
+        """Returns the object that has the attribute at a path, None: there is none; its name."""
         where, _, name = path.rpartition(".")
         owner: Any = self._owner
         for part in where.split(".") if where else ():
@@ -78,7 +78,7 @@ class UserState:
         return owner, name
 
     def attributes(self) -> dict[str, Any]:
-        """The user's own, by name."""
+        """Returns the user's own, by name."""
         return {name: value for name, value in self.everything.items() if name not in _NOT_STATE}
 
     def look_into_objects(self) -> None:
@@ -99,16 +99,16 @@ class UserState:
         }
 
     def found(self) -> objects.StatefulObjects:
-        """The objects with state, excluded ones, too."""
+        """Returns the objects with state, excluded ones, too."""
         return objects.find(self.attributes(), (), self._in_objects())
 
     def saved(self) -> objects.StatefulObjects:
-        """The objects with state that a checkpoint holds."""
+        """Returns the objects with state that a checkpoint holds."""
         named = [*self.excluded, *self.by_share]
         return objects.find(self.attributes(), named, self._in_objects())
 
     def optimizers(self) -> dict[str, Any]:
-        """All of them by name; looked for again unless each is where it was found last."""
+        """Returns all of them by name; looked for again unless each is where it was found last."""
         known = self._optimizers
         if not known or any(self.everything.get(name) is not o for name, o in known.items()):
             self._optimizers = known = self.found().optimizers
@@ -126,7 +126,9 @@ class UserState:
         return Inventory(self._owner, {**self.attributes(), **loaders}, self._is_excluded)
 
     def owners(self) -> Owners:
-        """What has places and may be replaced in training: the experiment, layers, optimizers."""
+        """Returns what has places and may be replaced in training: the experiment, layers,
+        optimizers.
+        """
         found = self.saved()
         self._held = {*found.names()}
         self._held_by = tuple(f"{name}." for name in found.objects)
@@ -137,20 +139,20 @@ class UserState:
         return _is_under(path, self.excluded)
 
     def is_registered(self, path: str) -> bool:
-        """Whether a user has named it, or the object that has it."""
+        """Returns whether a user has named it, or the object that has it."""
         return _is_under(path, self.registered)
 
     def is_left_out(self, path: str) -> bool:
-        """Whether what is there is no value, or excluded."""
+        """Returns whether what is there is no value, or excluded."""
         is_elsewhere = path in _NO_VALUES or path in self._held or path in self.by_share
         return is_elsewhere or self._is_excluded(path)
 
     def is_held(self, path: str) -> bool:
-        """Whether an object with a state of its own has it."""
+        """Returns whether an object with a state of its own has it."""
         return path.startswith(self._held_by)
 
     def is_copied(self, path: str, value: Any) -> bool:
-        """Whether worker processes draw from copies of what is there."""
+        """Returns whether worker processes draw from copies of what is there."""
         if not isinstance(value, GENERATORS):
             return False
         loader: Any = self.everything.get("train_loader")
@@ -161,5 +163,5 @@ class UserState:
 
 
 def _is_under(path: str, names: list[str]) -> bool:
-    """Whether a path is one of the names, or goes on from one."""
+    """Returns whether a path is one of the names, or goes on from one."""
     return any(path == name or path.startswith(f"{name}.") for name in names)

@@ -142,19 +142,19 @@ class Inventory(Things):
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes of one object, those in slots, too."""
+    """Returns the attributes of one object, those in slots, too."""
     names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
     found = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
 
 
 def has_attributes(value: Any) -> bool:
-    """Whether an object may have attributes that Python can set."""
+    """Returns whether an object may have attributes that Python can set."""
     return hasattr(value, "__dict__") or bool(copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
 
 
 def _named(path: str, value: Any) -> str:
-    """The path of a value; a class and a module have one, however they were reached."""
+    """Returns the path of a value; a class and a module have one, however they were reached."""
     if isinstance(value, types.ModuleType):
         return f"module {Path(getattr(value, '__file__', None) or value.__name__).stem}"
     return f"class {value.__qualname__}" if isinstance(value, type) else path
@@ -169,7 +169,7 @@ def _kept(value: Any) -> Kept:
 
 
 def _is_open(path: str, value: Any) -> bool:
-    """Whether a value has places of which a line is to be said."""
+    """Returns whether a value has places of which a line is to be said."""
     if isinstance(value, (paddle.nn.Layer, DataLoader)):
         return True
     is_users = objects.is_users(type(value).__module__)
@@ -196,7 +196,7 @@ def _is_open(path: str, value: Any) -> bool:
 
 
 def _is_memory(value: Any) -> bool:
-    """Whether an object is a piece of memory: a number of C, say."""
+    """Returns whether an object is a piece of memory: a number of C, say."""
     try:
         return memoryview(value) is not None
     except TypeError:
@@ -204,7 +204,7 @@ def _is_memory(value: Any) -> bool:
 
 
 def _is_of_the_world(value: Any, depth: int) -> bool:
-    """Whether an object of an installed package holds a file, a thread or a lock."""
+    """Returns whether an object of an installed package holds a file, a thread or a lock."""
     items = [*getattr(value, "__dict__", {}).values()] if has_attributes(value) else []
     cells = [_content(cell) for cell in getattr(value, "__closure__", None) or ()]
     return any(
@@ -215,7 +215,7 @@ def _is_of_the_world(value: Any, depth: int) -> bool:
 
 
 def _reached(value: Any) -> Iterator[tuple[str, Any]]:
-    """What one comes to from an owner: what stands in its places, and code."""
+    """Yields what one comes to from an owner: what stands in its places, and code."""
     yield from places(value).items()
     if isinstance(value, paddle.nn.Layer):
         yield from value._sub_layers.items()
@@ -236,7 +236,7 @@ def _reached(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def places(owner: Any) -> dict[str, Any]:
-    """What stands in the places of an owner, by name."""
+    """Returns what stands in the places of an owner, by name."""
     if isinstance(owner, dict):  # the group of an optimizer
         return {name: value for name, value in owner.items() if name != "params"}
     if isinstance(owner, paddle.nn.Layer):
@@ -303,11 +303,13 @@ def _module_of(value: Any) -> str:
 
 
 def is_fixed(owner: Any, name: str) -> bool:
-    """Whether nothing can be put into a place: hooks are registered, a thread has read its own."""
+    """Returns whether nothing can be put into a place: hooks are registered, a thread has read its
+    own.
+    """
     is_hooks = name == _HOOKS and isinstance(owner, paddle.nn.Layer)
     return is_hooks or isinstance(owner, threading.Thread)
 
 
 def is_computed(owner: Any, name: str) -> bool:
-    """Whether what stands in a place is computed anew when it is asked for."""
+    """Returns whether what stands in a place is computed anew when it is asked for."""
     return isinstance(getattr(type(owner), name, None), functools.cached_property)

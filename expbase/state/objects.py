@@ -57,7 +57,7 @@ class StatefulObjects:
     excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
 
     def names(self) -> list[str]:
-        """The names of everything that was found."""
+        """Returns the names of everything that was found."""
         return [*self.layers, *self.optimizers, *self.objects, *self.parameters]
 
     def state_dict(self) -> State:
@@ -74,7 +74,9 @@ class StatefulObjects:
         return tensors, {name: [kinds[name], get_state(o)] for name, o in self._others().items()}
 
     def shapes(self) -> dict[str, str]:
-        """What all ranks have, by name: type and shape of tensors, and the kind of the rest."""
+        """Returns what all ranks have, by name: type and shape of tensors, and the kind of the
+        rest.
+        """
         shapes = {f"self.{name}": kind for name, kind in self._kinds().items()}
         pieces = self.pieces()
         sharded = self.sharded()
@@ -102,13 +104,15 @@ class StatefulObjects:
         }
 
     def pieces(self) -> set[str]:
-        """The structured names of the tensors of which each rank holds another part."""
+        """Returns the structured names of the tensors of which each rank holds another part."""
         layers = self.layers.items()
         named = {f"{n}.{key}": t for n, layer in layers for key, t in layer.state_dict().items()}
         return {name for name, tensor in {**named, **self.parameters}.items() if is_piece(tensor)}
 
     def sharded(self) -> dict[str, set[str]]:
-        """The parameters of this rank, for each optimizer whose ranks have some of them each."""
+        """Returns the parameters of this rank, for each optimizer whose ranks have some of them
+        each.
+        """
         names = parameter_names(self)
         return {
             name: {names[p.name] for p in parameters_of(inner)}
@@ -117,13 +121,13 @@ class StatefulObjects:
         }
 
     def owner(self, file: str, key: str) -> str:
-        """The structured name of a tensor; of an accumulator, that of its parameter."""
+        """Returns the structured name of a tensor; of an accumulator, that of its parameter."""
         if file in self.optimizers:
             return key.partition("/")[2]
         return key if file == PARAMETERS else f"{file}.{key}"
 
     def problems(self, state: State) -> list[str]:
-        """Everything that keeps a state from being restored, from what, to what.
+        """Returns everything that keeps a state from being restored, from what, to what.
 
         Changes nothing but this: an optimizer that has not made a step yet gets the tensors that
         its first step would make, because they are compared, too.
@@ -153,7 +157,9 @@ class StatefulObjects:
         return []
 
     def values(self, kinds: Any) -> dict[str, Any]:
-        """The states, without tensors of layers and optimizers, of all that is of some classes."""
+        """Returns the states, without tensors of layers and optimizers, of all that is of some
+        classes.
+        """
         return {name: get_state(o) for name, o in self._others().items() if isinstance(o, kinds)}
 
     def set_values(self, values: Mapping[str, Any]) -> None:
@@ -163,7 +169,7 @@ class StatefulObjects:
             set_state(others[name], value)
 
     def _live_tensors(self) -> dict[str, dict[str, Any]]:
-        """The tensors themselves, by file and key."""
+        """Returns the tensors themselves, by file and key."""
         names = parameter_names(self)
         live = {
             **{name: layer.state_dict() for name, layer in self.layers.items()},
@@ -173,14 +179,14 @@ class StatefulObjects:
         return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}
 
     def _others(self) -> dict[str, Any]:
-        """What has values that are no tensors of layers or optimizers, by name."""
+        """Returns what has values that are no tensors of layers or optimizers, by name."""
         return {**self._innermost(), **self.objects}
 
     def _kinds(self) -> dict[str, str]:
         return {name: optimizers.kind(other) for name, other in self._others().items()}
 
     def sublayers(self) -> list[tuple[str, Any]]:
-        """All layers with their paths, those within others, too."""
+        """Returns all layers with their paths, those within others, too."""
         return [
             (f"{name}.{path}".rstrip("."), part)
             for name, layer in self.layers.items()
@@ -229,7 +235,8 @@ def find(
 
 
 def own_attributes(layer: Any) -> dict[str, Any]:
-    """What a user, or the layer's class, has set on it: no parameters, no sublayers, no hooks.
+    """Returns what a user, or the layer's class, has set on it: no parameters, no sublayers, no
+    hooks.
 
     Of the buffers those that a checkpoint does not hold anyway.
     """
@@ -240,7 +247,7 @@ def own_attributes(layer: Any) -> dict[str, Any]:
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Whether a module is the user's own, of no installed package, and has a file."""
+    """Returns whether a module is the user's own, of no installed package, and has a file."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     root = module.partition(".")[0]
     is_installed = "-packages" in file or root in (*sys.stdlib_module_names, "expbase", "paddle")
@@ -248,12 +255,12 @@ def is_users(module: str) -> bool:
 
 
 def is_parameter(value: Any) -> bool:
-    """Whether it is a parameter, which is saved with its layer."""
+    """Returns whether it is a parameter, which is saved with its layer."""
     return isinstance(value, framework.EagerParamBase)
 
 
 def unwrap(layer: Any) -> Any:
-    """The user's layer in a DataParallel or a wrapper of fleet's; any other layer as it is."""
+    """Returns the user's layer in a DataParallel or a wrapper of fleet's; others as they are."""
     while (inner := _wrapped(layer)) is not None:
         layer = inner
     return layer
@@ -312,7 +319,7 @@ def _kind(found: StatefulObjects, value: Any) -> dict[str, Any] | None:
 
 
 def get_state(value: Any) -> Any:
-    """What an object with state holds, as values and tensors."""
+    """Returns what an object with state holds, as values and tensors."""
     if isinstance(value, Optimizer):  # a learning rate that no schedule decides
         rate = value._learning_rate
         return None if isinstance(rate, LRScheduler) else float(rate)
@@ -337,7 +344,9 @@ def set_state(value: Any, state: Any) -> None:
 
 
 def _takes(value: Any, state: Any) -> bool:
-    """Whether a rate, a schedule or a generator may have a state; of others their class decides."""
+    """Returns whether a rate, a schedule or a generator may have a state; of others their class
+    decides.
+    """
     if isinstance(value, Optimizer):
         return state is None or isinstance(state, (int, float))
     try:
@@ -349,24 +358,30 @@ def _takes(value: Any, state: Any) -> bool:
 
 
 def has_state(value: Any) -> bool:
-    """Whether it is a schedule, a generator, or an object that gives and takes its state."""
+    """Returns whether it is a schedule, a generator, or an object that gives and takes a state."""
     return isinstance(value, (LRScheduler, *GENERATORS)) or state_setter(value) is not None
 
 
 def state_setter(candidate: Any) -> Any:
-    """The method that loads a state, by either of its names; None if there is no state to save."""
+    """Returns the method that loads a state, by either of its names; None if there is no state to
+    save.
+    """
     setter = getattr(candidate, "set_state_dict", None)
     setter = setter or getattr(candidate, "load_state_dict", None)
     return setter if hasattr(candidate, "state_dict") else None
 
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
-    """Structured names of all parameters, `model.linear.weight`, by paddle's automatic ones."""
+    """Returns structured names of all parameters, `model.linear.weight`, by paddle's automatic
+    ones.
+    """
     return {parameter.name: name for name, parameter in named_parameters(found)}
 
 
 def settings_of_parameters(found: StatefulObjects) -> dict[str, Any]:
-    """Each group of an optimizer, and each parameter: they have settings beside what is trained."""
+    """Returns each group of an optimizer, and each parameter: they have settings beside what is
+    trained.
+    """
     groups = {
         f"{name}.groups.{number}": group
         for name, optimizer in found.optimizers.items()
@@ -377,14 +392,16 @@ def settings_of_parameters(found: StatefulObjects) -> dict[str, Any]:
 
 
 def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
-    """All parameters with their structured names; one that several layers share has several."""
+    """Returns all parameters with their structured names; one that several layers share has
+    several.
+    """
     layers = found.layers.items()
     of_layers = [(f"{n}.{key}", p) for n, layer in layers for key, p in layer.named_parameters()]
     return [*found.parameters.items(), *of_layers]
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """The parameters that an optimizer was given, in groups or not."""
+    """Returns the parameters that an optimizer was given, in groups or not."""
     parameters = []
     for item in optimizer._param_groups or optimizer._parameter_list or []:
         parameters += list(item["params"]) if isinstance(item, dict) else [item]
@@ -392,7 +409,7 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Type and shape of tensors by their names in a message."""
+    """Returns type and shape of tensors by their names in a message."""
     return {
         f"{file}: {key!r}": describe(tensor)
         for file, by_key in tensors.items()
@@ -401,7 +418,7 @@ def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def misfits(saved: Mapping[str, str], here: Mapping[str, str], where: str) -> list[str]:
-    """One line for each name that only one side has, or that is described otherwise."""
+    """Returns one line for each name that only one side has, or that is described otherwise."""
     return [
         *(f"{name}: missing in the {where}." for name in here if name not in saved),
         *(f"{name}: in the {where}, and not here." for name in saved if name not in here),

@@ -26,7 +26,9 @@ _PLAIN = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer in fleet's wrappers, which has the accumulators; any other object as it is."""
+    """Returns the optimizer in fleet's wrappers, which has the accumulators; any other object as it
+    is.
+    """
     while type(optimizer).__module__.startswith("paddle."):
         own = getattr(optimizer, "__dict__", {})
         if (inner := own.get("_inner_opt", own.get("_optim"))) is None:
@@ -36,7 +38,9 @@ def innermost(optimizer: Any) -> Any:
 
 
 def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """An optimizer's tensors by `accumulator/name`; `names` has those of parameters by paddle's."""
+    """Returns an optimizer's tensors by `accumulator/name`; `names` has those of parameters by
+    paddle's.
+    """
     master = getattr(optimizer, "_master_weights", {})
     # A parameter with a master weight: its accumulators go by the automatic name of the latter.
     names = {**names, **{tensor.name: names[name] for name, tensor in master.items()}}
@@ -69,7 +73,7 @@ def make_accumulators(optimizer: Any, saved: Iterable[str], parameters: Mapping[
 
 
 def schedule_values(schedule: Any) -> dict[str, Any]:
-    """Every plain value of a schedule, those of the schedules within it too.
+    """Returns every plain value of a schedule, those of the schedules within it too.
 
     Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two), and some are
     tensors (ReduceOnPlateau keeps the best loss as it was given).
@@ -94,7 +98,7 @@ def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
-    """What an optimizer was made with, and training may change: betas, decay, clipping."""
+    """Returns what an optimizer was made with, and training may change: betas, decay, clipping."""
     return {
         name: value
         for name, value in vars(innermost(optimizer)).items()
@@ -108,14 +112,14 @@ def settings(optimizer: Any) -> dict[str, Any]:
 
 
 def kind(stateful: Any) -> str:
-    """The class of an object, and of the schedules within it: "SGD of StepDecay"."""
+    """Returns the class of an object, and of the schedules within it: "SGD of StepDecay"."""
     own = getattr(stateful, "__dict__", {}).values()
     inner = [kind(value) for value in own if isinstance(value, LRScheduler)]
     return " of ".join([generator_kind(stateful), *inner])
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text, an array or None, or holds nothing else."""
+    """Returns whether a value is a number, a text, an array or None, or holds nothing else."""
     if isinstance(value, (list, tuple, dict)):
         return all(map(is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, _PLAIN)

@@ -73,7 +73,7 @@ class Printer(Encoder):
         return super()._put(np.ascontiguousarray(data[::step]), path)
 
     def _described(self, value: Any) -> Any:
-        """A class, and where an iterator or a file stands, if it can be seen."""
+        """Returns a class, and where an iterator or a file stands, if it can be seen."""
         name = class_name(type(value))
         code = getattr(value, "__qualname__", None)
         if hasattr(value, "gi_code"):

@@ -76,22 +76,24 @@ class Reached(Protocol):
         """Walks from the experiment on."""
 
     def owners(self) -> Owners:
-        """What has places and may be replaced in training: the experiment, layers, optimizers."""
+        """Returns what has places and may be replaced in training: the experiment, layers,
+        optimizers.
+        """
 
     def owner_of(self, path: str) -> tuple[Any, str]:
-        """The object that has the attribute at a path, and its name."""
+        """Returns the object that has the attribute at a path, and its name."""
 
     def is_left_out(self, path: str) -> bool:
-        """Whether what is there is no value, or excluded."""
+        """Returns whether what is there is no value, or excluded."""
 
     def is_registered(self, path: str) -> bool:
-        """Whether a user has named it, or the object that has it."""
+        """Returns whether a user has named it, or the object that has it."""
 
     def is_held(self, path: str) -> bool:
-        """Whether an object with a state of its own has it."""
+        """Returns whether an object with a state of its own has it."""
 
     def is_copied(self, path: str, value: Any) -> bool:
-        """Whether worker processes draw from copies of what is there."""
+        """Returns whether worker processes draw from copies of what is there."""
 
 
 _GONE = Print("", "gone")
@@ -119,7 +121,7 @@ class Values:
         self._sets: list[str] = []  # of the checkpoint that was restored
 
     def begin(self) -> None:
-        """What the values are now is the code's."""
+        """Notes what the values are now: that is the code's."""
         self._inventory = self._reached.walk()
         if not self._inventory.is_whole:
             self._say(
@@ -129,11 +131,11 @@ class Values:
         self._before = self.prints(self.places())
 
     def owners(self) -> Owners:
-        """Everything that has places."""
+        """Returns everything that has places."""
         return {**getattr(self._inventory, "owners", {}), **self._reached.owners()}
 
     def places(self) -> Places:
-        """All places."""
+        """Returns all places."""
         found = {path: (None, path, item) for path, item in self._inventory.opaque().items()}
         found |= {
             join(path, name): (owner, name, value)
@@ -143,7 +145,7 @@ class Values:
         return {path: place for path, place in found.items() if not self._reached.is_left_out(path)}
 
     def prints(self, found: Places) -> dict[str, Print]:
-        """What stands in each of these places."""
+        """Returns what stands in each of these places."""
         return {path: self._print(path, value) for path, (*_, value) in found.items()}
 
     def _print(self, path: str, value: Any) -> Print:
@@ -160,7 +162,7 @@ class Values:
         return Print(kind.__name__, UNKNOWN if is_copied else content)
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by path, and what was deleted."""
+        """Returns the values by path, and what was deleted."""
         found = self.places()
         prints = self.prints(found)
         everywhere = {**prints, **self._before}
@@ -205,7 +207,9 @@ class Values:
         )
 
     def _is_opaque(self, path: str, value: Any, content: Any) -> bool:
-        """Whether nothing would be saved but that a file, say, is the one that setup has opened."""
+        """Returns whether nothing would be saved but that a file, say, is the one that setup has
+        opened.
+        """
         return content == {"$object": path} and not self._inventory.is_walked(value)
 
     def _named(self) -> list[str]:
@@ -219,11 +223,11 @@ class Values:
         return self._reached.owner_of(path) if is_beyond else found
 
     def _is_elsewhere(self, path: str) -> bool:
-        """Whether it is a part of another state, or was named."""
+        """Returns whether it is a part of another state, or was named."""
         return self._reached.is_held(path) or path in self._reached.registered
 
     def _is_excluded(self, path: str) -> bool:
-        """Whether it was state when it was saved, and is not now."""
+        """Returns whether it was state when it was saved, and is not now."""
         return path not in self._reached.registered and self._reached.is_left_out(path)
 
     def _warn(self, lost: list[str], found: Places) -> None:
@@ -274,13 +278,13 @@ class Values:
         return []
 
     def expect(self, inventory: str) -> None:
-        """When a start has restored a checkpoint: its inventory."""
+        """Notes the inventory of the checkpoint that a start has restored."""
         lines = [line.split("\t") for line in inventory.split("\n") if line]
         self._then = {path: Print(kind, content) for path, kind, content, _ in lines}
         self._trained = {path for path, *_, flag in lines if flag == "1"}
 
     def look(self) -> tuple[list[str], list[str]]:
-        """Before the first batch of a start: what is not as it was at the checkpoint.
+        """Returns what is not as it was at the checkpoint, before the first batch of a start.
 
         Returns:
             What is lost, a line each; and what else is to be known.
@@ -318,7 +322,7 @@ class Values:
         )
 
     def path_of(self, value: Any) -> str:
-        """Where an object was found after setup."""
+        """Returns where an object was found after setup."""
         return str(self._inventory.name(value, ""))
 
 
@@ -350,7 +354,7 @@ class Snapshot(Things):
         return True
 
     def _encoded(self) -> dict[str, Any]:
-        """Each value; its checksum, if it is too large."""
+        """Returns each value; its checksum, if it is too large."""
         encoded: dict[str, Any] = {}
         for path, (_, _, value) in self._places().items():
             arrays: dict[str, Array] = {}
@@ -376,7 +380,7 @@ class Snapshot(Things):
 
 
 def _find(owners: Owners, path: str) -> tuple[Any, str]:
-    """The owner of the place at a path, None if there is none, and the name there."""
+    """Returns the owner of the place at a path, None if there is none, and the name there."""
     ends = [i for i, letter in enumerate(path) if letter == "."]
     for end in (*reversed(ends), 0):
         where = path[:end]
@@ -387,7 +391,7 @@ def _find(owners: Owners, path: str) -> tuple[Any, str]:
 
 
 def _is_taken(owner: Any, name: str) -> bool:
-    """Whether a name is that of a method, a property or an object with a state of its own."""
+    """Returns whether a name is that of a method, a property or an object that has a state."""
     of_class = getattr(type(owner), name, None)
     is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
     is_code = is_code and not is_computed(owner, name)  # which Python takes for a method, too
@@ -395,12 +399,12 @@ def _is_taken(owner: Any, name: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """A path in a message."""
+    """Returns a path in a message."""
     return path if path.startswith(BEYOND) else f"self.{path}"
 
 
 def _described(path: str, owner: Any, name: str, value: Any) -> str:
-    """A path with the class of the object that has it, or of what stands there."""
+    """Returns a path with the class of the object that has it, or of what stands there."""
     is_objects = has_attributes(owner) and path.count(".") and not isinstance(owner, Layer)
     return f"{shown(path)} ({type(owner if is_objects else value).__name__})"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint.layout import CheckpointError
-from expbase.command_line import Paragraphs
+from expbase.help_text import Paragraphs
 
 
 def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
