@@ -1,0 +1,1 @@
+"""Leaves that any project could copy."""

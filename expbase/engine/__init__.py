@@ -1,0 +1,1 @@
+"""One start of a run: what is given, the parts, the loop, stopping, resuming."""

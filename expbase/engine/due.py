@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 VALIDATE = "validate"
-VALIDATE_AT_END = "validate at the end"  # not if a run goes on that has come to its end
+VALIDATE_IF_LAST = "validate at the end"  # not if a run goes on that has come to its end
 END_EPOCH = "end the epoch"
 
 
@@ -40,7 +40,7 @@ def due_at(
     at_end = last and is_wanted(training, "valid")
     follows = [VALIDATE] if by_iterations else []
     if at_end and not by_iterations and not of_epoch:
-        follows = [VALIDATE_AT_END]
+        follows = [VALIDATE_IF_LAST]
     if is_epoch_end:
         follows += [END_EPOCH]
     if of_epoch and not by_iterations:

@@ -1,10 +1,11 @@
 """Where a run is in its life, and where its loop is: the two state machines, drawn.
 
 Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
-any of them -- close, or a failure --> CLOSED
+       RESTORED -- one that has finished is given again --> ENDED
+       any of them -- close, or a failure --> CLOSED
 
 Step:  OUTSIDE -- the first going_on --> BETWEEN -- going_on --> WITHIN -- end_iteration -->
-ENDING --> BETWEEN; or, after the last iteration or a stop, OUTSIDE, and it is over
+       ENDING --> BETWEEN; or, after the last iteration or a stop, OUTSIDE, and it is over
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
         train_batch()               # reads its batches with loop.read_batch
         loop.end_iteration()        # on_train_batch_end; a line, a checkpoint, then the to-do list
 
-A checkpoint is written before what follows it (a validation, the end of the epoch). It holds that
-as a to-do list, so a start that continues it does what the one before has left. What is due when:
-due.py; why all ranks stop: stop.py; what a failure does: Run.fail.
+A checkpoint is written before what follows it. It holds that as a to-do list: the validation by
+iterations, or the last one; the end of the epoch; the validation by epochs. So a start that
+continues it does what the one before has left. What is due when: due.py; why all ranks stop:
+stop.py; what a failure does: Run.fail.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from expbase.base import rng
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
-from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_AT_END, due_at, is_last, is_wanted
+from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
 from expbase.engine.evaluation import Evaluation, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
 from expbase.engine.life import Step
@@ -221,7 +222,7 @@ class Loop:
     def _do(self, what: str) -> None:
         if what == END_EPOCH:
             self._end_epoch()
-        elif what == VALIDATE or (what == VALIDATE_AT_END and self.is_last):
+        elif what == VALIDATE or (what == VALIDATE_IF_LAST and self.is_last):
             self._validate()
 
     def _decide(self) -> None:

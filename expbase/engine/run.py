@@ -170,7 +170,7 @@ class Run:
         experiment.dump_config()
         experiment.setup_visualizer()
         experiment.setup_logger()
-        self._begin_records()
+        self._open_ledger_and_watch()
         self._on_close.callback(self.checkpointer.close)
         experiment.setup_checkpointer()
         rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
@@ -219,7 +219,7 @@ class Run:
         path = None if start.read_only else start.log_path
         logs.open_log(start.logger, path, echo=start.rank == 0)
 
-    def _begin_records(self) -> None:
+    def _open_ledger_and_watch(self) -> None:
         """Gathers what the ledger says of this start, and watches for hanging."""
         start = self.start
         self._on_close.callback(self.report.metrics.close)
@@ -312,7 +312,7 @@ class Run:
         with self.stop.installed(), self.closing():
             if self.life is Life.READY:
                 self.experiment.resume_or_load()
-            self._begin_record()
+            self._note_start()
             for guard in self._guards:
                 self._on_close.enter_context(guard)
             if loop.is_over:
@@ -348,9 +348,9 @@ class Run:
             raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
         if self.life is Life.READY:
             self.experiment.resume_or_load()
-        self._begin_record()
+        self._note_start()
 
-    def _begin_record(self) -> None:
+    def _note_start(self) -> None:
         """Notes in the ledger that this start trains, once."""
         if self._has_begun:
             return

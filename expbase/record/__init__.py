@@ -1,1 +1,1 @@
-"""What a start and an end of a run leave behind, for people."""
+"""What a run says and leaves behind: logs, metrics, curves, the ledger, where it came from."""

@@ -1,1 +1,1 @@
-"""What a checkpoint holds, and how it is written and read."""
+"""What has state among the attributes of an experiment."""

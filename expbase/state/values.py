@@ -68,7 +68,7 @@ class Print(NamedTuple):
 
 
 class Reached(Protocol):
-    """What can be reached; see user_state.py."""
+    """What can be reached; see attributes.py."""
 
     registered: list[str]  # paths of attributes that are state in any case
 
