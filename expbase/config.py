@@ -21,7 +21,7 @@ import yaml
 from yacs.config import CfgNode
 
 from expbase.base.exit_codes import ExitCode
-from expbase.base.files import read_bytes
+from expbase.base.files import DAMAGES, read_bytes
 
 _TRAINING_DEFAULTS: dict[str, Any] = {
     # When to end.
@@ -62,7 +62,6 @@ _GONE = {
 }
 # Of a YAML file, and of the values in it, where aliases (`*name`) count as what they stand for: a
 # few lines of aliases of aliases may stand for more than any memory holds.
-_DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 20_000
 _MOST_DIGITS = 300  # of a number
@@ -344,7 +343,7 @@ def _parsed(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     # Its constructors end in any of these: at a date like 2020-13-45, at `!!bool x`.
-    except (yaml.YAMLError, *_DAMAGES) as error:
+    except (yaml.YAMLError, *DAMAGES) as error:
         raise ConfigError(f"{source}: not YAML: {error}") from error
 
 

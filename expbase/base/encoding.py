@@ -24,6 +24,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,9 @@ class Encoder:
                 while len(note) > count:
                     note.popitem()
             return None
-        return Encoded(content, dict([*self.arrays.items()][before[0] :]))
+        # From the end: a checkpoint encodes many values, one after the other, into the same arrays.
+        added = islice(reversed(self.arrays.items()), len(self.arrays) - before[0])
+        return Encoded(content, dict(reversed([*added])))
 
     def encode(self, value: Any, path: str) -> Any:
         """Returns a value as JSON.

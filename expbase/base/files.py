@@ -26,6 +26,9 @@ import numpy as np
 
 from expbase.base.threads import result_of
 
+# What is raised at a value in a file that is not what it should be.
+DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
+
 
 def regular(path: str, flags: int) -> int:
     """Opens a regular file, as the `opener` of `open`; an OSError if it is anything else.

@@ -87,7 +87,7 @@ def _best(run: Path, lines: Lines) -> Scores:
     noted = [line["best"] for line in lines if line.get("monitor") == monitor]
     # Versions before 0.2 have in each line all that were best until then.
     scores = {iteration: score for best in noted for iteration, score in best}
-    there = [iteration_of(path) for path in listed(run / FOLDER)]
+    there = {iteration_of(path) for path in listed(run / FOLDER)}
     sign = -1 if monitor.startswith("max ") else 1
     saved = [(iteration, score) for iteration, score in scores.items() if iteration in there]
     return sorted(saved, key=lambda one: sign * one[1])

@@ -18,8 +18,6 @@ SUFFIX = ".safetensors"
 ARRAYS = "@values"  # the file of the arrays in entries other than the objects
 OF_RANK = "@local_"  # what the names of the files of per-rank state begin with; no attribute's can
 
-# What is raised at a value that is not what it should be.
-DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 _NAME = re.compile(r"step-(\d{8,})$")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from expbase.base.files import (
+    DAMAGES,
     checksum_of,
     flush,
     mapped,
@@ -32,7 +33,6 @@ from expbase.base.files import (
 )
 from expbase.base.threads import result_of
 from expbase.checkpoint.layout import (
-    DAMAGES,
     MANIFEST,
     CheckpointError,
     iteration_of,

@@ -83,6 +83,7 @@ class Loop:
         self._experiment = experiment
         self._start = start
         self._training = start.training
+        self._seed_rank = start.seed_rank
         self._begin = begin
         self._check_directory = check_directory
         self._events = events
@@ -160,7 +161,6 @@ class Loop:
         if self._data.ended:
             self._experiment.new_epoch()
         self.iteration += 1
-        # As an item: an attribute of a config takes ten times as long.
         self._seed(rng.TRAIN, self.iteration)
         self.step = Step.WITHIN
         return True
@@ -243,7 +243,8 @@ class Loop:
 
     def _seed(self, purpose: int, *numbers: int) -> None:
         """Seeds what is drawn outside of shares: on each rank, or with shares on all, alike."""
-        rng.seed_for(self._training["seed"], purpose, *numbers, self._start.seed_rank)
+        # As an item: an attribute of a config takes ten times as long.
+        rng.seed_for(self._training["seed"], purpose, *numbers, self._seed_rank)
 
     # --- data ----------------------------------------------------------------------------
 
@@ -284,8 +285,7 @@ class Loop:
         data.check_same_loader(self._experiment.train_loader)
 
     def _end_epoch(self) -> None:
-        seed_rank = self._start.seed_rank
-        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, seed_rank, 1)
+        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._seed_rank, 1)
         self._events.fire("on_train_epoch_end")
 
     # --- validation ----------------------------------------------------------------------
@@ -313,8 +313,9 @@ class Loop:
         is_other = loader is not None and loader is not experiment.valid_loader
         with evaluation.begin("valid", self.iteration, loader):
             self._events.fire("on_evaluate_begin")
-            drawn = functools.partial(getattr, experiment.visualizer, "num_scalars")
-            results = evaluation.validate(experiment.valid, drawn, self.iteration)
+            results = evaluation.validate(
+                experiment.valid, lambda: int(experiment.visualizer.num_scalars), self.iteration
+            )
             self._events.fire("on_evaluate_end", results)
             if is_other:
                 evaluation.check_loader_was_read()

@@ -61,9 +61,8 @@ class MetricLog:
         """Returns how long the files are, in bytes; no state, since lines have times in them."""
         return {"metrics_bytes": self._file.size(), "visualdl_bytes": self._visualizer().size()}
 
-    def cut(self, sizes: Mapping[str, int] | None) -> None:
-        """Removes what was written after the files had these sizes; None: everything."""
-        sizes = sizes or {}
+    def cut(self, sizes: Mapping[str, int]) -> None:
+        """Removes what was written after the files had these sizes; {}: everything."""
         self._file.cut(sizes.get("metrics_bytes", 0))
         self._visualizer().cut(sizes.get("visualdl_bytes", 0))
 

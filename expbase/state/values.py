@@ -9,7 +9,7 @@ place that had changed is not what it was. Nothing changes without one of the th
     values = Values(state)
     values.begin()                          # at the end of setup
     state = values.state_dict()             # {"epsilon": 0.1, "model.hidden": …}
-    before = Snapshot(values.owners)
+    before = Snapshot(values.places)
     before.restore()                        # what has changed since is as it was
 """
 
@@ -183,7 +183,7 @@ class Values:
             if encoded is not None and not self._is_opaque(path, value, encoded.content):
                 state[path] = encoded
                 if owner is not owners[""] and not self._reached.is_registered(path):
-                    self._warn_of_size(path, encoded.size())
+                    self._warn_of_size(path, encoded)
             elif path in named:
                 raise not_savable(_ROOT + path, type(value).__name__)
             elif path in self._trained and path in changed and not is_computed(owner, name):
@@ -239,8 +239,8 @@ class Values:
                 f"makes of it. {_WAYS_OUT}"
             )
 
-    def _warn_of_size(self, path: str, size: int) -> None:
-        if size > _LARGE_BYTES and path not in self._warned:
+    def _warn_of_size(self, path: str, encoded: Encoded) -> None:
+        if path not in self._warned and (size := encoded.size()) > _LARGE_BYTES:
             self._warned.add(path)
             self._say(
                 f"{shown(path)}: {size >> 20} MB in each checkpoint. If training does not depend "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expbase.base.files import regular
+from expbase.base.files import DAMAGES, regular
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
@@ -108,7 +108,7 @@ def read_run(path: Path, name: str) -> Run:
     for read in (_read_progress, _read_ledger, _read_config):
         try:
             read(run, path)
-        except (OSError, *layout.DAMAGES) as error:
+        except (OSError, *DAMAGES) as error:
             # One line; the path of the run is in its row already.
             run.note = run.note or " ".join(str(error).replace(f"{path}/", "").split())
     if _is_locked(path / _LOCK):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import DAMAGES
 from expbase.checkpoint import layout, storage
 from expbase.config import differences
 from expbase.engine.run_dir import CONFIG
@@ -74,7 +75,7 @@ def describe(path: Path, run: Run) -> Iterator[str]:
         try:
             lines = [f"{title}: {_span(session, is_running)}", *_how(session, before)]
             before = _facts(session) or before
-        except (OSError, *layout.DAMAGES) as error:
+        except (OSError, *DAMAGES) as error:
             lines = [f"{title}: its record in {LEDGER} is damaged: {error!r:.80}"]
         yield from lines
 
