@@ -15,7 +15,7 @@ _FILES = {
     "ConfigError": "config",
     "ExperimentBase": "experiment",
     "default_argument_parser": "cli",
-    "get_default_training_config": "config",
+    "get_default_training_config": "defaults",
     "main": "cli",
     "on": "events",
     "rank_zero_only": "ranks.collectives",

@@ -18,16 +18,8 @@ from expbase.base.exit_codes import ExitCode, exit_code_of
 from expbase.base.processes import ended_by_sigterm
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
-from expbase.config import (
-    Config,
-    ConfigError,
-    check_training,
-    dump_yaml,
-    fill,
-    fill_in,
-    flatten,
-    nearest,
-)
+from expbase.config import Config, ConfigError, dump_yaml, fill_in, flatten, nearest
+from expbase.defaults import check_training, fill
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase

@@ -1,4 +1,4 @@
-"""Configs: defaults, YAML files, options, checks. The only file that imports yacs.
+"""Configs: YAML files, options, conversions. The only file that imports yacs.
 
 The defaults declare the keys and their types; a file and the command line may change values but
 not add keys. Numbers are read as a person means them (`1` for a float, `1e5` for an int).
@@ -23,38 +23,6 @@ from yacs.config import CfgNode
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import DAMAGES, read_bytes
 
-_TRAINING_DEFAULTS: dict[str, Any] = {
-    # When to end.
-    "max_iteration": 10000,  # iterations; 0: no limit, if max_epoch is set
-    "max_epoch": 0,  # epochs; 0: no limit
-    # How often something happens.
-    "valid_interval": 1000,  # iterations; 0: never
-    "save_interval": 1000,  # iterations; 0: never
-    "log_interval": 10,  # iterations; 0: never
-    "valid_every_epoch": 0,  # epochs; 0: never
-    "save_every_epoch": 0,  # epochs; 0: never
-    "save_seconds": 0,  # seconds since the newest checkpoint; 0: never
-    "accumulation_steps": 1,  # batches of an update on each rank
-    "shares": 0,  # batches of an update on all ranks, however many: a power of two; 0: as above
-    # Repeatability.
-    "seed": 0,  # of all random numbers
-    "deterministic": False,  # whether the device uses repeatable kernels only
-    # Which checkpoints are kept.
-    "keep_last": 3,  # the newest n; 0: all
-    "keep_every": 0,  # and the one at every n-th iteration; 0: none
-    "keep_best": 1,  # and the best n by `monitor`; 0: none
-    "monitor": "",  # a metric of valid(), for example "accuracy"; "": none
-    "monitor_mode": "max",  # whether more is better ("max") or less ("min")
-    "background_save": True,  # whether files are written while training goes on
-    # Limits.
-    "time_limit_seconds": 0,  # seconds after which a start saves and stops; 0: none
-    "hang_seconds": 600,  # seconds without progress until stacks are logged; 0: never
-    "hang_action": "report",  # what a rank does then: "report", or "end", as by a failure
-    # Checks.
-    "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
-}
-
-_REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 # Keys that are gone, and what to do instead.
 _GONE = {
     "training.sanity_batches": "--smoke tries a whole run, valid() included.",
@@ -64,16 +32,6 @@ _GONE = {
 # few lines of aliases of aliases may stand for more than any memory holds.
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 20_000
-_MOST_DIGITS = 300  # of a number
-
-# How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
-# `plot_interval` is not too much like log_interval.
-_TOO_ALIKE = 0.885
-_CHOICES = {
-    "monitor_mode": ("max", "min"),
-    "nonfinite": ("error", "warn", "ignore"),
-    "hang_action": ("report", "end"),
-}
 
 
 class ConfigError(ValueError):
@@ -128,62 +86,6 @@ def _check_key(key: str, *value: Any) -> None:
         raise ConfigError(f"options: {key!r} has no value; expected KEY VALUE or KEY=VALUE.")
     if str(value[0]).startswith("="):
         raise ConfigError(f"options: {key} = …: expected {key}=VALUE, without spaces.")
-
-
-def get_default_training_config() -> Config:
-    """Returns the `training` section that every experiment has, with its defaults."""
-    return Config(_TRAINING_DEFAULTS)
-
-
-def fill(config: Mapping[str, Any]) -> Config:
-    """Returns a copy of an experiment's config with the training keys that it leaves out.
-
-    Raises:
-        ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
-            a wrong type.
-    """
-    given = (config or {}).get("training") or {}
-    if missing := [key for key in _REQUIRED if key not in given]:
-        raise ConfigError(
-            f"config: training.{missing[0]} is missing; expected a section `training` with whole "
-            f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
-            "super().default_config()` or get_default_training_config(), and return the config."
-        )
-    training: dict[str, Any] = {**_TRAINING_DEFAULTS}
-    for key, value in given.items():
-        _refuse_gone(f"training.{key}")
-        near = [] if key in training else nearest(key, _TRAINING_DEFAULTS, _TOO_ALIKE)
-        if near:  # a user may add keys; one that is all but the name of ours is a mistake
-            raise ConfigError(
-                f"training: unknown key {key!r}. Did you mean {near[0]!r}? "
-                "Put a key of your own into a section of its own."
-            )
-        training[key] = _coerced(value, training.get(key), f"training.{key}", "config")
-    return Config({**config, "training": training})
-
-
-def check_training(training: Mapping[str, Any]) -> None:
-    """Raises a ConfigError if a value of a training section is out of range or no choice."""
-    for key, default in _TRAINING_DEFAULTS.items():
-        value = training[key]
-        where = f"training.{key}"
-        if isinstance(default, int) and not isinstance(default, bool):
-            least = 1 if key == "accumulation_steps" else 0
-            if value < least:
-                raise ConfigError(f"{where}: {value!r} given; expected {least} or more.")
-        if key in _CHOICES and value not in _CHOICES[key]:
-            choices = ", ".join(map(repr, _CHOICES[key]))
-            raise ConfigError(f"{where}: {value!r} given; expected one of {choices}.")
-    shares = training["shares"]
-    if shares & (shares - 1):
-        raise ConfigError(f"training.shares: {shares} given; expected a power of two.")
-    if shares and training["accumulation_steps"] > 1:
-        raise ConfigError("training.accumulation_steps: expected 1 with training.shares.")
-    if not training["max_iteration"] and not training["max_epoch"]:
-        raise ConfigError(
-            "training.max_iteration: 0 given; expected 1 or more. "
-            "To train without a limit of iterations, set training.max_epoch."
-        )
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -251,7 +153,7 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
 _TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number", str: "a text"}
 
 
-def _coerced(value: Any, default: Any, key: str, source: str) -> Any:
+def coerced(value: Any, default: Any, key: str, source: str) -> Any:
     """Returns the value as the default's type, if a person would read it so."""
     try:
         return _converted(value, default)
@@ -286,7 +188,8 @@ def _converted(value: Any, default: Any) -> Any:
     return value
 
 
-def _refuse_gone(key: str) -> None:
+def refuse_gone(key: str) -> None:
+    """Raises a ConfigError for a key that is gone, which says what to do instead."""
     if key in _GONE:
         raise ConfigError(f"{key}: this key is gone. {_GONE[key]}")
 
@@ -302,12 +205,12 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
                 node[section] = Config()
             node = node.get(section) if isinstance(node, Config) else None
         if not _takes(node, name):
-            _refuse_gone(key)
+            refuse_gone(key)
             known = sorted(flatten(config))
             raise ConfigError(f"{source}: unknown key {key!r}.{did_you_mean(key, known)}")
         default = node.get(name)
         if not isinstance(default, Config):
-            node[name] = _coerced(value, default, key, source)
+            node[name] = coerced(value, default, key, source)
         elif value not in (None, {}):  # a section with nothing under it changes nothing
             keys = ", ".join(default) or "keys of your own"
             raise ConfigError(f"{source}: {key}: {value!r} given; expected a section with {keys}.")
@@ -364,8 +267,6 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         self._sizes[id(node)] = self._values - before
         if self._values > _MOST_VALUES:
             self._refuse(f"more than {_MOST_VALUES} values, with what aliases stand for", node)
-        if node.tag.endswith((":int", ":float")) and len(node.value) > _MOST_DIGITS:
-            self._refuse("a number that is too long", node)
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

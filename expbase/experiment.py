@@ -18,7 +18,8 @@ import paddle
 
 from expbase.checkpoint import layout
 from expbase.checkpoint.model_files import Rename
-from expbase.config import Config, get_default_training_config
+from expbase.config import Config
+from expbase.defaults import get_default_training_config
 from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
@@ -250,7 +251,7 @@ class ExperimentBase(Events):
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory; a ConfigError if it is another run's."""
-        self.__run.take_directory()
+        self.__run.setup_output_dir()
 
     def dump_config(self) -> None:
         """Writes the resolved config, once in the life of a run."""

@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expbase.config import ConfigError, fill
+from expbase.config import ConfigError
+from expbase.defaults import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 

@@ -16,14 +16,8 @@ import pytest
 from paddle.io import DataLoader
 
 from expbase import Config, ConfigError, get_default_training_config
-from expbase.config import (
-    check_training,
-    differences,
-    dump_yaml,
-    fill,
-    flatten,
-    load_yaml,
-)
+from expbase.config import differences, dump_yaml, flatten, load_yaml
+from expbase.defaults import check_training, fill
 from expbase.engine.advice import likely_mistakes
 
 DEFAULTS = {
@@ -364,12 +358,10 @@ BOMB = "a: &a [x]\n" + "".join(
     [
         (BOMB, "more than 20000 values, with what aliases stand for"),
         ("a: &a [*a]", "more than 20000 values, with what aliases stand for"),
-        ("a: 0x" + "f" * 1000, "a number that is too long"),
-        ("a: 1" + ":1" * 1000 + ".5", "a number that is too long"),
         ("a: !!bool maybe", "not YAML: 'maybe'"),
         ("#" * (1 << 20) + "\n", "1048577 bytes long; expected at most 1048576"),
     ],
-    ids=["aliases", "itself", "digits", "sixties", "tag", "size"],
+    ids=["aliases", "itself", "tag", "size"],
 )
 def test_a_file_that_stands_for_more_than_a_config_is_refused(
     tmp_path: Path, text: str, part: str

@@ -118,6 +118,15 @@ def test_setup_goes_in_the_order_of_the_design(tmp_path: Path) -> None:
     assert calls == names
 
 
+def test_a_directory_that_nobody_locked_is_refused(tmp_path: Path) -> None:
+    class WithoutSuper(Tiny):
+        def setup_output_dir(self) -> None:
+            Path(self.args.output).mkdir()
+
+    with pytest.raises(TypeError, match=r"setup_output_dir: .*expected super's call"):
+        make(WithoutSuper, tmp_path / "run").setup()
+
+
 @pytest.mark.parametrize(
     ("attribute", "text"), [("model", "no paddle.nn.Layer"), ("optimizer", "no optimizer")]
 )

@@ -24,8 +24,8 @@ from expbase.base import rng
 from expbase.data.order import BatchOrder, IndexBatch, numbered, seeded, unmoved
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
+from expbase.state.fingerprint import checksum
 from expbase.state.objects import state_setter
-from expbase.state.prints import checksum
 
 _NOTHING = object()  # in the place of a batch when there is none
 

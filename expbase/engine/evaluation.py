@@ -27,7 +27,7 @@ from expbase.record.speed import Stopwatch
 from expbase.state import objects
 from expbase.state.attributes import UserState
 from expbase.state.inventory import LOADERS
-from expbase.state.values import Places, Snapshot
+from expbase.state.plain_values import Places, Rollback
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Evaluation:
         Then, and if it fails, the experiment is as it was before, but for what valid() itself
         changed in tensors of layers and optimizers; `listeners` puts their counters back.
         """
-        before = Snapshot(self._places, _COPIED_BYTES)
+        before = Rollback(self._places, _COPIED_BYTES)
         found = self._state.found()
         rates = found.values(objects.LEARNING_RATES)
         self.exit = way_out
@@ -186,7 +186,7 @@ class Evaluation:
         of_layers = [p for layer in roots for p in layer.parameters()]
         gradients = _copied_gradients([*found.parameters.values(), *of_layers])
         drawn_from = found.values(GENERATORS)
-        before = Snapshot(lambda: _places_in_layers(found))
+        before = Rollback(lambda: _places_in_layers(found))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():
                 for layer in sublayers:

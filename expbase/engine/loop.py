@@ -30,6 +30,7 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationExit, Valida
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import collectives
+from expbase.record.meter import NonFiniteError
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 
@@ -196,12 +197,23 @@ class Loop:
         due = due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)
         self._look_at_first_updates(self.iteration - self._began)
         if due.log:
+            self._check_finite()  # waits for the device: that is training's time
             rates = self._experiment.learning_rates()
             self._report.line(self.iteration, self.epoch, rates, self._events.fire)
         self.todo = due.follows
         if due.checkpoint or self._save_requested:
             self.may_be_best_at = self.iteration
             self._save_now()
+
+    def _check_finite(self) -> None:
+        """Warns or raises, before a line or a checkpoint, if a logged scalar is not finite."""
+        bad = self._report.nonfinite()
+        policy = self._training.nonfinite if bad else "ignore"
+        if policy == "warn":
+            self._start.warn(f"[{self.iteration}] not finite: {bad}")
+        elif policy == "error":
+            self._checkpointer.close()  # one may still be under way
+            raise NonFiniteError(bad, self._checkpointer.newest_name)
 
     def _do_what_follows(self) -> None:
         """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
@@ -363,7 +375,7 @@ class Loop:
             )
         self._check_directory()
         with self._stopwatch.exclude():
-            self._report.check_finite(self.iteration)
+            self._check_finite()
             self._update.check_complete()
             self._update.check_wrapped()
             needed = self.is_last or bool(self.stopped_by)  # there will be no later one
@@ -381,7 +393,7 @@ class Loop:
         self._experiment.save()
         self.step = before
         if self.saved_at < 0 and not self._start.read_only:
-            self._report.no_checkpoint(self.iteration)
+            self._start.warn(f"[{self.iteration}] save: made no checkpoint; expected super's call.")
 
     def _save_at_end(self) -> None:
         """Saves at the very end of an iteration: the run stops, or it was asked for since.

@@ -23,7 +23,6 @@ from expbase.engine.stop import StopReason
 from expbase.ranks import collectives
 from expbase.ranks.device import peak_memory
 from expbase.record import card
-from expbase.record.meter import NonFiniteError
 from expbase.record.metrics import MetricLog, words
 from expbase.record.progress_bar import is_terminal, progress_bar
 from expbase.record.speed import Stopwatch
@@ -70,7 +69,6 @@ class Report:
         self, iteration: int, epoch: int, rates: Mapping[str, float], fire: Callable[..., Any]
     ) -> None:
         """Writes the means of what was logged since the last line, rates and speeds: one event."""
-        self.check_finite(iteration)  # waits for the device: that is training's time
         speed = self._stopwatch.speed(iteration, self._data.samples_per_round)
         with self._stopwatch.exclude():
             if (seconds := self._left(iteration)[1]) is not None:
@@ -89,12 +87,6 @@ class Report:
             self._logger.warning("not exact: %s", text)
         for text in otherwise:
             self._logger.info("%s", text)
-
-    def no_checkpoint(self, iteration: int) -> None:
-        """Warns that the user's save() has made no checkpoint, and there is none yet."""
-        self._logger.warning(
-            "[%d] save: made no checkpoint; expected super().save() in it.", iteration
-        )
 
     def validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
         """Writes the results of the validation of an iteration."""
@@ -120,22 +112,13 @@ class Report:
         ):
             self._logger.info("%s", text)
 
-    def check_finite(self, iteration: int) -> None:
-        """Warns or raises, before a line or a checkpoint, if a logged scalar is not finite.
-
-        With shares each rank gets what all have logged.
-        """
+    def nonfinite(self) -> str:
+        """Returns the logged numbers that are not finite; with shares a rank gets all ranks'."""
         meter = self.metrics.meter
         if self._config.training.shares:
             collectives.barrier("what was logged")
             meter.take_all(collectives.all_gather_object(meter.state_dict()))
-        bad = meter.nonfinite()
-        policy = self._config.training.nonfinite if bad else "ignore"
-        if policy == "warn":
-            self._logger.warning("[%d] not finite: %s", iteration, bad)
-        elif policy == "error":
-            self._checkpointer.close()  # one may still be under way
-            raise NonFiniteError(bad, self._checkpointer.newest_name)
+        return meter.nonfinite()
 
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
         """Returns iterations and seconds until the end by the config; None if nobody knows."""
@@ -166,7 +149,7 @@ class Report:
 
     # --- before and after ----------------------------------------------------------------
 
-    def is_over(self, iteration: int, epoch: int) -> None:
+    def already_finished(self, iteration: int, epoch: int) -> None:
         """Says that nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
         self._logger.info(

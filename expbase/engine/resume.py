@@ -60,18 +60,18 @@ def resume_or_load(run: Run) -> None:
         notes = _restore(run, path)
     elif options.init_model_path:
         run.experiment.load_model(options.init_model_path, partial=options.init_partial)
-    is_over = _is_over(run)
-    if is_over:
+    has_finished = _has_finished(run)
+    if has_finished:
         run.loop.skip_what_follows()
     else:
         for note in notes:
             run.start.warn(f"not exact: {note}")
-    _cut_logs(run, has_finished=is_over and checkpointer.resumable is not None)
+    _cut_logs(run, has_finished=has_finished and checkpointer.resumable is not None)
     run.life = Life.RESTORED
     run.facts["resumed"] = path.name if path else None
 
 
-def _is_over(run: Run) -> bool:
+def _has_finished(run: Run) -> bool:
     """Returns whether nothing is left to do; a run may still owe on_train_end at its last."""
     checkpointer = run.checkpointer
     if not run.loop.is_last or checkpointer.resumable is None:

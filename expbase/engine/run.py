@@ -25,11 +25,12 @@ from expbase.base.exit_codes import exit_code_of, refuse_early_success
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.contents import Entry, in_order
-from expbase.config import check_training, flatten
+from expbase.config import flatten
 from expbase.data.loaders import Shard, adapt_loader, num_samples
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import explain_dead_worker
+from expbase.defaults import check_training
 from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
@@ -37,7 +38,7 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, take_directory
+from expbase.engine.start import Start, claim_directory
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -203,11 +204,11 @@ class Run:
         self._on_close.callback(self.rank_watch.stop)
         self._guards.append(self.rank_watch.heard_before_abort())
 
-    def take_directory(self) -> None:
+    def setup_output_dir(self) -> None:
         """Makes and locks the output directory."""
         if not self.start.read_only:  # it writes nothing, so it needs no lock
             self._on_close.callback(self.directory.release)
-            take_directory(self.directory, self.start)
+            claim_directory(self.directory, self.start)
             remove_left_files()
             self._on_close.callback(remove_left_files)
         else:
@@ -317,7 +318,7 @@ class Run:
                 self._on_close.enter_context(guard)
             if loop.is_over:
                 self.life = Life.ENDED
-                self.report.is_over(loop.iteration, loop.epoch)
+                self.report.already_finished(loop.iteration, loop.epoch)
             else:
                 with self.report.progress(loop.iteration):
                     self._train()

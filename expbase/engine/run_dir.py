@@ -20,13 +20,8 @@ from typing import Any
 
 from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
-from expbase.config import (
-    ConfigError,
-    differences,
-    dump_yaml,
-    get_default_training_config,
-    load_yaml,
-)
+from expbase.config import ConfigError, differences, dump_yaml, load_yaml
+from expbase.defaults import get_default_training_config
 from expbase.record.metrics import METRICS
 
 CONFIG = "config.yaml"
@@ -196,6 +191,8 @@ class RunDirectory:
 
     def dump(self, config: Mapping[str, Any]) -> None:
         """Writes config.yaml until the run has begun; later starts leave it as it is."""
+        if self._locked is None:
+            raise TypeError("setup_output_dir: locked no directory; expected super's call in it.")
         if not self.is_begun():
             write_single_file(self._config, [dump_yaml(config).encode()])
 

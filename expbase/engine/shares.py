@@ -31,8 +31,8 @@ from expbase.config import ConfigError
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
+from expbase.state.fingerprint import checksum
 from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
-from expbase.state.prints import checksum
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
 # Layers whose parameters of these names are written in the forward.
@@ -125,7 +125,7 @@ class ShareStates:
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
         state = self._state
         places = state.values.places()
-        values: dict[str, Any] = dict(state.values.prints(places))
+        values: dict[str, Any] = dict(state.values.fingerprints(places))
         values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
         values |= {path: checksum(getattr(*state.owner_of(path))) for path in state.registered}
         tables = {p: dict(value) for p, (_, _, value) in places.items() if isinstance(value, dict)}

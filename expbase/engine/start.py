@@ -17,7 +17,8 @@ from typing import Any
 
 import paddle
 
-from expbase.config import Config, ConfigError, check_training, fill, fill_in, nearest
+from expbase.config import Config, ConfigError, fill_in, nearest
+from expbase.defaults import check_training, fill
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
@@ -149,7 +150,7 @@ class Start:
         self.logger.warning("%s", text)
 
 
-def take_directory(directory: RunDirectory, start: Start) -> None:
+def claim_directory(directory: RunDirectory, start: Start) -> None:
     """Makes and locks the directory for a start, on all ranks; a collective."""
     fresh = start.options.fresh
     force = start.options.force

@@ -28,7 +28,8 @@ from typing import Any
 from expbase.base.files import write_single_file
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
-from expbase.config import Config, ConfigError, check_training, did_you_mean, fill, load_yaml
+from expbase.config import Config, ConfigError, did_you_mean, load_yaml
+from expbase.defaults import check_training, fill
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.help_text import Paragraphs

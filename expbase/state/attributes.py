@@ -19,7 +19,7 @@ from expbase.base.generators import GENERATORS
 from expbase.base.things import join
 from expbase.state import objects
 from expbase.state.inventory import BEYOND, LOADERS, Inventory, places
-from expbase.state.values import Owners, Values
+from expbase.state.plain_values import Owners, PlainValues
 
 # The template's own, and the loaders, whose state is the position in the data.
 _NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
@@ -40,7 +40,7 @@ class UserState:
         self.excluded: list[str] = []  # names of what is left out
         self.by_share: list[str] = []  # names of values of which each share has its own
         self.is_named = False  # whether it is too late to name more
-        self.values = Values(self, warn)
+        self.values = PlainValues(self, warn)
         self._owner = owner
         self._optimizers: dict[str, Any] = {}  # as they were found last
         # Objects in whose attributes something with state is: an agent with its net.

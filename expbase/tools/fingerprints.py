@@ -29,11 +29,11 @@ from typing import Any
 
 from expbase.base.files import checksum_of, write_single_file
 from expbase.checkpoint import layout
-from expbase.config import fill
+from expbase.defaults import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.front import put_in_front
-from expbase.state.prints import checksum
+from expbase.state.fingerprint import checksum
 
 PLAN = "EXPBASE_VERIFY"
 KINDS = ("inside a save", "inside a validation", "at a random moment")  # when to kill

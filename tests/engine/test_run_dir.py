@@ -178,7 +178,10 @@ def test_fresh_moves_each_old_run_to_a_number_of_its_own(output: RunDirectory) -
     output.release()
     assert claimed(output.path, fresh=True) == output.path.with_name("one.old-1")
     assert (output.path.with_name("one.old-1") / "weights").read_text() == "first"
-    RunDirectory(output.path).dump(CONFIG)
+    again = RunDirectory(output.path)
+    again.claim(CONFIG, fresh=False, force=False)
+    again.dump(CONFIG)
+    again.release()
     assert claimed(output.path, fresh=True) == output.path.with_name("one.old-2")
     assert not (output.path / "config.yaml").exists()
 
@@ -199,10 +202,11 @@ def test_the_config_of_the_first_start_stays(output: RunDirectory) -> None:
 def test_a_start_that_failed_before_anything_was_kept_gives_way_to_another_config(
     output: RunDirectory,
 ) -> None:
-    output.release()
     (output.path / "metrics.jsonl").write_text("")
-    assert claimed(output.path, changed(optim__lr=0.5)) is None
+    output.release()
+    output.claim(changed(optim__lr=0.5), fresh=False, force=False)
     output.dump(changed(optim__lr=0.5))
+    output.release()
     assert "lr: 0.5" in (output.path / "config.yaml").read_text()
     assert [path.name for path in output.path.parent.iterdir()] == ["one"]
     (output.path / "checkpoints/step-00000001").mkdir(parents=True)  # it has begun

@@ -6,10 +6,10 @@ saved (encoding.py); a resumed run puts it back, in place where the thing is sti
 rest two lines exist: one at the first checkpoint that does not hold it, one at each resume, when a
 place that had changed is not what it was. Nothing changes without one of the three.
 
-    values = Values(state)
+    values = PlainValues(state)
     values.begin()                          # at the end of setup
     state = values.state_dict()             # {"epsilon": 0.1, "model.hidden": …}
-    before = Snapshot(values.places)
+    before = Rollback(values.places)
     before.restore()                        # what has changed since is as it was
 """
 
@@ -27,6 +27,7 @@ from paddle.nn import Layer
 from expbase.base.arrays import Array
 from expbase.base.encoding import Decoder, Encoded, Encoder, is_thing, not_savable
 from expbase.base.things import Things, class_name, join
+from expbase.state.fingerprint import UNKNOWN, Fingerprinter, checksum
 from expbase.state.inventory import (
     BEYOND,
     MOST,
@@ -39,7 +40,6 @@ from expbase.state.inventory import (
     remove,
 )
 from expbase.state.objects import is_users
-from expbase.state.prints import UNKNOWN, Printer, checksum
 
 _DELETED = "@deleted"  # paths
 _ROOT = "values."  # what the names of arrays begin with, of this entry
@@ -60,7 +60,7 @@ Owners = Mapping[str, Any]  # what has places, by path; the experiment's own is 
 Places = Mapping[str, tuple[Any, str, Any]]  # by path: an owner, the name there, what stands there
 
 
-class Print(NamedTuple):
+class Fingerprint(NamedTuple):
     """What stood in a place: the class that a line is to name, and a checksum."""
 
     kind: str
@@ -96,10 +96,10 @@ class Reached(Protocol):
         """Returns whether worker processes draw from copies of what is there."""
 
 
-_GONE = Print("", "gone")
+_GONE = Fingerprint("", "gone")
 
 
-class Values:
+class PlainValues:
     """The values that have changed since setup, as a part of a checkpoint.
 
     Args:
@@ -112,9 +112,9 @@ class Values:
         self._say = say
         self.inventory = ""  # what each place was like when `state_dict` was asked for last
         self._inventory: Any = Things()
-        self._before: dict[str, Print] = {}
-        self._begun: dict[str, Print] = {}  # before the first batch of this start
-        self._then: dict[str, Print] = {}  # of the checkpoint that was restored
+        self._before: dict[str, Fingerprint] = {}
+        self._begun: dict[str, Fingerprint] = {}  # before the first batch of this start
+        self._then: dict[str, Fingerprint] = {}  # of the checkpoint that was restored
         self._trained: set[str] = set()  # what training has changed, in any start
         self._blind: set[str] = set()  # where something is that nobody can look into
         self._warned: set[str] = set()
@@ -128,7 +128,7 @@ class Values:
                 f"more than {MOST:,} objects can be reached from self, and what changes in the "
                 "others is in no checkpoint. exclude_from_state what training does not depend on."
             )
-        self._before = self.prints(self.places())
+        self._before = self.fingerprints(self.places())
 
     def owners(self) -> Owners:
         """Returns everything that has places."""
@@ -144,31 +144,31 @@ class Values:
         }
         return {path: place for path, place in found.items() if not self._reached.is_left_out(path)}
 
-    def prints(self, found: Places) -> dict[str, Print]:
+    def fingerprints(self, found: Places) -> dict[str, Fingerprint]:
         """Returns what stands in each of these places."""
-        return {path: self._print(path, value) for path, (*_, value) in found.items()}
+        return {path: self._fingerprint(path, value) for path, (*_, value) in found.items()}
 
-    def _print(self, path: str, value: Any) -> Print:
+    def _fingerprint(self, path: str, value: Any) -> Fingerprint:
         kind = type(value)
         if kind in _SIMPLE or (kind is str and len(value) < 64):
             text = f"{value:x}" if kind is int else repr(value)  # no decimal of 4,300 digits
             number = zlib.crc32(f"{kind.__name__} {text}".encode(errors="replace"))
-            return Print(kind.__name__, f"{number:08x}")
-        printer = Printer(self._inventory)
-        content = printer.print(value)
-        if printer.is_blind:
+            return Fingerprint(kind.__name__, f"{number:08x}")
+        fingerprinter = Fingerprinter(self._inventory)
+        content = fingerprinter.fingerprint(value)
+        if fingerprinter.is_blind:
             self._blind.add(path)
         is_copied = self._reached.is_copied(path, value)
-        return Print(kind.__name__, UNKNOWN if is_copied else content)
+        return Fingerprint(kind.__name__, UNKNOWN if is_copied else content)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the values by path, and what was deleted."""
         found = self.places()
-        prints = self.prints(found)
-        everywhere = {**prints, **self._before}
+        now = self.fingerprints(found)
+        everywhere = {**now, **self._before}
         # Sorted: in a start that continues, an attribute that came late is among the first.
-        changed = sorted(p for p in everywhere if not _is_same(prints.get(p), self._before.get(p)))
-        self._trained |= {p for p in changed if not _is_same(prints.get(p), self._begun.get(p))}
+        changed = sorted(p for p in everywhere if not _is_same(now.get(p), self._before.get(p)))
+        self._trained |= {p for p in changed if not _is_same(now.get(p), self._begun.get(p))}
         arrays: dict[str, Array] = {}
         encoder = Encoder(arrays, self._inventory)
         owners = self.owners()
@@ -196,14 +196,14 @@ class Values:
             if path not in found and not self._is_elsewhere(path)
             if not is_fixed(*self._place(owners, path))
         ]
-        self.inventory = self._as_lines({**dict.fromkeys(changed, _GONE), **prints})
+        self.inventory = self._as_lines({**dict.fromkeys(changed, _GONE), **now})
         return state
 
-    def _as_lines(self, prints: Mapping[str, Print]) -> str:
+    def _as_lines(self, fingerprints: Mapping[str, Fingerprint]) -> str:
         """Returns what each place is like, and whether training has changed it, as lines."""
         return "\n".join(
             f"{path}\t{at.kind}\t{at.content}\t{path in self._trained:d}"
-            for path, at in prints.items()
+            for path, at in fingerprints.items()
         )
 
     def _is_opaque(self, path: str, value: Any, content: Any) -> bool:
@@ -280,7 +280,7 @@ class Values:
     def expect(self, inventory: str) -> None:
         """Notes the inventory of the checkpoint that a start has restored."""
         lines = [line.split("\t") for line in inventory.split("\n") if line]
-        self._then = {path: Print(kind, content) for path, kind, content, _ in lines}
+        self._then = {path: Fingerprint(kind, content) for path, kind, content, _ in lines}
         self._trained = {path for path, *_, flag in lines if flag == "1"}
 
     def look(self) -> tuple[list[str], list[str]]:
@@ -290,7 +290,7 @@ class Values:
             What is lost, a line each; and what else is to be known.
         """
         now = self.places()
-        self._begun = self.prints(now)
+        self._begun = self.fingerprints(now)
         then = self._then
         self._then = {}
         differing = [
@@ -326,7 +326,7 @@ class Values:
         return str(self._inventory.name(value, ""))
 
 
-class Snapshot(Things):
+class Rollback(Things):
     """The values of some places at a moment, to be put back: those of at most that size."""
 
     def __init__(self, places: Callable[[], Places], most_bytes: float = math.inf) -> None:
@@ -414,5 +414,5 @@ def _in_one_line(text: str, names: list[str]) -> str:
     return f"{text}: {', '.join(names[:_MOST_LINES])}" + f" and {left} more" * (left > 0)
 
 
-def _is_same(one: Print | None, other: Print | None) -> bool:
+def _is_same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     return one == other and (one is None or one.content != UNKNOWN)

@@ -18,9 +18,9 @@ from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, run_of, same_bits, trained
 
 from expbase.checkpoint.layout import CheckpointError
+from expbase.state.fingerprint import checksum
 from expbase.state.inventory import places
-from expbase.state.prints import checksum
-from expbase.state.values import Snapshot
+from expbase.state.plain_values import Rollback
 
 
 class Drifting(paddle.nn.Layer):
@@ -418,7 +418,7 @@ def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm(
 def test_what_is_large_is_saved_and_its_size_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("expbase.state.values._LARGE_BYTES", 100)
+    monkeypatch.setattr("expbase.state.plain_values._LARGE_BYTES", 100)
     trained(Replaying, tmp_path / "one", max_iteration=2)
     told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert len(told) == 1
@@ -548,7 +548,7 @@ def test_a_snapshot_puts_back_what_has_changed_and_names_what_is_too_large() -> 
     holder.numbers, holder.array, holder.large = [1, [2]], np.zeros(3), np.zeros(100)
     holder.shared = holder.numbers
     found = lambda: {n: (holder, n, value) for n, value in places(holder).items()}  # noqa: E731
-    before = Snapshot(found, most_bytes=300)
+    before = Rollback(found, most_bytes=300)
     holder.numbers[1].append(3)
     holder.array += 1
     holder.large += 1

@@ -3,7 +3,7 @@
 What cannot be saved is described, by its class and by where an iterator or a file stands. Of large
 collections and arrays it is of a sample of places.
 
-    content = Printer(things).print(value)
+    content = Fingerprinter(things).fingerprint(value)
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SHOWN = ("re", "numpy", "numpy.dtypes", "paddle", "paddle.base.libpaddle")
 _HARMLESS = ("_thread", "weakref", "operator", "functools", *_SHOWN)
 
 
-class Printer(Encoder):
-    """Prints one value."""
+class Fingerprinter(Encoder):
+    """Takes the fingerprint of one value."""
 
     def __init__(self, things: Things = NOTHING) -> None:
         super().__init__({}, things)
         self.is_blind = False  # whether there is something that nobody can look into
-        self._is_certain = True  # whether the same print means the same value
+        self._is_certain = True  # whether the same fingerprint means the same value
 
-    def print(self, value: Any) -> str:
+    def fingerprint(self, value: Any) -> str:
         """Returns a checksum of what a value holds."""
         content = Encoded(self.encode(value, ""), self.arrays).checksum()
         return f"{content:08x}" if self._is_certain else UNKNOWN
@@ -99,4 +99,4 @@ class Printer(Encoder):
 
 def checksum(value: Any) -> str:
     """Returns a number that depends on what a value holds; the same in any process."""
-    return Printer().print(value)
+    return Fingerprinter().fingerprint(value)
