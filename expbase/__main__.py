@@ -16,6 +16,7 @@ TOOLS = {
     "board": "tools.board",
     "ls": "tools.ls",
     "plot": "tools.plot",
+    "reproduce": "tools.reproduce",
     "rm": "tools.rm",
     "show": "tools.show",
     "verify": "tools.verify",

@@ -33,6 +33,7 @@ from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
+from expbase.state.fingerprint import checksum
 
 _ALIKE_SECONDS = 10.0  # within which a validation fails on all ranks
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
@@ -45,6 +46,7 @@ class Loop:
     Args:
         experiment: Its methods are called, as a user may have overridden them.
         begin: Called before the first iteration: restores, and notes that the start trains.
+        note: Writes a line of the ledger.
         check_directory: Raises if the run has lost its directory.
     """
 
@@ -67,6 +69,7 @@ class Loop:
         start: Start,
         *,
         begin: Callable[[], None],
+        note: Callable[..., None],
         check_directory: Callable[[], None],
         events: Subscribers,
         state: UserState,
@@ -86,6 +89,7 @@ class Loop:
         self._training = start.training
         self._seed_rank = start.seed_rank
         self._begin = begin
+        self._note = note
         self._check_directory = check_directory
         self._events = events
         self._state = state
@@ -277,6 +281,8 @@ class Loop:
         fire("on_fetch_data_begin")
         batch = data.read(self.iteration)
         fire("on_fetch_data_end")
+        if not self._stopwatch.batches:
+            self._note("data", first_batch=checksum(batch))
         share = data.share(self._update.batches)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *share)
         fire("on_train_batch_begin", batch, data.batches.indices)

@@ -6,8 +6,7 @@
             then each step of setup is undone
     fail:   the one road of every failure
 
-Each part is made once, whole, in `Run.__init__`; none knows the run. What a user may override is
-called by way of the experiment. How a start finds a checkpoint and goes on from it: resume.py.
+Each part is made once, whole, in `Run.__init__`; none knows the run. Going on from one: resume.py.
 """
 
 from __future__ import annotations
@@ -88,6 +87,7 @@ class Run:
             experiment,
             start,
             begin=self._begin_loop,
+            note=self._note,
             check_directory=self.directory.check,
             events=self.events,
             state=self.state,
@@ -294,6 +294,7 @@ class Run:
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
         facts["self.train_loader"] = f"{self.data.adapter.batches_per_epoch} batches"
         facts["self.valid_loader"] = f"{num_samples(experiment.valid_loader)} samples"
+        self.facts["loaders"] = {name: facts[name] for name in facts if name.startswith("self.")}
         alike.check_alike({**facts, **found.shapes()})
         self.update.check_wrapped()
         self.checkpointer.expect(found)
@@ -358,10 +359,9 @@ class Run:
         self.directory.check()
         self._has_begun = True
         start = self.start
-        facts = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
-        if self.ledger is not None:
-            now = {"iteration": self.loop.iteration, "config": flat(start.config)}
-            self.ledger.write("start", **now, **self.facts, **facts)
+        facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
+        facts |= {"iteration": self.loop.iteration, "sources": self.checkpointer.sources}
+        self._note("start", config=flat(start.config), **facts, **self.facts)
 
     def _note_how_it_ended(self) -> None:
         """Notes the end of a start; a failure counts for more than another reason."""
@@ -373,8 +373,11 @@ class Run:
             self._note_end(str(loop.stopped_by or "finished"), loop.stopped_by.exit_code)
 
     def _note_end(self, reason: str, code: int) -> None:
+        self._note("end", iteration=self.loop.iteration, reason=reason, exit_code=code)
+
+    def _note(self, event: str, **facts: Any) -> None:
         if self.ledger is not None:
-            self.ledger.write("end", iteration=self.loop.iteration, reason=reason, exit_code=code)
+            self.ledger.write(event, **facts)
 
     def _say_how_it_ended(self) -> None:
         loop = self.loop
@@ -420,9 +423,7 @@ class Run:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run by a failure, the one way: it is logged, on_exception and on_train_end are
-        fired, the other ranks hear of it, everything is closed, and nothing hides it.
-        """
+        """Ends the run by a failure, the one way: all hear of it, and nothing hides it."""
         refuse_early_success(error)
         loop = self.loop
         quietly = self.report.quietly

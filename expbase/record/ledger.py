@@ -1,7 +1,7 @@
 """ledger.jsonl: one JSON object for each start and each end of a process of the run.
 
-A start without an end is a process that was killed. What is noted is passed in (provenance.py
-gathers it).
+Between them stands the checksum of its first batch ("data"). A start without an end is a process
+that was killed. What is noted is passed in (provenance.py gathers it).
 
     ledger = Ledger(directory / "ledger.jsonl")
     ledger.write("start", iteration=400, ranks=2, config=flat(config))
@@ -29,7 +29,7 @@ class Ledger(AppendedFile):
     """
 
     def write(self, event: str, **facts: Any) -> None:
-        """Appends a "start" or "end" with JSON values, on disk when this returns; or an OSError."""
+        """Appends an event with JSON values, on disk when this returns; or an OSError."""
         record = {"event": event, "time": round(time.time(), 3), **facts}
         file = self.open()
         file.write(f"{json.dumps(record)}\n".encode())  # one piece, which no kill tears

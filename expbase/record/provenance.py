@@ -30,10 +30,16 @@ _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
     """Returns the facts of a start, as JSON values; saves the changes that are not committed."""
+    words = _command()
+    here = Path.cwd()
+    top = _work_tree(experiment)
     return {
         "experiment": experiment.__name__,
-        "command": _command(),  # after the interpreter; None if no script was started
-        "git": git.describe(_work_tree(experiment), output_dir),
+        "command": words,  # after the interpreter; None if no script was started
+        "script": len(words or ()) - len(sys.argv),  # its place in them, or that of -m's module
+        # Where it was given, from the top of the work tree; None: elsewhere.
+        "directory": str(here.relative_to(top)) if top and here.is_relative_to(top) else None,
+        "git": git.describe(top, output_dir),
         "packages": _packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),

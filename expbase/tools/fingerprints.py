@@ -17,7 +17,6 @@ import importlib
 import json
 import math
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -32,8 +31,8 @@ from expbase.checkpoint import layout
 from expbase.defaults import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.front import put_in_front
 from expbase.state.fingerprint import checksum
+from expbase.tools.process import run_script
 
 PLAN = "EXPBASE_VERIFY"
 KINDS = ("inside a save", "inside a validation", "at a random moment")  # when to kill
@@ -150,7 +149,4 @@ def _checksum(arrays: Mapping[str, Any]) -> int:
 if __name__ == "__main__":
     # By its full name, under which the processes of --nprocs can import the class, too.
     module = importlib.import_module("expbase.tools.fingerprints")
-    with put_in_front(module.Verified):
-        sys.argv = sys.argv[1:]
-        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    run_script(module.Verified, sys.argv[1:])

@@ -1,16 +1,20 @@
-"""Processes that end with the tool that has started them."""
+"""Processes that end with the tool that has started them, and a user's script in such a one."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import runpy
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import psutil
 
 from expbase.base.processes import handling
 from expbase.data.shared_memory import remove_left_files
+from expbase.front import put_in_front
 
 
 @contextlib.contextmanager
@@ -42,3 +46,19 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         psutil.wait_procs(family[1:], timeout=10)
     process.wait()
     remove_left_files()
+
+
+def run_script(mixin: type, words: list[str]) -> None:
+    """Runs a script, or `-m` and a module, with its words and a mixin before its experiments."""
+    is_module = words[0] == "-m"
+    sys.argv = words[is_module:]
+    script = sys.argv[0]
+    with put_in_front(mixin):
+        if is_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            # Of a link what it leads to, but not of its folders: one may be linked into a copy.
+            target = os.path.realpath(script) if os.path.islink(script) else script
+            sys.path[0] = os.path.dirname(os.path.abspath(target))
+            runpy.run_path(script, run_name="__main__")

@@ -73,6 +73,8 @@ def sessions(path: Path) -> list[Session]:
     for record in json_lines(path / LEDGER):
         if record.get("event") == "start":
             found.append(Session(record))
+        elif record.get("event") == "data" and found:
+            found[-1].start["first_batch"] = record.get("first_batch")
         elif record.get("event") == "end":
             if not found or found[-1].end:
                 found.append(Session())

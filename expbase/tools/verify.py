@@ -11,7 +11,6 @@ between the kills is on one of them; the script must have an option --nprocs, an
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import os
@@ -25,17 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from expbase.checkpoint import layout, storage
+from expbase.checkpoint import layout
 from expbase.checkpoint.find import find
-from expbase.checkpoint.layout import STATE_FILE
 from expbase.cli import count
 from expbase.config import differences, load_yaml
 from expbase.engine.run_dir import CONFIG
 from expbase.record.metrics import json_lines
 from expbase.tools import add_tool, make_folder
+from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill
-from expbase.tools.runs import metric_lines
 
 _DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
 # Fields of a note, with the cause that a first difference there points at.
@@ -112,9 +110,10 @@ def main(args: argparse.Namespace) -> int:
         killed.finish_with_kills(random.Random(0), args.kills)
         if difference := first_difference(straight, killed):
             return _not_identical(args, "", difference, straight, *others)
-    if straight.values()["loop"]["epoch"] == 1:
+    if straight.saved()["loop"]["epoch"] == 1:
         print("note: within one epoch; more --iterations would prove more")
-    compared = f"{len(straight.files())} files, {len(straight.logged())} logged numbers"
+    numbers = len(logged(straight.directory))
+    compared = f"{len(files(find(straight.directory)))} files, {numbers} logged numbers"
     if args.ranks:
         compared += f", on {', '.join(map(str, args.ranks))} processes"
     print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")
@@ -233,29 +232,10 @@ class Side:
             print(f"  killed {killed_path(self.directory).read_text()}", flush=True)
         self.finish()
 
-    def files(self) -> dict[str, str]:
-        """Returns the checksum of each file of tensors in the last checkpoint."""
-        found = storage.read(find(self.directory))
-        del found[STATE_FILE]
-        return {
-            name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}"
-            for name, data in found.items()
-        }
-
-    def values(self) -> dict[str, Any]:
-        """Returns all values of the last checkpoint's state.json, by the name of their section."""
-        text = (find(self.directory) / STATE_FILE).read_bytes()
-        state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
-        return {**state, **state.pop("values")}
-
-    def logged(self) -> dict[str, Any]:
-        """Returns all logged numbers but times and speeds, by name and iteration, in order."""
-        return {
-            f"{name} at iteration {line['iteration']}": value
-            for line in metric_lines(self.directory)
-            for name, value in line.items()
-            if name not in ("iteration", "time") and not name.startswith("speed/")
-        }
+    def saved(self) -> dict[str, Any]:
+        """Returns the checksums and the values of the last checkpoint."""
+        last = find(self.directory)
+        return files(last) | values(last)
 
     def lost(self) -> list[str]:
         """Returns what its starts have said that they do not restore, in the order of the log."""
@@ -294,7 +274,7 @@ def first_difference(straight: Side, killed: Side) -> str:
             if names:
                 cause = f"Cause: {lost}" if lost else guess.format(names=", ".join(names))
                 return f"first at iteration {iteration}. {cause}."
-    one, other = (side.logged() | side.files() | side.values() for side in (straight, killed))
+    one, other = (logged(side.directory) | side.saved() for side in (straight, killed))
     for name, (left, right) in differences(one, other).items():
         cause = f" Cause: {lost}." if lost else ""
         return f"{name} differs: {left} straight through, {right} {killed.how}.{cause}"

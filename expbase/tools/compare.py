@@ -1,0 +1,46 @@
+"""What two runs are compared by: the bits of a checkpoint, its values, and the logged numbers.
+
+differences(files(checkpoint) | logged(run), files(other_checkpoint) | logged(other))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from expbase.checkpoint import best, storage
+from expbase.checkpoint.layout import STATE_FILE
+from expbase.record.metrics import json_lines
+from expbase.tools.runs import metric_lines
+
+
+def files(checkpoint: Path) -> dict[str, str]:
+    """Returns the checksum of each file of tensors in a checkpoint."""
+    found = storage.read(checkpoint)
+    del found[STATE_FILE]
+    return {
+        name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}" for name, data in found.items()
+    }
+
+
+def values(checkpoint: Path) -> dict[str, Any]:
+    """Returns all values of a checkpoint's state.json, by the name of their section."""
+    text = (checkpoint / STATE_FILE).read_bytes()
+    state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
+    return {**state, **state.pop("values")}
+
+
+def logged(run: Path, last: float = math.inf) -> dict[str, Any]:
+    """Returns all logged numbers but times and speeds, by name and iteration, in order."""
+    lines = {"": metric_lines(run), f" of {best.FILE}": json_lines(run / best.FILE)}
+    return {
+        f"{name} at iteration {line['iteration']}{place}": value
+        for place, found in lines.items()
+        for line in found
+        if line["iteration"] <= last
+        for name, value in line.items()
+        if "/" in name and not name.startswith("speed/")
+    }
