@@ -61,4 +61,4 @@ def run_script(mixin: type, words: list[str]) -> None:
             # Of a link what it leads to, but not of its folders: one may be linked into a copy.
             target = os.path.realpath(script) if os.path.islink(script) else script
             sys.path[0] = os.path.dirname(os.path.abspath(target))
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(os.path.abspath(script), run_name="__main__")  # as python names it

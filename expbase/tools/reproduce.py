@@ -75,18 +75,21 @@ def main(args: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="expbase-reproduce-") as folder,
     ):
         start, last, limit = _part(run, args.iterations)
-        then = _recorded(run, start, last)
+        # What follows a checkpoint is done by the start that continues it.
+        last_line = last - bool(limit)
+        then = _recorded(run, start, last, last_line)
         if not (then.numbers or then.saved):
             raise ConfigError(f"{run}: has no number and no checkpoint until iteration {last}.")
         again = Path(folder, "run")
         code = _train(args, start, last, again)
         new_start = next((session.start for session in sessions(again)), start)
-        now = _recorded(again, new_start, last)
+        now = _recorded(again, new_start, last, last_line)
     problem = _problem(then, now, code)
     name = layout.name_of(last) if then.saved else "no checkpoint of it is kept"
     result = f"{last} iterations, the same bits ({name}, {len(then.numbers)} logged numbers)"
     result = f"NOT REPRODUCED: {problem}" if problem else f"reproduced: {result}"
-    changed = differences(then.facts, now.facts)
+    known = [name for name in then.facts if name in now.facts]  # few if it did not begin
+    changed = differences(*({name: one.facts[name] for name in known} for one in (then, now)))
     if changed:
         words = ", ".join(f"{key}: {before} → {after}" for key, (before, after) in changed.items())
         result += f". Not as it was: {textwrap.shorten(words, 600)}"
@@ -127,7 +130,7 @@ def _part(run: Path, iterations: int | None) -> tuple[dict[str, Any], int, str]:
     return start, last, ""
 
 
-def _recorded(run: Path, start: Mapping[str, Any], last: int) -> Recorded:
+def _recorded(run: Path, start: Mapping[str, Any], last: int, last_line: int) -> Recorded:
     facts = {name: start[name] for name in _FACTS if name in start}
     checkpoint = run / layout.FOLDER / layout.name_of(last)
     saved: dict[str, Any] = {}
@@ -136,7 +139,7 @@ def _recorded(run: Path, start: Mapping[str, Any], last: int) -> Recorded:
         saved = files(checkpoint) | values(checkpoint)
         facts["checkpoint"] = saved.pop("environment")
         del saved["loop"]["todo"]  # a stop saves when that is done
-    return Recorded(logged(run, last), saved, facts)
+    return Recorded(logged(run, last_line), saved, facts)
 
 
 def _problem(then: Recorded, now: Recorded, code: int) -> str:
