@@ -50,7 +50,7 @@ TRAINED = [
 ]
 SHORT = ["--device=cpu", "training.max_iteration=40", "training.valid_interval=20"]
 # Tools that start processes, serve until they are stopped, or need a file: their tests run them.
-PARSED_ONLY = ("board", "run", "verify")
+PARSED_ONLY = ("board", "reproduce", "run", "verify")
 
 
 def test_the_script_of_the_readme_is_short() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import forks
 import pytest
+from pages import PAIRS, code_of
 from repository import GIT, commit, git, new_repository
 from tiny import PYTHONPATH
 
@@ -178,8 +180,18 @@ def test_without_git_the_files_of_now_must_be_the_run_s(copied: Path, capfd: Cap
     assert "train.py" not in said
     receipt = json.loads((copied / "receipt.json").read_text())
     assert receipt["reproduced"] is False
-    assert [*receipt["not as it was"]][0] == "sources.nets.py"
+    assert next(iter(receipt["not as it was"])) == "sources.nets.py"
     assert receipt["now"]["numbers"] == {}  # nothing was trained
+
+
+@pytest.mark.parametrize("page", PAIRS["reproduce"])
+def test_its_pages_show_what_it_says(page: Path) -> None:
+    shown = [re.sub(r"[\d.]+", "0", text).strip() for text in code_of(page.read_text(), "text")]
+    assert shown == [
+        "reproduced: 0 iterations, the same bits (step-0, 0 logged numbers)",
+        "NOT REPRODUCED: train/loss at iteration 0 differs: 0 then, 0 now0 Not as it was: "
+        "config0optim0lr: 0 → 0",
+    ]
 
 
 def test_to_its_end_all_that_was_logged_and_saved_is_compared(copied: Path, capfd: Capture) -> None:
@@ -204,7 +216,7 @@ def test_a_run_of_two_processes_is_reproduced_and_with_shares_on_one(
     assert reproduced(capfd, "runs/a", code=0).startswith(SAME)
     said = reproduced(capfd, "runs/a", "--", "--nprocs=1", code=0)
     assert said.startswith(SAME)
-    assert ". Not as it was: ranks: 2 → 1" in said
+    assert ", ranks: 2 → 1" in said
 
 
 # --- a run of several starts -----------------------------------------------------------------

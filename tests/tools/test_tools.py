@@ -201,7 +201,7 @@ def test_help_fits_80_columns_and_tells_the_exit_codes(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     texts = [default_argument_parser().format_help()]
-    for tool in ("new", "ls", "board", "plot", "rm", "show", "verify", "run"):
+    for tool in ("new", "ls", "board", "plot", "rm", "show", "verify", "reproduce", "run"):
         code, out, err = called([tool, "--help"], capsys)
         assert (code, err) == (0, "")
         texts.append(out)
