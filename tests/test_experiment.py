@@ -695,11 +695,14 @@ def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
     told = [(r["event"], r["iteration"], r.get("reason"), r.get("exit_code")) for r in records]
     assert told == [
         ("start", 0, None, None),
+        ("data", 1, None, None),
         ("end", 2, "finished", 0),
         ("start", 2, None, None),
+        ("data", 3, None, None),
         ("end", 3, "ZeroDivisionError('the original')", 1),
     ]
-    assert records[2]["resumed"] == "step-00000002"
+    assert records[3]["resumed"] == "step-00000002"
+    assert records[1]["first_batch"] != records[4]["first_batch"]
 
 
 # --- evaluation --------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ class Loop:
         batch = data.read(self.iteration)
         fire("on_fetch_data_end")
         if not self._stopwatch.batches:
-            self._note("data", first_batch=checksum(batch))
+            self._note("data", iteration=self.iteration, first_batch=checksum(batch))
         share = data.share(self._update.batches)
         rng.seed_for(self._training["seed"], rng.TRAIN, self.iteration, *share)
         fire("on_train_batch_begin", batch, data.batches.indices)

@@ -34,7 +34,7 @@ RUNS: dict[str, list[str]] = {
     "flow": ["flow/train.py", "--config=flow/config.yaml"],
 }
 SHORT = ["training.max_iteration=60", "training.save_interval=20", "training.valid_interval=20"]
-SHORT += ["training.log_interval=5", "training.monitor=", "--device=cpu"]
+SHORT += ["training.log_interval=5", "--device=cpu"]
 ADDED = {"digits, shares": ["--nprocs=2"]}  # the run was of one process
 
 SCRIPT = """

@@ -140,7 +140,7 @@ def test_the_commit_is_that_of_the_last_start(
 ) -> None:
     trained(Tiny, tmp_path / "run", max_iteration=2)
     last = trained(Tiny, tmp_path / "run", max_iteration=4).output_dir / "ledger.jsonl"
-    first, end, start, *_ = map(json.loads, last.read_text().splitlines())
+    first, _, end, start, *_ = map(json.loads, last.read_text().splitlines())
     for code, shown in (
         ({"commit": "b2e08ebe439bc01c", "dirty": True}, "b2e08eb*"),
         ({"commit": "b2e08ebe439bc01c", "dirty": False}, "b2e08eb"),
