@@ -110,9 +110,9 @@ def _part(run: Path, iterations: int | None) -> tuple[dict[str, Any], int, str]:
     Raises:
         ConfigError: It cannot be made again.
     """
-    starts = [session.start for session in sessions(run) if session.start.get("command")]
-    if not starts:
-        raise ConfigError(f"{run}: holds no run that a script has made: no command in its ledger.")
+    starts = [session.start for session in sessions(run) if session.start]
+    if not starts or not starts[0]["command"] or "script" not in starts[0]:
+        raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
     # Of several from its beginning the last one: those before it had no checkpoint.
     start = min(reversed(starts), key=lambda one: one["iteration"])
     saved = layout.listed(run / layout.FOLDER)
@@ -184,8 +184,8 @@ def _code(run: Path, git: Mapping[str, Any], copy: Path) -> Iterator[Path]:
         raise ConfigError(f"{here}: in no git repository; expected one with {git['commit']}.")
     try:
         _git(top, "worktree", "add", "--detach", str(copy), git["commit"])
-        if git["state"]:
-            _git(copy, "apply", str((run / SOURCES / f"{git['state']}.diff").absolute()))
+        if state := git.get("state"):
+            _git(copy, "apply", str((run / SOURCES / f"{state}.diff").absolute()))
         for name in _git(top, "ls-files", "-zox", "__pycache__", "--directory").split("\0"):
             if not os.path.lexists(target := copy / name):
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -207,10 +207,12 @@ def _train(args: argparse.Namespace, start: Mapping[str, Any], last: int, output
         words.insert(place - is_module, __file__)
         done = output.with_name("done")
         plan = {"output": str(output), "last": last, "done": str(done), "sources": start["sources"]}
+        variables = {**start["environment"]}
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # of another machine, perhaps
         process = subprocess.Popen(
             [args.python, *words, *args.words],
             cwd=Path.cwd() if start["directory"] is None else copy / start["directory"],
-            env={**os.environ, **start["environment"], PLAN: json.dumps(plan)},
+            env={**os.environ, **variables, PLAN: json.dumps(plan)},
             stdout=sys.stderr.fileno(),
             start_new_session=True,
         )
@@ -232,7 +234,8 @@ class Reproduced(ExperimentBase):
 
     def on_train_begin(self) -> None:
         """Ends before the first batch if the code is not the run's."""
-        if sources.checksums(type(self)) != _plan()["sources"]:
+        now = sources.checksums(type(self))  # with what was imported since
+        if any(now.get(name) != code for name, code in _plan()["sources"].items()):
             self._leave()
         super().on_train_begin()
 

@@ -150,22 +150,22 @@ def project(folder: Path) -> Path:
     source = np.random.default_rng(0)
     np.save(folder / "data/images.npy", source.normal(size=(64, 3, 32, 32)).astype("float32"))
     (folder / "train.py").write_text(SCRIPT)
-    (folder / "site/measured-1.0.dist-info").mkdir(parents=True)
+    (folder / "site-packages/measured-1.0.dist-info").mkdir(parents=True)
     install(folder, "1.0")
     (folder / "config.yaml").write_text("optim: {lr: 0.01}\n")
     words = ["train.py", "--config=config.yaml", "--output=runs/a", "--device=cpu"]
-    made = call(folder, *words, PYTHONPATH=str(folder / "site"))
+    made = call(folder, *words, PYTHONPATH=str(folder / "site-packages"))
     assert made.returncode == 0, made.stderr
     return folder
 
 
 def install(folder: Path, version: str) -> None:
     """Puts a version of the package in the place of another one."""
-    shutil.rmtree(folder / "site")
-    info = folder / f"site/measured-{version}.dist-info"
+    shutil.rmtree(folder / "site-packages")
+    info = folder / f"site-packages/measured-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: measured\nVersion: {version}\n")
-    (folder / "site/measured.py").write_text(f"SCALE = {version}\n")
+    (folder / "site-packages/measured.py").write_text(f"SCALE = {version}\n")
 
 
 def other_data(folder: Path) -> None:
@@ -202,14 +202,14 @@ PLANTED: dict[str, tuple[Callable[[Path], None], str]] = {
 def planted(folder: Path) -> int:
     """Plants the differences; returns of how many the receipt says no for the right reason."""
     original = project(folder / "original")
-    untouched = receipt(original, original / "runs/a", PYTHONPATH=str(original / "site"))
+    untouched = receipt(original, original / "runs/a", PYTHONPATH=str(original / "site-packages"))
     print(f"nothing planted: {untouched['result']}", flush=True)
     assert untouched["reproduced"] is True
     count = 0
     for name, (plant, expected) in PLANTED.items():
         place = shutil.copytree(original, folder / name)
         plant(place)
-        variables = {"PYTHONPATH": str(place / "site")}
+        variables = {"PYTHONPATH": str(place / "site-packages")}
         if name == "threads":
             variables["THREADS_OF_THIS_MACHINE"] = "2"
         found = receipt(place, place / "runs/a", **variables)

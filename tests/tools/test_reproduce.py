@@ -35,6 +35,10 @@ class Experiment(Helped):
         config.training.update(max_iteration=7, save_interval=2, valid_interval=3, log_interval=1)
         return config
 
+    def setup_model(self):
+        import late  # when the checksums of the others are noted
+        super().setup_model()
+
     def train_batch(self):
         super().train_batch()
         self.log(scale=nets.SCALE * float(Path("data/scale.txt").read_text()))
@@ -70,6 +74,7 @@ def new_project(folder: Path) -> Path:
     (folder / "data").mkdir(parents=True)
     (folder / "data/scale.txt").write_text("2")
     (folder / "nets.py").write_text("SCALE = 1\n")
+    (folder / "late.py").touch()
     (folder / "train.py").write_text(SCRIPT)
     return folder
 
@@ -300,10 +305,10 @@ def test_a_command_that_fails_is_told_with_its_code(copied: Path, capfd: Capture
 @pytest.mark.parametrize(
     ("edit", "words", "expected"),
     [
-        (lambda run: shutil.rmtree(run), [], "holds no run that a script has made"),
+        (lambda run: shutil.rmtree(run), [], "holds no run of a script"),
         (lambda run: shutil.rmtree(run / "checkpoints"), [], "expected --iterations N"),
         (lambda run: change(run, "start", lambda one: one.update(command=None)), [],
-         "holds no run that a script has made: no command in its ledger"),
+         "holds no run of a script, made by this version of expbase."),
         (lambda run: (shutil.rmtree(run / "checkpoints"), (run / "metrics.jsonl").unlink(),
                       (run / "validations.jsonl").unlink()), ["--iterations", "2"],
          "has no number and no checkpoint until iteration 2"),
