@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint import layout, storage
-from expbase.checkpoint.find import find
 from expbase.checkpoint.layout import STATE_FILE
+from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import differences, load_yaml
 from expbase.engine.run_dir import CONFIG
@@ -235,7 +235,7 @@ class Side:
 
     def files(self) -> dict[str, str]:
         """Returns the checksum of each file of tensors in the last checkpoint."""
-        found = storage.read(find(self.directory))
+        found = storage.read(find_at(self.directory))
         del found[STATE_FILE]
         return {
             name: f"sha256 {hashlib.sha256(data.tobytes()).hexdigest()}"
@@ -244,7 +244,7 @@ class Side:
 
     def values(self) -> dict[str, Any]:
         """Returns all values of the last checkpoint's state.json, by the name of their section."""
-        text = (find(self.directory) / STATE_FILE).read_bytes()
+        text = (find_at(self.directory) / STATE_FILE).read_bytes()
         state = json.loads(text, parse_constant=str)  # "NaN" is equal to itself
         return {**state, **state.pop("values")}
 
