@@ -85,10 +85,19 @@ def periods(output: Path) -> list[Period]:
 
 
 class Changes:
-    """Those of one run on two nodes, which have been started."""
+    """Those of one run on two nodes, which have been started.
 
-    def __init__(self, etcd: Etcd, output: Path, draws: random.Random) -> None:
-        self._etcd, self._output, self._draws = etcd, output, draws
+    Args:
+        etcd: Has the nodes.
+        output: Of the run.
+        draws: Says when, and whom, a change strikes.
+        between: How long the run trains between two changes: least and most seconds.
+    """
+
+    def __init__(
+        self, etcd: Etcd, output: Path, draws: random.Random, between: tuple[float, float] = (0, 4)
+    ) -> None:
+        self._etcd, self._output, self._draws, self._between = etcd, output, draws, between
         self._gone = -1  # the node that is
         self.made: list[Made] = []
 
@@ -104,7 +113,7 @@ class Changes:
 
     def make(self, change: Change) -> Made:
         """Makes it at a random moment, and waits until the run trains again."""
-        time.sleep(self._draws.uniform(0, 4))
+        time.sleep(self._draws.uniform(*self._between))
         count, at = len(periods(self._output)), time.time()
         self._strike(change)
         self.wait_for(change.processes, count)

@@ -43,6 +43,7 @@ from players import (
 )
 
 ITERATIONS = 300
+ELASTIC = (PROOFS / "elastic.py").read_text(encoding="utf-8")
 CASES: dict[str, list[Callable[[Proof], None]]] = {"etcd": [], "slurm": [], "kubernetes": []}
 
 
@@ -319,6 +320,34 @@ def a_last_checkpoint_that_takes_long(proof: Proof) -> None:
     expect(job, (end["exit_code"], int(newest[5:])), (124, end["iteration"]), "the checkpoint")
 
 
+@case("slurm")
+def another_number_of_nodes_at_each_requeue(proof: Proof) -> None:
+    folder, setting = proof.folder / "requeued", "training.max_iteration=300"
+    whole = undisturbed(folder, setting)
+    job = Job(folder / "changed", 300, nodes=2, script=ELASTIC)
+    text = recipe("several-nodes.sbatch").replace("runs/line'", f"runs/line {setting}'")
+    for round_, nodes in enumerate((2, 1, 2, 1), 1):
+        of_this = text.replace("--nodes=2", f"--nodes={nodes}")
+        slurm = Slurm(job, of_this, PACE_SECONDS="0.1" if round_ < 4 else "0")
+        with slurm.started() as batch:
+            wait_for(lambda n=round_: job.trains(n), "training")
+            if round_ < 4:
+                slurm.warn(batch)
+            batch.wait(LONG_SECONDS)
+        expect(job, slurm.requeued(), round_ < 4, "requeued")
+    expect(job, [start["ranks"] for start in ledger(job.output, "start")], [2, 1, 2, 1], "ranks")
+    expect(job, differences(job.output, whole.output), [], "differences")
+
+
+def undisturbed(folder: Path, *settings: str) -> Job:
+    """A run of elastic.py on one process."""
+    job = Job(folder / "whole", 0, script=ELASTIC)
+    words = [sys.executable, "train.py", "--output", str(job.output), "--device", "cpu", *settings]
+    with job.watched(words).started() as process:
+        assert process.wait(LONG_SECONDS) == 0, job.log.read_text()[-2000:]
+    return job
+
+
 # --- etcd ------------------------------------------------------------------------------------
 
 
@@ -386,27 +415,23 @@ def a_cluster_that_shrinks_and_grows(proof: Proof) -> None:
     shrinks_and_grows(proof.folder / "elastic", proof.changes, proof.seed)
 
 
-def shrinks_and_grows(folder: Path, count: int, seed: int) -> tuple[Job, Job, list[Made]]:
+def shrinks_and_grows(
+    folder: Path, count: int, seed: int, between: tuple[float, float] = (0, 4)
+) -> tuple[Job, Job, list[Made]]:
     """The run of a cluster that changes, the one of a process that nobody disturbs, the changes.
 
     Raises:
         AssertionError: They do not end with the same bits.
     """
-    draws, iterations = random.Random(seed), 60 * count
-    script = (PROOFS / "elastic.py").read_text(encoding="utf-8")
-    job, whole = (
-        Job(folder / name, iterations, nodes=2, script=script) for name in ("changed", "whole")
-    )
+    # About four a second, and a change itself takes a while.
+    draws, iterations = random.Random(seed), int(4 * between[1] + 44) * count
     setting = f"training.max_iteration={iterations}"
-    words = [sys.executable, "train.py", "--output", str(whole.output), "--device", "cpu", setting]
-    with whole.watched(words).started() as process:
-        assert process.wait(LONG_SECONDS) == 0, whole.log.read_text()[-2000:]
+    whole = undisturbed(folder, setting)
+    job = Job(folder / "changed", iterations, nodes=2, script=ELASTIC)
     plan = planned(count, draws)
-    with Etcd(
-        job, recipe("each-node.sh"), ("training.shares=4", setting), PACE_SECONDS="0.25"
-    ) as etcd:
+    with Etcd(job, recipe("each-node.sh"), (setting,), PACE_SECONDS="0.25") as etcd:
         start_two(etcd)
-        changes = Changes(etcd, job.output, draws)
+        changes = Changes(etcd, job.output, draws, between)
         changes.wait_for(2)
         for number, change in enumerate(plan, 1):
             print(f"  {number}. {changes.make(change)}", flush=True)
@@ -451,7 +476,7 @@ def codes_that_are_restarted_and_how_often(proof: Proof) -> None:
         ("data.samples=-1", 1),
     ):
         job = proof.job()
-        text = recipe("each-node.sh").replace("--max_restart 1000", "--max_restart 2")
+        text = recipe("each-node.sh").replace("--max_restart 100", "--max_restart 2")
         with Etcd(job, text.replace("--nnodes 1:2", "--nnodes 1"), tuple(option.split())) as etcd:
             etcd.start(0)
             expect(job, etcd.nodes[0].wait(LONG_SECONDS), code, "code of the launcher")

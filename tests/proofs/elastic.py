@@ -48,7 +48,7 @@ class Elastic(ExperimentBase):
     def default_config(cls) -> Config:
         config = super().default_config()
         config.data = Config({"workers": 2})
-        config.model = Config({"late_from": 150, "unfrozen_at": 300})
+        config.model = Config({"late_from": 60, "unfrozen_at": 120})
         intervals = {"max_iteration": 1200, "valid_interval": 200, "save_interval": 20}
         config.training.update(shares=4, log_interval=5, **intervals)
         return config

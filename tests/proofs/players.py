@@ -311,9 +311,9 @@ class Slurm:
         (self._signal,) = re.findall(r"^#SBATCH --signal=(\S+)@\d+$", text, re.M)
         assert re.search(r"^#SBATCH --requeue$", text, re.M)
         nodes = re.findall(r"^#SBATCH --nodes=(\d+)$", text, re.M)
-        assert int(nodes[0]) == job.nodes
+        assert int(nodes[0]) <= job.nodes
         commands = job.folder / "commands"
-        commands.mkdir()
+        commands.mkdir(exist_ok=True)
         for name, body in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
             (commands / name).write_text(body)
             (commands / name).chmod(0o755)
