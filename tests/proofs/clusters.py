@@ -473,7 +473,7 @@ def codes_that_are_restarted_and_how_often(proof: Proof) -> None:
     # One node: nobody else takes part in the counting. Paddle counts from -1.
     for option, code in (
         ("training.time_limit_seconds=1 training.max_iteration=10000", 124),
-        ("data.samples=-1", 1),
+        ("data.samples=-1", 78),
     ):
         job = proof.job()
         text = recipe("each-node.sh").replace("--max_restart 100", "--max_restart 2")
