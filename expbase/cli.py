@@ -73,7 +73,8 @@ def default_argument_parser() -> argparse.ArgumentParser:
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
     # PaddleSpeech calls it --ngpu.
-    add("--nprocs", "--ngpu", type=count, default=1, metavar="N", help="processes on this machine")
+    add("--nprocs", "--ngpu", type=lambda text: 0 if text == "auto" else count(text), default=1,
+        metavar="N", help="processes on this machine; auto: as training.shares allows")  # fmt: skip
     for option, text in _SWITCHES.items():
         add(option, action="store_true", help=text)
     for name, nargs, metavar in (("--opts", "+", "KEY VALUE"), ("opts", "*", "KEY=VALUE")):
@@ -106,12 +107,10 @@ def main(
     Args:
         experiment: The class; its `default_config()` returns the defaults.
         parser: `default_argument_parser()`, or it with options added.
-        argv: The words after the program's name; those of this process by default. A notebook has
-            none, and must give them.
+        argv: The words after the program's name, by default this process's; a notebook has none.
 
     Returns:
-        The experiment, closed. None if it was in other processes (--nprocs, --restarts), or if
-        there was none (--print_config): the type says Any, so that a test need not ask.
+        The experiment, closed; with --nprocs, --restarts or --print_config None, hence `Any`.
 
     Raises:
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
@@ -125,6 +124,9 @@ def main(
             print(dump_yaml(config), end="")
             return None
         check_options(args)
+        args.nprocs = args.nprocs or -config.training.shares  # negative: at most so many
+        if not args.nprocs:
+            raise ConfigError("--nprocs: auto given; expected a number, or training.shares, too.")
         args.output = fill_in(args.output or "", config)
         if Options.of(args).inspected is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
@@ -195,7 +197,7 @@ def _start(*words: Any) -> Any:
 
         with report_user_errors(words[0]):
             code = restarts.run(_run, words)
-    elif args.nprocs > 1 and collectives.world_size() == 1:
+    elif args.nprocs != 1 and collectives.world_size() == 1:
         code = spawn(_run, words, args.nprocs, args.device)
     else:
         return _run(*words)

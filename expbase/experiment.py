@@ -269,7 +269,7 @@ class ExperimentBase(Events):
 
     def setup_checkpointer(self) -> None:
         """Finds the checkpoint that is to be continued."""
-        resume.find(self.__run)
+        resume.find_own(self.__run)
 
     def check_setup(self) -> None:
         """Raises if something that training needs is missing; logs a summary."""

@@ -1,9 +1,10 @@
 """The pictures of the docs, made anew from real runs of experiments/digits.
 
-    python tests/pictures.py promise live ls curves board
+    python tests/pictures.py promise live ls curves elastic board
 
-Each word makes one file in docs/; `board` needs chromium. Commit first: `ls` shows the commit. Look
-at each picture afterwards: nothing here can see. On an idle machine the recording is shorter.
+Each word makes one file in docs/; `elastic` needs etcd, and `board` chromium. Commit first: `ls`
+shows the commit. Look at each picture afterwards: nothing here can see. On an idle machine the
+recording is shorter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import screens
 from PIL import Image
@@ -217,6 +219,61 @@ def curves(folder: Path) -> None:
     reduce(DOCS / "curves.png")
 
 
+def elastic(folder: Path) -> None:
+    """docs/elastic.png: a cluster that shrinks and grows, and its loss; some minutes."""
+    sys.path.insert(0, str(ROOT / "tests/proofs"))
+    os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"] = "python"
+    from clusters import shrinks_and_grows
+
+    changed, whole, made = shrinks_and_grows(folder, count=7, seed=8, between=(20, 40))
+    draw_elastic(changed.output, whole.output, made)
+    reduce(DOCS / "elastic.png")
+
+
+def draw_elastic(changed: Path, whole: Path, made: Sequence[Any]) -> None:
+    """Draws processes over time, and the loss over iterations beside that of one process."""
+    from changes import BACK, periods
+    from compare import logged
+    from matplotlib.figure import Figure
+
+    colours = {1: "#d95f02", 2: "#1b6ca8"}
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    top, bottom = figure.subplots(2, height_ratios=(2, 3))
+    found = periods(changed)
+    for period in found:
+        begin, end = period.begin - found[0].begin, period.end - found[0].begin
+        top.bar(begin, period.processes, end - begin, align="edge", color=colours[period.processes])
+    for change in made:
+        at = change.at - found[0].begin
+        top.plot(at, 2.3, marker="^" if change.change.what == BACK else "x", color="#333333")
+    top.plot([], [], "x", color="#333333", label="kill -9 or SIGTERM, of a launcher or a rank")
+    top.plot([], [], "^", color="#333333", label="a node comes back")
+    top.set(xlabel="seconds", ylabel="processes", ylim=(0, 3.6), yticks=(0, 1, 2))
+    top.legend(loc="upper left", ncols=2, frameon=False, fontsize="small")
+    reference = [(line["iteration"], line["train/loss"]) for line in with_loss(logged(whole))]
+    bottom.plot(
+        *zip(*reference, strict=True), color="#cccccc", lw=5, label="one process, left alone"
+    )
+    # The updates that stayed: of a period those before the next one began.
+    ends = [period.first for period in found[1:]] + [found[-1].last + 1]
+    lines = [(line["iteration"], line["train/loss"]) for line in with_loss(logged(changed))]
+    for period, end in zip(found, ends, strict=True):
+        points = [point for point in lines if period.first - 5 <= point[0] < end]
+        bottom.plot(*zip(*points, strict=True), color=colours[period.processes], lw=1.2)
+    for number, colour in colours.items():
+        label = f"the cluster, while {number} train" + "s" * (number == 1)
+        bottom.plot([], [], color=colour, label=label)
+    bottom.set(xlabel="iterations", ylabel="loss")
+    bottom.legend(frameon=False, fontsize="small")
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(DOCS / "elastic.png", dpi=110)
+
+
+def with_loss(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if "train/loss" in line]
+
+
 def board(folder: Path) -> None:
     """docs/board.png, by `board` and a browser."""
     runs(folder)
@@ -268,7 +325,7 @@ def reduce(path: Path) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    makers = {maker.__name__: maker for maker in (promise, live, ls, curves, board)}
+    makers = {maker.__name__: maker for maker in (promise, live, ls, curves, elastic, board)}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name in names:
             makers[name](Path(folder))

@@ -205,6 +205,17 @@ def test_a_number_of_processes_below_one_is_wrong_usage(
     assert f"--nprocs/--ngpu: {number!r} given; expected 1 or more" in capsys.readouterr().err
 
 
+def test_auto_needs_shares_without_which_the_bits_would_be_those_of_the_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(Tiny, argv=["--output", str(tmp_path / "run"), "--nprocs", "auto"])
+    assert caught.value.code == 78
+    text = "--nprocs: auto given; expected a number, or training.shares, too."
+    assert text in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_config_values_fill_the_output_path() -> None:
     config = Demo.default_config()
     filled = fill_in("runs/lr{optim.lr:.0e}-{training.seed}", config)

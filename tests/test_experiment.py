@@ -22,8 +22,8 @@ from tiny import Notes, Tiny, curve, make, metrics, run_of, same_bits, trained, 
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.checkpoint import layout, storage
-from expbase.checkpoint.find import choose
 from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.named import find_in_run
 from expbase.config import load_yaml
 from expbase.front import put_in_front
 from expbase.record.meter import NonFiniteError
@@ -368,7 +368,7 @@ def test_another_runs_state_is_continued_in_a_new_place(tmp_path: Path) -> None:
 
 def test_checkpoint_path_takes_the_names_that_evaluate_takes(tmp_path: Path) -> None:
     trained(Tiny, tmp_path / "run", monitor="accuracy", save_interval=3, valid_interval=3)
-    best = layout.iteration_of(choose(tmp_path / "run", "best"))
+    best = layout.iteration_of(find_in_run(tmp_path / "run", "best"))
     for name, iteration in {
         "best": best, "last": 6, "step-3": 3, "3": 3, "checkpoints/step-3": 3, "step-00000006": 6,
     }.items():  # fmt: skip

@@ -4,7 +4,7 @@ What a checkpoint holds is the one mapping that `contents` returns, of which eac
 its `problems` before any is restored: nothing is changed by a checkpoint that does not fit.
 
     checkpointer = Checkpointer(directory, config.training, logger, contents=…, …)
-    checkpointer.find(None)
+    checkpointer.find_own(None)
     checkpointer.save(iteration, sizes)
     notes = checkpointer.restore(checkpointer.resumable)
 """
@@ -25,8 +25,8 @@ from expbase.base.background import Background, SnapshotBuffer
 from expbase.base.encoding import decode, encode
 from expbase.checkpoint import best, layout, rank_state, storage
 from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
-from expbase.checkpoint.find import choose
 from expbase.checkpoint.layout import ARRAYS, STATE_FILE, CheckpointError, check_format
+from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
@@ -86,7 +86,7 @@ class Checkpointer:
         self._buffer = SnapshotBuffer()
         self._gatherer = rank_state.Gatherer(logger, has_shares=training.shares > 0)
 
-    def find(self, inspected: str | None) -> None:
+    def find_own(self, inspected: str | None) -> None:
         """Looks for this run's newest intact checkpoint; damaged ones are moved aside, loudly.
 
         Of a run that is only looked at, verifies the `inspected` one, "best" say.
@@ -97,7 +97,7 @@ class Checkpointer:
         self._has_looked = True
         if inspected is not None:
             run = self._directory.parent
-            collectives.on_rank_zero(lambda: choose(run, inspected), "the checkpoint")
+            collectives.on_rank_zero(lambda: find_in_run(run, inspected), "the checkpoint")
             return
         self.resumable = collectives.on_rank_zero(
             lambda: storage.newest_intact(self._directory, self._logger.warning),

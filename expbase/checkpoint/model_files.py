@@ -21,8 +21,8 @@ from expbase.base.arrays import Array, describe, is_piece, parse, serialize
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import mapped, read_bytes, write_single_file
 from expbase.checkpoint import rank_state, storage
-from expbase.checkpoint.find import find_named
 from expbase.checkpoint.layout import MANIFEST, OF_RANK, SUFFIX, CheckpointError
+from expbase.checkpoint.named import find_named
 from expbase.config import ConfigError
 from expbase.ranks import collectives
 from expbase.state.objects import misfits

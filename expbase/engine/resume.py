@@ -9,7 +9,7 @@ from typing import Any
 
 from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
-from expbase.checkpoint.find import choose, find_named
+from expbase.checkpoint.named import find_in_run, find_named
 from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
@@ -19,10 +19,10 @@ from expbase.record.metrics import json_value
 from expbase.state import objects
 
 
-def find(run: Run) -> None:
+def find_own(run: Run) -> None:
     """Looks for a checkpoint of this run: it is continued."""
     checkpointer = run.checkpointer
-    checkpointer.find(run.start.options.inspected)  # an error comes before the data is read
+    checkpointer.find_own(run.start.options.inspected)  # an error comes before the data is read
     if run.start.read_only:
         return
     if run.start.parallel:
@@ -124,7 +124,7 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
         )
     run.checkpointer.close()  # the last one may still be under way
     directory = run.start.output_dir if of_run is None else Path(of_run)
-    path = collectives.on_rank_zero(lambda: choose(directory, which), "load_checkpoint")
+    path = collectives.on_rank_zero(lambda: find_in_run(directory, which), "load_checkpoint")
     assert path is not None
     position = run.checkpointer.load_for_inspection(path)
     if run.life is Life.READY:  # there is no other position in training

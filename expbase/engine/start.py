@@ -70,7 +70,7 @@ class Options:
                 raise ConfigError(
                     f"--{option}: given with --evaluate or --export, which only look at a run."
                 )
-        if self.nprocs > 1 and collectives.world_size() == 1:
+        if 0 <= self.nprocs != 1 and collectives.world_size() == 1:  # 0: auto
             raise ConfigError(
                 "--nprocs: is done by main(Experiment), which this script does not call."
             )

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
+import paddle
 import paddle.distributed as dist
 
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
@@ -75,8 +76,13 @@ def spawn(
     device: str | None,
     signals: StopSignals,
 ) -> Outcome:
-    """Calls a function of a module in new processes, one per rank, and waits for them."""
+    """Calls a function of a module in new processes, one per rank, and waits for them.
+
+    If `nprocs` is negative, there are at most so many, and a device for each.
+    """
     on_cpu = (device or default_device()) == "cpu"
+    if nprocs < 0:
+        nprocs = _most_processes(-nprocs, on_cpu=on_cpu)
     # Of several threads a fork has one, and what the others hold is held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
     words = (os.getpid(), function, tuple(args))
@@ -101,6 +107,20 @@ def spawn(
         return outcome._replace(code=ExitCode.SIGINT) if is_ctrl_c else outcome
     finally:
         signals.ranks = ()
+
+
+def _most_processes(limit: int, *, on_cpu: bool) -> int:
+    """Returns the greatest power of two up to a limit for which there is a device each.
+
+    A GPU, or on the CPU a core, is counted if a process that begins now may use it.
+    """
+    count = len(os.sched_getaffinity(0))
+    if not on_cpu:  # asked in a new process: one that has looked goes on seeing a GPU that is gone
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            count = pool.apply(paddle.device.cuda.device_count)
+    number = min(1 << count.bit_length() >> 1, limit) or 1
+    print(f"--nprocs auto: {number} ({limit} shares, {count} cores or GPUs)", file=sys.stderr)
+    return number
 
 
 def _join(processes: Sequence[Any]) -> Outcome:

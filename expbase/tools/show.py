@@ -33,7 +33,7 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     path: Path = args.run_dir
     if not path.exists() and (path.parent / layout.FOLDER).is_dir():
-        from expbase.checkpoint.find import find_named  # here: it imports paddle
+        from expbase.checkpoint.named import find_named  # here: it imports paddle
 
         path = find_named(path)
     if (path / layout.MANIFEST).exists():

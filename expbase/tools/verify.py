@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.checkpoint import layout
-from expbase.checkpoint.find import find
+from expbase.checkpoint.named import find_at
 from expbase.cli import count
 from expbase.config import differences, load_yaml
 from expbase.engine.run_dir import CONFIG
@@ -113,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     if straight.saved()["loop"]["epoch"] == 1:
         print("note: within one epoch; more --iterations would prove more")
     numbers = len(logged(straight.directory))
-    compared = f"{len(files(find(straight.directory)))} files, {numbers} logged numbers"
+    compared = f"{len(files(find_at(straight.directory)))} files, {numbers} logged numbers"
     if args.ranks:
         compared += f", on {', '.join(map(str, args.ranks))} processes"
     print(f"identical: {args.iterations} iterations, {args.kills} kills, {compared}")
@@ -234,7 +234,7 @@ class Side:
 
     def saved(self) -> dict[str, Any]:
         """Returns the checksums and the values of the last checkpoint."""
-        last = find(self.directory)
+        last = find_at(self.directory)
         return files(last) | values(last)
 
     def lost(self) -> list[str]:

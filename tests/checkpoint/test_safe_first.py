@@ -19,7 +19,7 @@ from tiny import Notes, Tiny, curve, make, metrics, run_script, same_bits, train
 from expbase import Config, on
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.best import best_of
-from expbase.checkpoint.find import choose
+from expbase.checkpoint.named import find_in_run
 from expbase.record.meter import NonFiniteError
 from expbase.tools.runs import read_run
 
@@ -437,7 +437,7 @@ def test_what_could_not_be_written_is_not_the_best_and_the_best_that_is_there_st
     assert names == ["step-00000002", "step-00000008"]
     assert best_of(tmp_path / "run") == [(2, 0.5), (8, 0.1)]
     assert read_run(tmp_path / "run", "run").best_iteration == 2
-    assert choose(tmp_path / "run", "best").name == "step-00000002"
+    assert find_in_run(tmp_path / "run", "best").name == "step-00000002"
     exp = make(Full, tmp_path / "run", {"evaluate": "best"}, **EVERY_SECOND)
     exp.setup()
     exp.load_best()
@@ -452,7 +452,7 @@ def test_with_warn_an_iteration_that_is_not_finite_is_not_the_best(tmp_path: Pat
 
     trained(Late, tmp_path, nonfinite="warn", **EVERY_SECOND)
     assert "[8] NO CHECKPOINT: not finite" in (tmp_path / "worker_0.log").read_text()
-    assert choose(tmp_path, "best").name == "step-00000004"
+    assert find_in_run(tmp_path, "best").name == "step-00000004"
 
 
 def test_an_iteration_of_another_run_is_not_the_best_of_the_run_that_goes_on_from_it(

@@ -599,6 +599,7 @@ def test_a_loop_by_hand_does_not_train_what_is_only_looked_at(tmp_path: Path) ->
     ("words", "text"),
     [
         (["--nprocs", "2"], r"--nprocs: is done by main\(Experiment\), which this script does not"),
+        (["--nprocs", "auto"], r"--nprocs: is done by main\(Experiment\)"),
         (["--evaluate", "last", "--fresh"], "--fresh: given with --evaluate"),
     ],
 )

@@ -21,8 +21,8 @@ from pages import code_of
 from tiny import curve, same_bits
 
 from expbase import ExperimentBase, main
-from expbase.checkpoint.find import find
 from expbase.checkpoint.model_files import read_weights
+from expbase.checkpoint.named import find_at
 from expbase.checkpoint.storage import read
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_mixed_precision_scales_steps_and_saves_the_scale(
     assert not plain.scaler.is_enable()
     for one, other in zip(arrays(plain.model), arrays(scaled.model), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    assert '"scaler"' in read(find(tmp_path / "scaled"))["state.json"].tobytes().decode()
+    assert '"scaler"' in read(find_at(tmp_path / "scaled"))["state.json"].tobytes().decode()
 
 
 def test_bfloat16_rounds_factors_and_not_weights(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_lbfgs_continues_to_the_same_bits_by_what_it_remembers(tmp_path: Path) -
                 exp = run(recipe, output, *words, f"training.max_iteration={stop}")
             ends[recipe, name] = exp.model[0].weight.numpy()
     assert curve(tmp_path / "Decay/again", "valid/error")[9] < 0.1
-    same_bits(*(find(tmp_path / "Decay" / name) for name in ("straight", "again")))
+    same_bits(*(find_at(tmp_path / "Decay" / name) for name in ("straight", "again")))
     assert (ends[Forgetful, "straight"] != ends[Forgetful, "again"]).any()
 
 
@@ -215,7 +215,7 @@ def test_the_second_loader_continues_exactly(tmp_path: Path) -> None:
     for stop in (4, 9, 15):  # within a pass, and over the end of one
         run(Noting, tmp_path / "again", *words, f"training.max_iteration={stop}")
     assert seen == straight
-    same_bits(*(find(tmp_path / name) for name in ("straight", "again")))
+    same_bits(*(find_at(tmp_path / name) for name in ("straight", "again")))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
             run(Dying, tmp_path / "again", *words)
     Dying.moment = 0
     run(Dying, tmp_path / "again", *words)
-    same_bits(*(find(tmp_path / run_name) for run_name in ("straight", "again")))
+    same_bits(*(find_at(tmp_path / run_name) for run_name in ("straight", "again")))
     changing = {"two_optimizers": "uses_sgd", "curriculum": "noise", "growing_batch": "batch_size"}
     values = curve(tmp_path / "again", f"train/{changing[name]}")
     assert {at: pytest.approx(values[at]) for at in moments} == moments
@@ -255,7 +255,7 @@ def test_what_changes_on_the_way_continues_exactly_after_a_failure_in_mid_epoch(
 
 def test_the_parts_learn_at_different_rates(tmp_path: Path) -> None:
     run("warmup", tmp_path / "trained", "training.max_iteration=31")
-    trained = read_weights(find(tmp_path / "trained"))["model"]
+    trained = read_weights(find_at(tmp_path / "trained"))["model"]
     options = ["--init_model_path", str(tmp_path / "trained"), "--init_partial"]
 
     class Noting(experiment_of("fine_tuning")):  # type: ignore[misc]
@@ -279,7 +279,7 @@ def test_what_is_validated_are_the_averages_and_not_the_weights(tmp_path: Path) 
     exp = run(Noting, tmp_path, "training.max_iteration=5")
     for one, other in zip(arrays(exp.model), exp.validated, strict=True):
         assert (one != other).any()
-    saved = read_weights(find(tmp_path))["model"]["0.weight"]
+    saved = read_weights(find_at(tmp_path))["model"]["0.weight"]
     assert saved.data.tobytes() == exp.model[0].weight.numpy().tobytes()
 
 
@@ -324,7 +324,7 @@ def test_utterances_in_batches_by_length_have_little_padding_and_continue_exactl
     for _ in range(2):
         run(Noting, tmp_path / "stopped", *words)
     assert shapes == straight
-    same_bits(*(find(tmp_path / name) for name in ("straight", "stopped")))
+    same_bits(*(find_at(tmp_path / name) for name in ("straight", "stopped")))
 
 
 def test_a_run_that_stops_early_stays_stopped_and_ends_with_its_best(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_the_queue_is_restored_to_the_same_bits(tmp_path: Path) -> None:
     again = run("contrastive", tmp_path / "again", *words, "training.max_iteration=5")
     assert (again.queue.numpy() == straight.queue.numpy()).all()
     assert (again.queue.numpy() != half.queue.numpy()).any(axis=1).all()
-    same_bits(*(find(tmp_path / name) for name in ("straight", "again")))
+    same_bits(*(find_at(tmp_path / name) for name in ("straight", "again")))
 
 
 def test_reinforcement_learns_without_data_and_without_a_warning(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_the_judge_is_neither_trained_nor_in_the_checkpoint(tmp_path: Path) -> N
     exp = run("distillation", tmp_path / "run", *words)
     for one, other in zip(arrays(teacher.model), arrays(exp.judge), strict=True):
         assert (one == other).all()
-    checkpoint = find(tmp_path / "run")
+    checkpoint = find_at(tmp_path / "run")
     assert {path.stem for path in checkpoint.glob("*.safetensors")} == {"model", "optimizer"}
     assert "judge" not in (checkpoint / "state.json").read_text()
     assert "WARNING" not in told(tmp_path / "run")

@@ -24,7 +24,7 @@ from test_recipes import DOCS, experiment_of, module_of, run
 from tiny import TESTS, curve, metrics, run_ranks, same_bits
 
 from expbase import ExperimentBase, __main__
-from expbase.checkpoint.find import find
+from expbase.checkpoint.named import find_at
 
 RECIPES = DOCS / "recipes"
 STANDINS = TESTS / "standins"
@@ -299,7 +299,7 @@ def test_the_ramp_finds_a_rate_that_trains_better_than_others(tmp_path: Path) ->
     assert rates[1] == pytest.approx(1e-6 * 1e7**0.01)
     text = (tmp_path / "ramp/worker_0.log").read_text()
     assert "STOPPED by the learning rate is too high" in text
-    assert not (tmp_path / "ramp/checkpoints").exists() or find(tmp_path / "ramp") is None
+    assert not (tmp_path / "ramp/checkpoints").exists() or find_at(tmp_path / "ramp") is None
     (found,) = re.findall(r"try lr=(\S+)", text)
 
     def loss_with(rate: float) -> float:
@@ -410,7 +410,7 @@ def test_ten_iterations_are_profiled_and_the_bits_are_those_without(tmp_path: Pa
     words = ["training.max_iteration=30"]
     run("profiled", tmp_path / "profiled", *words)
     run(Plain, tmp_path / "plain", *words)
-    same_bits(*(find(tmp_path / name) for name in ("profiled", "plain")))
+    same_bits(*(find_at(tmp_path / name) for name in ("profiled", "plain")))
     (trace,) = (tmp_path / "profiled/profile-0").glob("*.json")
     names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
     steps = {name.partition("[")[0] for name in names if name.startswith("ProfileStep#")}

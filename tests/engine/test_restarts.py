@@ -184,6 +184,36 @@ def starts(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "start"]
 
 
+SHRINKING = """
+import os, signal
+from tiny import Helped
+from expbase import main
+
+class Shrinking(Helped):
+    def train_batch(self):
+        super().train_batch()
+        if self.iteration == 3 and self.rank == 1:
+            os.sched_setaffinity(os.getppid(), [min(os.sched_getaffinity(0))])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    main(Shrinking)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one core")
+def test_a_start_after_a_device_is_gone_has_fewer_processes(script: Path) -> None:
+    script.write_text(SHRINKING)
+    words = ["--nprocs", "auto", "--restarts", "1", "training.shares=2"]
+    words += ["training.max_iteration=6"]
+    with started(script, "--output", "run", *words) as process:
+        stderr = process.communicate(timeout=forks.LONG_SECONDS)[1]
+    assert process.returncode == 0, stderr
+    assert [start["ranks"] for start in starts(script.parent / "run")] == [2, 1]
+    assert "--nprocs auto: 1 (2 shares, 1 cores or GPUs)" in stderr
+    assert "not exact" not in (script.parent / "run" / "worker_0.log").read_text()
+
+
 @pytest.mark.long
 def test_a_run_whose_ranks_are_killed_ends_like_one_that_was_not(script: Path) -> None:
     words = ["--nprocs", "2", "training.max_iteration=8"]

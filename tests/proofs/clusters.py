@@ -6,6 +6,7 @@ again, and compares the bits at its end with a run that nobody disturbed. Afterw
 be left. What this machine lacks is skipped, and a line says so.
 
     python tests/proofs/clusters.py [--only etcd slurm kubernetes] [--rounds 2] [--case NAME]
+    python tests/proofs/clusters.py --only etcd --case shrinks [--changes 20] [--seed 0]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,17 +23,18 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
+from changes import Changes, Made, periods, planned, rank_process
 from compare import differences, ledger
+from elastic import HURRY
 from players import (
     LONG_SECONDS,
+    PROOFS,
     Etcd,
     Job,
     Pod,
     Slurm,
-    descendants,
     kill,
     namespaces,
     recipe,
@@ -40,11 +43,15 @@ from players import (
 )
 
 ITERATIONS = 300
+ELASTIC = (PROOFS / "elastic.py").read_text(encoding="utf-8")
 CASES: dict[str, list[Callable[[Proof], None]]] = {"etcd": [], "slurm": [], "kubernetes": []}
 
 
 class Proof:
     """The folder of the cases, and the runs that they are compared with."""
+
+    changes = 20  # of the cluster that shrinks and grows
+    seed = 0
 
     def __init__(self, folder: Path, rounds: int, iterations: int = ITERATIONS) -> None:
         self.folder, self.rounds, self.iterations = folder, rounds, iterations
@@ -313,6 +320,34 @@ def a_last_checkpoint_that_takes_long(proof: Proof) -> None:
     expect(job, (end["exit_code"], int(newest[5:])), (124, end["iteration"]), "the checkpoint")
 
 
+@case("slurm")
+def another_number_of_nodes_at_each_requeue(proof: Proof) -> None:
+    folder, setting = proof.folder / "requeued", "training.max_iteration=300"
+    whole = undisturbed(folder, setting)
+    job = Job(folder / "changed", 300, nodes=2, script=ELASTIC)
+    text = recipe("several-nodes.sbatch").replace("runs/line'", f"runs/line {setting}'")
+    for round_, nodes in enumerate((2, 1, 2, 1), 1):
+        of_this = text.replace("--nodes=2", f"--nodes={nodes}")
+        slurm = Slurm(job, of_this, PACE_SECONDS="0.1" if round_ < 4 else "0")
+        with slurm.started() as batch:
+            wait_for(lambda n=round_: job.trains(n), "training")
+            if round_ < 4:
+                slurm.warn(batch)
+            batch.wait(LONG_SECONDS)
+        expect(job, slurm.requeued(), round_ < 4, "requeued")
+    expect(job, [start["ranks"] for start in ledger(job.output, "start")], [2, 1, 2, 1], "ranks")
+    expect(job, differences(job.output, whole.output), [], "differences")
+
+
+def undisturbed(folder: Path, *settings: str) -> Job:
+    """A run of elastic.py on one process."""
+    job = Job(folder / "whole", 0, script=ELASTIC)
+    words = [sys.executable, "train.py", "--output", str(job.output), "--device", "cpu", *settings]
+    with job.watched(words).started() as process:
+        assert process.wait(LONG_SECONDS) == 0, job.log.read_text()[-2000:]
+    return job
+
+
 # --- etcd ------------------------------------------------------------------------------------
 
 
@@ -328,17 +363,6 @@ def finish(etcd: Etcd) -> None:
     etcd.check_gone()
     if etcd.gave_up:
         print(f"  launchers that gave up and were started again: {etcd.gave_up}", flush=True)
-
-
-def rank_process(etcd: Etcd, rank: int) -> int:
-    """The id of a rank's process now."""
-    variable = f"PADDLE_TRAINER_ID={rank}".encode()
-    for node in etcd.nodes:
-        for pid in descendants(node.pid):
-            with suppress(OSError):
-                if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    return pid
-    raise LookupError(f"rank {rank} has no process")
 
 
 @case("etcd")
@@ -387,6 +411,44 @@ def a_node_that_goes_and_comes_back(proof: Proof) -> None:
 
 
 @case("etcd")
+def a_cluster_that_shrinks_and_grows(proof: Proof) -> None:
+    shrinks_and_grows(proof.folder / "elastic", proof.changes, proof.seed)
+
+
+def shrinks_and_grows(
+    folder: Path, count: int, seed: int, between: tuple[float, float] = (0, 4)
+) -> tuple[Job, Job, list[Made]]:
+    """The run of a cluster that changes, the one of a process that nobody disturbs, the changes.
+
+    Raises:
+        AssertionError: They do not end with the same bits.
+    """
+    # About four a second, and a change itself takes a while.
+    draws, iterations = random.Random(seed), int(4 * between[1] + 44) * count
+    setting = f"training.max_iteration={iterations}"
+    whole = undisturbed(folder, setting)
+    job = Job(folder / "changed", iterations, nodes=2, script=ELASTIC)
+    plan = planned(count, draws)
+    with Etcd(job, recipe("each-node.sh"), (setting,), PACE_SECONDS="0.25") as etcd:
+        start_two(etcd)
+        changes = Changes(etcd, job.output, draws, between)
+        changes.wait_for(2)
+        for number, change in enumerate(plan, 1):
+            print(f"  {number}. {changes.make(change)}", flush=True)
+        (job.output.parent / HURRY).touch()
+        etcd.wait_for(job.finished, "the end")
+        etcd.check_gone()
+    idle = [made.idle_seconds for made in changes.made]
+    print(f"  seconds without progress: {min(idle):.1f} to {max(idle):.1f}, {sum(idle):.0f} in all")
+    print(f"  processes by start: {[period.processes for period in periods(job.output)]}")
+    if etcd.gave_up:
+        print(f"  launchers that gave up and were started again: {etcd.gave_up}", flush=True)
+    assert not job.said("not exact"), "a start was not exact"
+    assert differences(job.output, whole.output) == []
+    return job, whole, changes.made
+
+
+@case("etcd")
 def a_stop_that_was_asked_for(proof: Proof) -> None:
     job = proof.job(nodes=2)
     for round_ in range(1, proof.rounds + 1):
@@ -411,10 +473,10 @@ def codes_that_are_restarted_and_how_often(proof: Proof) -> None:
     # One node: nobody else takes part in the counting. Paddle counts from -1.
     for option, code in (
         ("training.time_limit_seconds=1 training.max_iteration=10000", 124),
-        ("data.samples=-1", 1),
+        ("data.samples=-1", 78),
     ):
         job = proof.job()
-        text = recipe("each-node.sh").replace("--max_restart 3", "--max_restart 2")
+        text = recipe("each-node.sh").replace("--max_restart 100", "--max_restart 2")
         with Etcd(job, text.replace("--nnodes 1:2", "--nnodes 1"), tuple(option.split())) as etcd:
             etcd.start(0)
             expect(job, etcd.nodes[0].wait(LONG_SECONDS), code, "code of the launcher")
@@ -457,10 +519,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=CASES, default=[*CASES])
     parser.add_argument("--rounds", type=int, default=2, help="disturbances of each run")
+    parser.add_argument("--changes", type=int, default=20, help="of a cluster that changes size")
+    parser.add_argument("--seed", type=int, default=0, help="of these changes")
     parser.add_argument("--case", default="", help="a part of the name of the cases")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="clusters-"))
     proof, right, number = Proof(folder, args.rounds), 0, 0
+    proof.changes, proof.seed = args.changes, args.seed
     for scheduler, lack in lacks().items():
         if scheduler in args.only and lack:
             print(f"{scheduler}: SKIPPED, {lack}")

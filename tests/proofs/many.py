@@ -3,7 +3,8 @@
 Three nets, by `data.net`: "classifier" has batch norm, dropout, draws of numpy and paddle in the
 data set and in train_batch, clipping, a GradScaler, averaged weights, a schedule that follows the
 validation; "gan" two models and two updates; "recurrent" carries its hidden state on, for each
-share. The last round of an epoch has to be filled.
+share, has statistics that first move in the eighth update, and trains a layer from the tenth on.
+The last round of an epoch has to be filled.
 
     python tests/proofs/many.py --nprocs 2 --output runs/many data.net=gan training.shares=4
 """
@@ -142,15 +143,24 @@ class Many(ExponentialMovingAverage, GradientClipping, ExperimentBase):
     def make_recurrent(self) -> None:
         self.model = paddle.nn.LSTM(6, 8)
         self.head = paddle.nn.Linear(8, 2)
-        parameters = [*self.model.parameters(), *self.head.parameters()]
+        self.late = paddle.nn.BatchNorm1D(2)
+        for parameter in self.head.parameters():
+            parameter.stop_gradient = True
+        layers = (self.model, self.head, self.late)
+        parameters = [parameter for layer in layers for parameter in layer.parameters()]
         self.optimizer = paddle.optimizer.AdamW(0.01, parameters=parameters)
         self.hidden: Any = None
         self.register_stateful("hidden", by_share=True)
 
     def update_recurrent(self) -> None:
+        if self.iteration == 10:
+            for parameter in self.head.parameters():
+                parameter.stop_gradient = False
         for pictures, labels in self.micro_batches():
             outputs, hidden = self.model(pictures.squeeze(1), self.carried(len(pictures)))
-            loss = F.cross_entropy(self.head(outputs[:, -1]), labels)
+            logits = self.head(outputs[:, -1])
+            logits = self.late(logits) if self.iteration >= 8 else logits
+            loss = F.cross_entropy(logits, labels)
             self.backward(loss)
             self.hidden = [part.detach().mean(axis=1, keepdim=True) for part in hidden]
             self.log(loss=loss)

@@ -88,16 +88,19 @@ class Job:
         iterations: Of the whole run.
         workers: Of each loader.
         nodes: That share the folder; each has a working directory of its own in it.
+        script: What train.py is; by default the experiment of net.py.
     """
 
-    def __init__(self, folder: Path, iterations: int, workers: int = 0, nodes: int = 1) -> None:
+    def __init__(
+        self, folder: Path, iterations: int, workers: int = 0, nodes: int = 1, script: str = ""
+    ) -> None:
         self.folder, self.nodes = folder, nodes
         self.output = folder / "runs/line"
         self.log = folder / "said.txt"
         data = {"workers": workers, "samples": 154}
         training = {"max_iteration": iterations, "save_interval": 40, "valid_interval": 60}
         training |= {"log_interval": 10}
-        text = SCRIPT.format(proofs=str(PROOFS), data=data, training=training)
+        text = script or SCRIPT.format(proofs=str(PROOFS), data=data, training=training)
         for node in range(nodes):
             self.directory(node).mkdir(parents=True)
             (self.directory(node) / "train.py").write_text(text)
@@ -308,9 +311,9 @@ class Slurm:
         (self._signal,) = re.findall(r"^#SBATCH --signal=(\S+)@\d+$", text, re.M)
         assert re.search(r"^#SBATCH --requeue$", text, re.M)
         nodes = re.findall(r"^#SBATCH --nodes=(\d+)$", text, re.M)
-        assert int(nodes[0]) == job.nodes
+        assert int(nodes[0]) <= job.nodes
         commands = job.folder / "commands"
-        commands.mkdir()
+        commands.mkdir(exist_ok=True)
         for name, body in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
             (commands / name).write_text(body)
             (commands / name).chmod(0o755)
@@ -379,10 +382,17 @@ def free_ports(number: int) -> list[int]:
 
 
 class Etcd:
-    """A real etcd, and nodes on this machine that follow a recipe."""
+    """A real etcd, and nodes on this machine that follow a recipe.
 
-    def __init__(self, job: Job, text: str, more: tuple[str, ...] = ()) -> None:
-        self._job = job
+    Args:
+        job: What they train.
+        text: The recipe.
+        more: Further words of its command.
+        **environment: Variables of the nodes.
+    """
+
+    def __init__(self, job: Job, text: str, more: tuple[str, ...] = (), **environment: str) -> None:
+        self._job, self._environment = job, environment
         self._port, self._peers = free_ports(2)
         text = text.replace("etcd.example:2379", f"127.0.0.1:{self._port}")
         text = text.replace("/shared", str(job.folder)).replace("python -m", "exec python -m", 1)
@@ -409,8 +419,8 @@ class Etcd:
         return self
 
     def _launch(self, node: int) -> subprocess.Popen[bytes]:
-        more = {"PADDLE_ELASTIC_TIMEOUT": "6", "POD_IP": "127.0.0.1"}
-        watched = self._job.watched(["sh", "-c", self.script], node, **more)
+        environment = {"POD_IP": "127.0.0.1", **self._environment}
+        watched = self._job.watched(["sh", "-c", self.script], node, **environment)
         self._watched.append(watched)
         return self._stack.enter_context(watched.started())
 

@@ -6,15 +6,20 @@ Runs with --nprocs are in test_stop.py and test_distributed.py.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing import connection
+from types import SimpleNamespace
 from typing import Any
 
 import forks
+import paddle
 import pytest
 from tiny import PYTHONPATH
 
@@ -131,3 +136,27 @@ def test_the_last_line_names_the_rank_that_died_by_a_signal(
 ) -> None:
     launch._join([Process(0), Process(-9)])
     assert capsys.readouterr().err == "rank 1 was killed by SIGKILL\n"
+
+
+@pytest.mark.parametrize(
+    ("shares", "devices", "number"),
+    [(8, 1, 1), (8, 2, 2), (8, 3, 2), (8, 7, 4), (8, 8, 8), (8, 64, 8), (1, 4, 1)],
+)
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_auto_is_the_largest_divisor_of_the_shares_for_which_there_are_devices(
+    shares: int, devices: int, number: int, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores, gpus = (devices, 0) if on_cpu else (1, devices)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
+    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: gpus)
+    # In the place of a new process, which would not know of this.
+    context = SimpleNamespace(Pool=lambda count: contextlib.nullcontext(Caller()))
+    monkeypatch.setattr(multiprocessing, "get_context", lambda way: context)
+    assert launch._most_processes(shares, on_cpu=on_cpu) == number
+
+
+class Caller:
+    """What looks like a pool of processes."""
+
+    def apply(self, function: Callable[[], int]) -> int:
+        return function()

@@ -1,7 +1,7 @@
 """Which checkpoint a user means: a path, the newest of a run, the best one, or an iteration's.
 
 path = find_named(Path("runs/lr0.01/best"))
-path = choose(Path("runs/lr0.01"), "400")
+path = find_in_run(Path("runs/lr0.01"), "400")
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def find_named(path: Path) -> Path:
         CheckpointError: There is none.
     """
     is_name = _NAMES.fullmatch(path.name) and not path.exists()
-    return choose(path.parent, path.name) if is_name else find(path)
+    return find_in_run(path.parent, path.name) if is_name else find_at(path)
 
 
-def find(path: Path) -> Path:
+def find_at(path: Path) -> Path:
     """Returns the checkpoint at a path, or the newest intact one of a run; changes nothing there.
 
     Raises:
@@ -43,7 +43,7 @@ def find(path: Path) -> Path:
     )
 
 
-def choose(run: Path, which: str) -> Path:
+def find_in_run(run: Path, which: str) -> Path:
     """Returns the checkpoint of a run that is "best", "last" or an iteration's, `400`, `step-400`.
 
     If `run` is not an output directory, but a checkpoint itself, it is that one.
@@ -52,7 +52,7 @@ def choose(run: Path, which: str) -> Path:
         CheckpointError: There is none.
     """
     if which == "last" or (run / MANIFEST).exists():
-        return find(run)
+        return find_at(run)
     run = run.parent if run.name == FOLDER else run
     if not run.is_dir():
         raise CheckpointError(
