@@ -70,7 +70,7 @@ class ExperimentBase(Events):
 
     @property
     def config(self) -> Config:
-        """The completed config, a copy."""
+        """The completed config, a copy of what was given; change values of it before setup()."""
         return self.__run.start.config
 
     @property

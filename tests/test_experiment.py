@@ -1060,12 +1060,11 @@ def test_a_run_that_had_finished_is_finished_in_a_second_start_too(tmp_path: Pat
     assert "FINISHED already" in (tmp_path / "worker_0.log").read_text()
 
 
-def test_a_setup_checkpointer_without_super_is_an_error_in_words(tmp_path: Path) -> None:
-    class Own(Tiny):
-        def setup_checkpointer(self) -> None: ...
-
-    with pytest.raises(TypeError, match=r"^setup_checkpointer: does not call super\(\)\.setup_ch"):
-        trained(Own, tmp_path)
+@pytest.mark.parametrize("name", ["setup_checkpointer", "check_setup"])
+def test_a_step_of_setup_without_super_is_an_error_in_words(tmp_path: Path, name: str) -> None:
+    own = type("Own", (Tiny,), {name: lambda self: None})
+    with pytest.raises(TypeError, match=rf"^{name}: does not call super\(\)\.{name}\(\); expected"):
+        trained(own, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])

@@ -51,7 +51,9 @@ def in_order(
 ) -> dict[str, Entry]:
     """Returns what a checkpoint holds, in the order of restoring; `fire` calls an event.
 
-    A sampler must be what it was before it is asked; a stream is replayed, which changes it.
+    Objects come first, since values may stand in them. A sampler must be what it was before the
+    data ask it; a stream is replayed by the data, which changes values, so these come after. What
+    the user restores comes last, and may override everything.
     """
     position: dict[str, Entry] = {VALUES: values, "data": data}
     return {

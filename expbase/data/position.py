@@ -69,7 +69,7 @@ class DataPosition:
             )
 
     @property
-    def ended(self) -> bool:
+    def needs_epoch(self) -> bool:
         """Whether all batches of the epoch were read, or none was opened yet."""
         return self.batches.ended
 
@@ -138,7 +138,7 @@ class DataPosition:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position. It counts what all ranks have read, so that others may go on."""
         loader = self.adapter.state_dict()
-        if self.ended:
+        if self.needs_epoch:
             loader.pop("listing", None)
         return {
             "epoch": self.epoch,

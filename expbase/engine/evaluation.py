@@ -74,6 +74,14 @@ class Evaluation:
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
 
+    def need_training(self) -> None:
+        """Raises a RuntimeError in another phase, where a training batch would be taken."""
+        if self.phase != "train":
+            raise RuntimeError(
+                f"read_batch: called in the phase {self.phase!r}, where it would take training "
+                "data; expected valid_batches()."
+            )
+
     @contextlib.contextmanager
     def begin(
         self, phase: str, iteration: int, loader: Any = None, layers: Iterable[Any] = ()

@@ -2,10 +2,13 @@
 
 Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
        RESTORED -- one that has finished is given again --> ENDED
+       TRAINING -- a failure --> ENDED, for on_exception and on_train_end
        any of them -- close, or a failure --> CLOSED
 
 Step:  OUTSIDE -- the first going_on --> BETWEEN -- going_on --> WITHIN -- end_iteration -->
        ENDING --> BETWEEN; or, after the last iteration or a stop, OUTSIDE, and it is over
+       OUTSIDE -- what the start before has left of an iteration --> ENDING
+       any of them -- the end, or a failure --> OUTSIDE
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 A checkpoint is written before what follows it. It holds that as a to-do list: the validation by
 iterations, or the last one; the end of the epoch; the validation by epochs. So a start that
-continues it does what the one before has left. What is due when: due.py; why all ranks stop:
-stop.py; what a failure does: Run.fail.
+continues it does what the one before has left. A run that stops saves once more, when the list is
+done. What is due when: due.py; why all ranks stop: stop.py; what a failure does: Run.fail.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Loop:
 
     Args:
         experiment: Its methods are called, as a user may have overridden them.
-        begin: Called before the first iteration: restores, and notes that the start trains.
+        ensure_restored: Called before the first iteration: restores, if run() has not yet.
         note: Writes a line of the ledger.
         check_directory: Raises if the run has lost its directory.
     """
 
     iteration = 0  # updates done, with the one under way
     epoch = 0  # epochs begun
-    may_be_best_at = -1  # the iteration of the last checkpoint that may be the best one
+    may_be_best_at = -1  # of the last checkpoint that was due or asked for: it may be the best
     step = Step.OUTSIDE
     is_over = False  # there is no iteration after this one
     stopped_by = StopReason.NONE  # why all ranks end before the end
@@ -68,7 +68,7 @@ class Loop:
         experiment: Any,
         start: Start,
         *,
-        begin: Callable[[], None],
+        ensure_restored: Callable[[], None],
         note: Callable[..., None],
         check_directory: Callable[[], None],
         events: Subscribers,
@@ -87,8 +87,7 @@ class Loop:
         self._experiment = experiment
         self._start = start
         self._training = start.training
-        self._seed_rank = start.seed_rank
-        self._begin = begin
+        self._ensure_restored = ensure_restored
         self._note = note
         self._check_directory = check_directory
         self._events = events
@@ -111,7 +110,7 @@ class Loop:
     @property
     def epochs_ended(self) -> int:
         """Epochs that are used up: as many as began, but for the one under way."""
-        return self.epoch - (self._data.epoch > 0 and not self._data.ended)
+        return self.epoch - (self._data.epoch > 0 and not self._data.needs_epoch)
 
     @property
     def has_finished(self) -> bool:
@@ -163,7 +162,7 @@ class Loop:
         if self.is_over:
             return False
         self.need(Step.BETWEEN, "going_on")
-        if self._data.ended:
+        if self._data.needs_epoch:
             self._experiment.new_epoch()
         self.iteration += 1
         self._seed(rng.TRAIN, self.iteration)
@@ -181,7 +180,7 @@ class Loop:
 
     def begin(self) -> None:
         """Prepares the first iteration of this start, and does what the one before has left."""
-        self._begin()
+        self._ensure_restored()
         self._report.differences(*self._state.values.look())
         self._report.leave_log_to_zero()
         self._stop.start(self.iteration)
@@ -192,12 +191,12 @@ class Loop:
             self._do_what_follows()
         else:
             self.stopped_by = self._stop.agreed(self.iteration)
-            self._decide()
+            self._decide_if_over()
 
     def _log_and_save(self) -> None:
         """Writes the line and the checkpoint if they are due: whatever fails later, it is safe."""
         epochs = self._epochs_before, self.epochs_ended
-        is_end = self._data.ended
+        is_end = self._data.needs_epoch
         due = due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)
         self._look_at_first_updates(self.iteration - self._began)
         if due.log:
@@ -227,13 +226,12 @@ class Loop:
                 self._do(self.todo[0])
                 del self.todo[0]
         except ValidationLeft:
-            self._start.logger.info(
-                "[%d] left the validation; the next start makes it", self.iteration
-            )
+            text = f"[{self.iteration}] left the validation; the next start makes it"
+            self._start.logger.info(text)
         self.stopped_by = self._stop.agreed(self.iteration, ask_now=bool(self.todo))
         self._save_at_end()
         self._checkpointer.settle(wait=False)
-        self._decide()
+        self._decide_if_over()
 
     def _do(self, what: str) -> None:
         if what == END_EPOCH:
@@ -241,7 +239,7 @@ class Loop:
         elif what == VALIDATE or (what == VALIDATE_IF_LAST and self.is_last):
             self._validate()
 
-    def _decide(self) -> None:
+    def _decide_if_over(self) -> None:
         self._epochs_before = self.epochs_ended
         self.is_over = self.is_last or bool(self.stopped_by)
         self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
@@ -260,20 +258,16 @@ class Loop:
     def _seed(self, purpose: int, *numbers: int) -> None:
         """Seeds what is drawn outside of shares: on each rank, or with shares on all, alike."""
         # As an item: an attribute of a config takes ten times as long.
-        rng.seed_for(self._training["seed"], purpose, *numbers, self._seed_rank)
+        rng.seed_for(self._training["seed"], purpose, *numbers, self._start.seed_rank)
 
     # --- data ----------------------------------------------------------------------------
 
     def read_batch(self) -> Any:
         """Returns the next training batch of this rank."""
-        if self._evaluation.phase != "train":
-            raise RuntimeError(
-                f"read_batch: called in the phase {self._evaluation.phase!r}, where it would take "
-                "training data; expected valid_batches()."
-            )
+        self._evaluation.need_training()
         data = self._data
         began = self._stopwatch.clock()
-        if data.ended:
+        if data.needs_epoch:
             if data.epoch:
                 self._end_epoch()
             self._experiment.new_epoch()
@@ -294,7 +288,7 @@ class Loop:
         data = self._data
         if data.resumed_within_epoch or self.is_over:
             return
-        if data.epoch and not data.ended:  # it is left in its middle
+        if data.epoch and not data.needs_epoch:  # it is left in its middle
             self._end_epoch()
         self.epoch += 1
         data.open(self.epoch)
@@ -303,7 +297,7 @@ class Loop:
         data.check_same_loader(self._experiment.train_loader)
 
     def _end_epoch(self) -> None:
-        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._seed_rank, 1)
+        rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._start.seed_rank, 1)
         self._events.fire("on_train_epoch_end")
 
     # --- validation ----------------------------------------------------------------------
@@ -345,9 +339,8 @@ class Loop:
                 if results:
                     self._report.validation(self.iteration, self.epoch, results)
             else:
-                name = self._checkpointer.inspected
-                what = f"evaluated{' ' * bool(name)}{name}: "
-                self._report.means(self.iteration, what, results)
+                what = f"evaluated {self._checkpointer.inspected}".rstrip()
+                self._report.means(self.iteration, f"{what}: ", results)
         return results
 
     @contextlib.contextmanager
@@ -404,7 +397,8 @@ class Loop:
     def _save_at_end(self) -> None:
         """Saves at the very end of an iteration: the run stops, or it was asked for since.
 
-        The results of the validation are noted first: a run that continues does not validate again.
+        The results of the validation are noted first. If this is the first save of the iteration, a
+        run that continues it does not validate again: nothing is left on the list.
         """
         # A signal or the clock must not change which checkpoint is the best.
         if self._save_requested or self.stopped_by is StopReason.CALL:
@@ -428,12 +422,12 @@ class Loop:
         self.is_over = True
         self.step = Step.OUTSIDE
 
-    def skip_what_follows(self) -> None:
+    def end_with_nothing_left(self) -> None:
         """Ends a loop that has nothing left to do: the run that is given again has finished."""
         self.end()
         self.todo = []
 
-    def fail(self, error: BaseException) -> None:
+    def note_failure(self, error: BaseException) -> None:
         """Notes what ended the run."""
         self.failure = error
 

@@ -1,4 +1,8 @@
-"""How a start finds a checkpoint of its run and goes on from it, or looks at one."""
+"""How a start finds a checkpoint of its run and goes on from it, or only looks at one.
+
+Also what a user asks of a run between checkpoints and files: load_checkpoint, the files of weights,
+--evaluate and --export.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +64,9 @@ def resume_or_load(run: Run) -> None:
         notes = _restore(run, path)
     elif options.init_model_path:
         run.experiment.load_model(options.init_model_path, partial=options.init_partial)
-    has_finished = _has_finished(run)
+    has_finished = _nothing_is_left(run)
     if has_finished:
-        run.loop.skip_what_follows()
+        run.loop.end_with_nothing_left()
     else:
         for note in notes:
             run.start.warn(f"not exact: {note}")
@@ -71,7 +75,7 @@ def resume_or_load(run: Run) -> None:
     run.facts["resumed"] = path.name if path else None
 
 
-def _has_finished(run: Run) -> bool:
+def _nothing_is_left(run: Run) -> bool:
     """Returns whether nothing is left to do; a run may still owe on_train_end at its last."""
     checkpointer = run.checkpointer
     if not run.loop.is_last or checkpointer.resumable is None:

@@ -6,7 +6,8 @@
             then each step of setup is undone
     fail:   the one road of every failure
 
-Each part is made once, whole, in `Run.__init__`; none knows the run. Going on from one: resume.py.
+The parts that last are made once, whole, in `Run.__init__`, and none knows the run. What needs a
+directory, ranks or data is made in setup. Finding a checkpoint and going on from it: resume.py.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ from expbase.state.checks import check_state, likely_left_out
 
 
 class Run:
-    """Drives one start of an experiment, and owns the parts that it needs."""
+    """The parts of one start, and its life."""
 
-    life = Life.NEW
+    life = Life.NEW  # RESTORED is set by resume.py
     rank_watch: Any = None  # a Watch, if there are other ranks
     ledger: Ledger | None = None  # of rank 0, once the directory is the run's
-    _has_begun = False  # whether the ledger has this start
+    _is_past_setup = False  # whether the ledger has this start
 
     def __init__(self, experiment: Any, start: Start) -> None:
         training = start.training
@@ -79,14 +80,14 @@ class Run:
         metrics = MetricLog(start.logger, file, lambda: experiment.visualizer)
         self.report = Report(start, metrics, self.stopwatch, self.data, self.checkpointer)
         # What trains.
-        self.stop = self._stop_requests()
+        self.stop = self._make_stop_requests()
         self.update = Update(training, self.state, self.stopwatch, self.events.fire)
         fire = self.events.fire
         self.evaluation = Evaluation(start, self.state, self.stopwatch, fire, metrics.meter)
         self.loop = Loop(
             experiment,
             start,
-            begin=self._begin_loop,
+            ensure_restored=self._ensure_restored,
             note=self._note,
             check_directory=self.directory.check,
             events=self.events,
@@ -133,13 +134,12 @@ class Run:
             fire=self.events.fire,
         )
 
-    def _stop_requests(self) -> StopRequests:
+    def _make_stop_requests(self) -> StopRequests:
         start = self.start
-        training = start.training
         return StopRequests(
             start.output_dir / "STOP" if start.writes else None,
-            training.time_limit_seconds,
-            save_seconds=training.save_seconds if start.writes else 0,
+            start.training.time_limit_seconds,
+            save_seconds=start.training.save_seconds if start.writes else 0,
             parallel=start.parallel,
             began=start.options.supervised_since,
             stopwatch=self.stopwatch,
@@ -161,7 +161,7 @@ class Run:
     def _set_up(self) -> None:
         experiment = self.experiment
         training = self.start.training
-        check_training(training)  # it may have been changed since it was made
+        check_training(training)  # exp.config may be changed until here
         check_shares(training.shares, self.start.world_size)
         experiment.prepare()
         experiment.setup_device()
@@ -171,7 +171,7 @@ class Run:
         experiment.dump_config()
         experiment.setup_visualizer()
         experiment.setup_logger()
-        self._open_ledger_and_watch()
+        self._open_records()
         self._on_close.callback(self.checkpointer.close)
         experiment.setup_checkpointer()
         rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
@@ -182,8 +182,9 @@ class Run:
         experiment.setup_model()
         experiment.startup()
         experiment.check_setup()
+        if self.life is not Life.READY:
+            raise TypeError("check_setup: does not call super().check_setup(); expected it to.")
         self.state.is_named = True
-        self.life = Life.READY
         self.events.fire("on_setup_end")
         self.state.values.begin()
 
@@ -220,7 +221,7 @@ class Run:
         path = None if start.read_only else start.log_path
         logs.open_log(start.logger, path, echo=start.rank == 0)
 
-    def _open_ledger_and_watch(self) -> None:
+    def _open_records(self) -> None:
         """Gathers what the ledger says of this start, and watches for hanging."""
         start = self.start
         self._on_close.callback(self.report.metrics.close)
@@ -305,6 +306,7 @@ class Run:
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
             for text in (*mistakes, *left_out):
                 start.warn(text)
+        self.life = Life.READY
 
     # --- training ------------------------------------------------------------------------
 
@@ -312,9 +314,7 @@ class Run:
         """Restores, trains, closes; a SystemExit if something stopped it."""
         loop = self.loop
         with self.stop.installed(), self.closing():
-            if self.life is Life.READY:
-                self.experiment.resume_or_load()
-            self._note_start()
+            self._restore_and_note_start()
             for guard in self._guards:
                 self._on_close.enter_context(guard)
             if loop.is_over:
@@ -343,21 +343,21 @@ class Run:
         if self.loop.has_finished:
             self.checkpointer.finish(self.loop.iteration, self.loop.epoch)
 
-    def _begin_loop(self) -> None:
-        """Prepares a loop that begins, perhaps the user's, without run()."""
+    def _ensure_restored(self) -> None:
+        """Prepares a loop that begins: perhaps the user's own, without run()."""
         self.life.need_setup("going_on")
         if self.start.read_only:
             raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
+        self._restore_and_note_start()
+
+    def _restore_and_note_start(self) -> None:
+        """Restores, and notes in the ledger that this start trains; once."""
         if self.life is Life.READY:
             self.experiment.resume_or_load()
-        self._note_start()
-
-    def _note_start(self) -> None:
-        """Notes in the ledger that this start trains, once."""
-        if self._has_begun:
+        if self._is_past_setup:
             return
         self.directory.check()
-        self._has_begun = True
+        self._is_past_setup = True
         start = self.start
         facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
         facts |= {"iteration": self.loop.iteration, "sources": self.checkpointer.sources}
@@ -367,9 +367,9 @@ class Run:
         """Notes the end of a start; a failure counts for more than another reason."""
         loop = self.loop
         if loop.failure:
-            code = exit_code_of(loop.failure, in_setup=not self._has_begun)
+            code = exit_code_of(loop.failure, in_setup=not self._is_past_setup)
             self._note_end(repr(loop.failure), code)
-        elif self._has_begun:
+        elif self._is_past_setup:
             self._note_end(str(loop.stopped_by or "finished"), loop.stopped_by.exit_code)
 
     def _note_end(self, reason: str, code: int) -> None:
@@ -406,7 +406,7 @@ class Run:
         self.life = Life.CLOSED
         try:
             with self._on_close:
-                self._finish()
+                self._call_terminal()
         except Exception as error:
             error.__suppress_context__ = True
             self.start.logger.error("while closing: %r", error, exc_info=error)
@@ -414,26 +414,25 @@ class Run:
         finally:
             logs.close_log(self.start.logger)
 
-    def _finish(self) -> None:
+    def _call_terminal(self) -> None:
         try:
             self.experiment.terminal()
         except BaseException as error:  # the record of this start must not say that all is well
             refuse_early_success(error)
-            self.loop.fail(self.loop.failure or error)
+            self.loop.note_failure(self.loop.failure or error)
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run by a failure, the one way: all hear of it, and nothing hides it."""
+        """Ends the run by a failure, the one way; in train() with on_exception and on_train_end."""
         refuse_early_success(error)
         loop = self.loop
         quietly = self.report.quietly
-        was_training = self.life is Life.TRAINING
         if error is not loop.failure:
-            loop.fail(error)
+            loop.note_failure(error)
             explain_dead_worker(error)
             self._say_failure(error)
         loop.end()
-        if was_training:
+        if self.life is Life.TRAINING:
             self.life = Life.ENDED
             for event, *args in (("on_exception", error), ("on_train_end",)):
                 for name, handler in self.events.each(event, *args):

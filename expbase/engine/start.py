@@ -1,4 +1,4 @@
-"""What one start of a run is given, and where it runs: looked at once, and never changed.
+"""What one start of a run is given, and where it runs: looked at once, and no field is set again.
 
 start = Start.of(type(experiment), ExperimentBase, config, args)
 start.training.max_iteration; start.options.fresh; start.writes

@@ -889,7 +889,7 @@ class RememberingSampler:
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_a_loader_that_remembers_is_continued_from_its_own_state(make: Any, stop: int) -> None:
     def step(iterator: DataPosition) -> Any:
-        if iterator.ended:
+        if iterator.needs_epoch:
             iterator.open(iterator.epoch + 1)
         return plain(iterator.read())
 
@@ -918,16 +918,16 @@ def test_the_place_is_restored_within_an_epoch_and_between_two() -> None:
     within = iterator.state_dict()
     rest = [plain(iterator.read()) for _ in range(3)]
     between = iterator.state_dict()
-    assert (iterator.epoch, iterator.batch_in_epoch, iterator.ended) == (2, 4, True)
+    assert (iterator.epoch, iterator.batch_in_epoch, iterator.needs_epoch) == (2, 4, True)
 
     resumed = train_iterator(loader())
     assert resumed.load_state_dict(within) == []
-    assert (resumed.epoch, resumed.batch_in_epoch, resumed.ended) == (2, 1, False)
+    assert (resumed.epoch, resumed.batch_in_epoch, resumed.needs_epoch) == (2, 1, False)
     assert resumed.state_dict() == within
     assert [plain(resumed.read()) for _ in range(3)] == rest
     resumed.open(3)
     assert resumed.load_state_dict(between) == []
-    assert (resumed.epoch, resumed.batch_in_epoch, resumed.ended) == (2, 4, True)
+    assert (resumed.epoch, resumed.batch_in_epoch, resumed.needs_epoch) == (2, 4, True)
     assert resumed.state_dict() == between
 
 
@@ -978,7 +978,7 @@ def sized(size: int, **options: Any) -> DataLoader:
 
 def rest(iterator: DataPosition) -> list[int]:
     seen: list[int] = []
-    while not iterator.ended:
+    while not iterator.needs_epoch:
         seen += plain(iterator.read())[0]
     return seen
 
@@ -1031,7 +1031,7 @@ def test_another_order_in_the_middle_of_an_epoch_is_refused_or_ends_it(
     resumed.leaves_epochs = True
     assert resumed.problems(state) == []
     assert resumed.load_state_dict(state)
-    assert (resumed.epoch, resumed.ended, resumed.resumed_within_epoch) == (1, True, False)
+    assert (resumed.epoch, resumed.needs_epoch, resumed.resumed_within_epoch) == (1, True, False)
     resumed.open(2)
     assert rest(resumed)
     assert train_iterator(after).problems({**state, "ended": True}) == []
@@ -1043,9 +1043,9 @@ def test_a_place_behind_the_new_end_is_the_end_of_the_epoch() -> None:
         (list(range(8)), [1]),
     ]:
         resumed, _ = continued(before, after)
-        assert resumed.ended
+        assert resumed.needs_epoch
         resumed.open(2)
-        assert not resumed.ended
+        assert not resumed.needs_epoch
 
 
 def test_a_stream_goes_on_at_the_next_sample_or_says_that_it_cannot() -> None:

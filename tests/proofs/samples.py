@@ -175,17 +175,17 @@ def epoch(choose: random.Random) -> tuple[list[str], str]:
         iterators = start(setting, state, seed)
         updates = choose.randint(0, 8)
         for _ in range(updates * setting.accumulation):
-            if not iterators[0].ended:
+            if not iterators[0].needs_epoch:
                 read(iterators, seen)
-        assert len({iterator.ended for iterator in iterators}) == 1
+        assert len({iterator.needs_epoch for iterator in iterators}) == 1
         state = json.loads(json.dumps(iterators[0].state_dict()))
-        if iterators[0].ended:
+        if iterators[0].needs_epoch:
             break
         setting = setting.changed(choose)
         story.append(f"after {sum(seen.values())} samples: {setting}")
     else:
         iterators = start(setting, state, seed)
-        while not iterators[0].ended:
+        while not iterators[0].needs_epoch:
             read(iterators, seen)
     missing = set(range(setting.samples)) - seen.keys()
     twice = {number for number, count in seen.items() if count > 1}

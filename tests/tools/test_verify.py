@@ -176,13 +176,14 @@ def test_the_first_value_that_differs_is_named(
     assert difference(Tiny, tmp_path, monkeypatch) == ""
     args = argparse.Namespace(output=tmp_path, iterations=14)
     straight, killed = Side(args, "straight"), Side(args, "killed")
-    for kind, name in (("values", "loop.epoch"), ("files", "model.safetensors")):
-        found = flatten(getattr(straight, kind)())
+    found = flatten(straight.saved())
+    for name in ("loop.epoch", "model.safetensors"):
         assert name in found
         changed = {**found, name: "another value"}
-        monkeypatch.setattr(killed, kind, lambda changed=changed: changed)
         told = f"{name} differs: {found[name]} straight through, another value after the kills."
-        assert first_difference(straight, killed) == told
+        with monkeypatch.context() as patched:
+            patched.setattr(killed, "saved", lambda changed=changed: changed)
+            assert first_difference(straight, killed) == told
     path = tmp_path / "killed/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (changed,) = [line for line in lines if line["iteration"] == 7 and "train/loss" in line]

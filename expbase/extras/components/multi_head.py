@@ -49,7 +49,7 @@ class EndlessBatches(DataPosition):
 
     def read(self, iteration: int = 0) -> Any:
         """Returns the next batch of this rank."""
-        if self.ended:
+        if self.needs_epoch:
             self.open(self.epoch + 1)
         return super().read(iteration)
 
