@@ -6,7 +6,8 @@ try:
     import gymnasium
     from gymnasium.vector import AutoresetMode  # since 1.1: the step after the last is a reset
 except ImportError as error:
-    raise SystemExit(f'{error}; expected gymnasium 1.1 to 1.4: pip install "expbase[cartpole]"') from None
+    told = f'{error}; expected gymnasium 1.1 or newer: pip install "expbase[cartpole]"'
+    raise SystemExit(told) from None
 
 HEIGHT, WIDTH = 100, 160  # of a frame, in pixels
 SCALE = WIDTH / 5.4  # pixels of a metre
@@ -14,12 +15,18 @@ END = 2.4  # where the track ends on both sides, in metres
 TIME_LIMIT = 500  # steps
 
 
-def make_envs(name, num_envs):
-    """Environments that reset themselves: the step after the last one of an episode is a reset."""
+def make_envs(name, num_envs, seed):
+    """Environments, and what is seen of them [N, ...] when their first episodes begin.
+
+    They reset themselves: the step after the last one of an episode is a reset.
+    """
     envs = gymnasium.make_vec(name, num_envs)
     if envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
         raise ValueError(f"{name}: {envs.metadata['autoreset_mode']}; expected NEXT_STEP.")
-    return envs
+    for space in "action_space", "observation_space":  # else their seed is not the same twice
+        getattr(envs, space).seed(seed)
+        getattr(envs, f"single_{space}").seed(seed)
+    return envs, envs.reset(seed=seed)[0]
 
 
 def draw_frame(position, angle, step):

@@ -61,9 +61,8 @@ class CartPole(ExperimentBase):
     def setup_dataloader(self):
         """There is no data: no train_loader, no epochs, and nobody calls read_batch."""
         env = self.config.env
-        draw = np.random.default_rng([self.config.training.seed, self.rank])
-        self.envs = make_envs(env.id, env.num_envs)
-        self.observations, _ = self.envs.reset(seed=int(draw.integers(2**31)))
+        seed = int(np.random.default_rng([self.config.training.seed, self.rank]).integers(2**31))
+        self.envs, self.observations = make_envs(env.id, env.num_envs, seed)
         self.done = np.zeros(env.num_envs, "bool")  # whether the next step is a reset
         self.returns, self.lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, "int64")
 
@@ -140,9 +139,9 @@ class CartPole(ExperimentBase):
 
     def valid(self):
         """One episode in each of some new environments, by the most probable actions."""
-        name, number = self.config.env.id, -(-self.config.evaluation.num_episodes // self.world_size)
-        envs = make_envs(name, number)
-        observations, _ = envs.reset(seed=np.random.randint(2**31))
+        name = self.config.env.id
+        number = -(-self.config.evaluation.num_episodes // self.world_size)  # of this rank
+        envs, observations = make_envs(name, number, seed=np.random.randint(2**31))
         returns, is_going_on, states = np.zeros(number), np.ones(number, "bool"), []
         while is_going_on.any():
             if is_going_on[0]:
