@@ -65,7 +65,7 @@ def test_advantages_are_weighted_sums_of_what_follows_within_an_episode(
     rewards, values = draw.normal(size=[9, 1]), draw.normal(size=[10, 1])
     terminated, done = np.zeros([2, 9, 1], "bool")
     terminated[2], done[[2, 5]] = True, True  # and at step 5 the time was over
-    found = advantages_of(rewards, values, terminated, done, 0.9, 0.8)
+    found = advantages_of(values, rewards, terminated, done, 0.9, 0.8)
     for step in range(9):
         end = next((n for n in range(step, 9) if done[n]), 8)
         expected = 0.0

@@ -38,7 +38,7 @@ class Agent(paddle.nn.Layer):
         return F.log_softmax(self.actor(observations)), self.critic(observations).squeeze(-1)
 
 
-def generalized_advantages(rewards, values, terminated, done, gamma, gae_lambda):
+def generalized_advantages(values, rewards, terminated, done, gamma, gae_lambda):
     """Advantages [T, N], of values [T + 1, N]. Source: Schulman and others, arXiv:1506.02438."""
     advantages = rewards + gamma * values[1:] * ~terminated - values[:-1]
     for step in reversed(range(len(advantages) - 1)):
@@ -104,8 +104,7 @@ class CartPole(ExperimentBase):
             steps.append([actions, is_step, rewards.astype("float32"), terminated, self.done])
         actions, is_step, *outcomes = map(np.stack, zip(*steps, strict=True))
         log_probs, values = (x.numpy() for x in agent(paddle.to_tensor(np.stack(seen))))
-        outcomes.insert(1, values)
-        advantages = generalized_advantages(*outcomes, ppo.gamma, ppo.gae_lambda)
+        advantages = generalized_advantages(values, *outcomes, ppo.gamma, ppo.gae_lambda)
         returns = advantages + values[:-1]
         self.log(explained_variance=1 - advantages.var() / max(returns.var(), 1e-8))
         taken = np.take_along_axis(log_probs[:-1], actions[..., None], axis=-1)[..., 0]
@@ -128,7 +127,8 @@ class CartPole(ExperimentBase):
         log_ratio = taken - old_log_probs
         ratio = log_ratio.exp()
         clipped = ratio.clip(1 - ppo.clip, 1 + ppo.clip)
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        advantages = advantages - advantages.mean()
+        advantages = advantages / (advantages.square().mean().sqrt() + 1e-8)
         policy_loss = -paddle.minimum(ratio * advantages, clipped * advantages).mean()
         value_loss = F.mse_loss(values, returns)
         # Of the KL divergence the estimate k3 of Schulman: Approximating KL divergence, 2020.
