@@ -12,7 +12,7 @@ use in it. An episode that the time limit ends is worth what its last observatio
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from cart import draw_strip, gymnasium, make_envs
+from cart import draw_strip, make_envs, threshold_of
 
 from expbase import Config, ExperimentBase, main
 
@@ -105,11 +105,11 @@ class CartPole(ExperimentBase):
         actions, is_step, *outcomes = map(np.stack, zip(*steps, strict=True))
         log_probs, values = (x.numpy() for x in agent(paddle.to_tensor(np.stack(seen))))
         advantages = generalized_advantages(values, *outcomes, ppo.gamma, ppo.gae_lambda)
-        returns = advantages + values[:-1]
-        self.log(explained_variance=1 - advantages.var() / max(returns.var(), 1e-8))
         taken = np.take_along_axis(log_probs[:-1], actions[..., None], axis=-1)[..., 0]
-        columns = np.stack(seen[:-1]), actions, taken, advantages, returns
-        return [column[is_step] for column in columns]
+        columns = np.stack(seen[:-1]), actions, taken, advantages, advantages + values[:-1]
+        columns = [column[is_step] for column in columns]
+        self.log(explained_variance=1 - columns[-2].var() / max(columns[-1].var(), 1e-8))
+        return columns
 
     def count(self, rewards, is_step):
         """Adds a step to the episodes in progress, and logs those that it has ended."""
@@ -153,7 +153,7 @@ class CartPole(ExperimentBase):
         if name == "CartPole-v1":
             self.visualizer.add_image("episode", draw_strip(states), self.iteration)
         results = self.average({"return": returns.mean()}, weight=number)
-        return {**results, "solved": results["return"] >= gymnasium.spec(name).reward_threshold}
+        return {**results, "solved": results["return"] >= threshold_of(name)}
 
 
 if __name__ == "__main__":
