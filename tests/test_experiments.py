@@ -37,6 +37,7 @@ def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ],
             "valid/bits_per_character",
         ),
+        ("cartpole", ["optim.num_epochs=2", "evaluation.num_episodes=3"], "valid/return"),
         ("gan", ["data.num_points=1000"], "valid/quality"),
         ("flow", ["data.num_held_out=1000", "drawing.interval=4"], "valid/nll"),
         (
@@ -65,6 +66,8 @@ def test_an_experiment_trains_is_continued_and_evaluated(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if name == "cartpole":
+        pytest.importorskip("gymnasium", "1.1", reason="it needs the extra `cartpole`")
     script = ROOT / "experiments" / name / "train.py"
     output = tmp_path / "run"
     monkeypatch.syspath_prepend(str(script.parent))  # as for a script

@@ -49,6 +49,11 @@ CLAIMS = {
         "tags at least 0.92, kinds at least 0.95",
         60,
     ),
+    "cartpole": Claim(
+        lambda f: f["return"] >= 475,
+        "a mean return of 475 over 100 episodes, the environment's own threshold",
+        90,
+    ),
     "gan": Claim(lambda f: f["modes"] == 8, "every mode found", 60),
     "flow": Claim(
         lambda f: -0.02 <= f["nll"] - f["entropy"] <= 0.05,

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted(script.parent.name for script in ROOT.glob("experiments/*/train.py"))
 # Of those whose script or config needs more.
 NEEDED = {
+    "cartpole": ["cart.py"],
     "ctr": ["README.md", "blocks.py", "startup.py"],
     "flow": ["galaxy.py"],
     "multitask": ["lines.py"],
