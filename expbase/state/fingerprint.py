@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import subprocess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ _SAMPLED_BYTES = 1 << 26  # the same for an array
 # Modules whose objects do not change, or are no state.
 _SHOWN = ("re", "numpy", "numpy.dtypes", "paddle", "paddle.base.libpaddle")
 _HARMLESS = ("_thread", "weakref", "operator", "functools", *_SHOWN)
+_PROCESSES = (BaseProcess, subprocess.Popen)  # whose state is in another memory
 
 
 class Fingerprinter(Encoder):
@@ -93,8 +96,18 @@ class Fingerprinter(Encoder):
             return f"{name} {checksum_of([memoryview(value).tobytes()])}"
         module = "" if name.endswith(".Generator") else type(value).__module__
         is_harmless = module in _HARMLESS or type(value) is object
-        self.is_blind = self.is_blind or not (is_harmless or hasattr(value, "__dict__"))
+        is_seen = hasattr(value, "__dict__") and not _has_processes(value)
+        self.is_blind = self.is_blind or not (is_harmless or is_seen)
         return repr(value) if module in _SHOWN else name
+
+
+def _has_processes(value: Any, depth: int = 3) -> bool:
+    """Returns whether an object is or has a process, as environments or a pool may be."""
+    if isinstance(value, _PROCESSES):
+        return True
+    is_list = isinstance(value, (list, tuple))
+    items = value[:1] if is_list else [*getattr(value, "__dict__", {}).values()]
+    return depth > 0 and any(_has_processes(item, depth - 1) for item in items)
 
 
 def checksum(value: Any) -> str:

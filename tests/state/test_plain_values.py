@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, run_of, same_bits, trained
 
 from expbase.checkpoint.layout import CheckpointError
-from expbase.state.fingerprint import checksum
+from expbase.state.fingerprint import Fingerprinter, checksum
 from expbase.state.inventory import places
 from expbase.state.plain_values import Rollback
 
@@ -589,6 +590,22 @@ def test_equal_values_and_the_same_objects_have_one_print() -> None:
     nested: list[Any] = []
     nested.append(nested)
     assert checksum(nested) == checksum(nested)
+
+
+class Busy:
+    """Environments, say: they cannot be saved, and something works for them."""
+
+    def __init__(self, workers: Any) -> None:
+        self.lock = threading.Lock()
+        self.workers = workers
+
+
+@pytest.mark.parametrize(("worker", "is_blind"), [(Process, True), (Notes, False)])
+def test_nobody_can_look_into_another_process(worker: Any, is_blind: bool) -> None:
+    for value in (Busy([worker()]), Busy(Busy([worker()]))):  # in a wrapper, too
+        fingerprinter = Fingerprinter()
+        fingerprinter.fingerprint(value)
+        assert fingerprinter.is_blind == is_blind
 
 
 def test_a_loader_on_self_is_no_plain_value(tmp_path: Path) -> None:
