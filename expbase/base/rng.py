@@ -37,13 +37,17 @@ def seed_for(seed: int, *path: int) -> None:
 def seed_all(seed: int) -> None:
     """Seeds python, numpy and paddle, on the CPU and on this process's device."""
     seed_cpu(seed)
-    place = framework._current_expected_place_()
+    device = framework._current_expected_place_()
+    if isinstance(device, core.CPUPlace):
+        return
+    place = core.Place()  # the classes of paddle 3.0 cannot be asked themselves
+    place.set_place(device)
     if place.is_gpu_place():
         core.default_cuda_generator(place.gpu_device_id()).manual_seed(seed)
     elif place.is_xpu_place():
         core.default_xpu_generator(place.xpu_device_id()).manual_seed(seed)
     elif place.is_custom_place():
-        core.default_custom_device_generator(place).manual_seed(seed)
+        core.default_custom_device_generator(device).manual_seed(seed)
 
 
 def seed_cpu(seed: int) -> None:

@@ -202,6 +202,9 @@ def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPat
         is_gpu_place: Callable[[Any], bool] = staticmethod(lambda: True)
         gpu_device_id: Callable[[Any], int] = staticmethod(lambda: 3)
 
+        def set_place(self, device: object) -> None:
+            assert device is card
+
     class Generator:
         def manual_seed(self, seed: int) -> None:
             seeded.append(seed)
@@ -211,7 +214,9 @@ def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPat
         return Generator()
 
     seeded: list[int] = []
-    monkeypatch.setattr(rng.framework, "_current_expected_place_", Place)
+    card = object()
+    monkeypatch.setattr(rng.framework, "_current_expected_place_", lambda: card)
+    monkeypatch.setattr(rng.core, "Place", Place)
     monkeypatch.setattr(rng.core, "default_cuda_generator", generator_of, raising=False)
     rng.seed_all(5)
     assert seeded == [5]
