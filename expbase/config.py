@@ -244,7 +244,9 @@ def nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
 
 def _parsed(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        loaded = yaml.load(text, Loader=_Loader)
+        repr(loaded)  # a number of very many digits can be read, as 0x…, and not be written
+        return loaded
     # Its constructors end in any of these: at a date like 2020-13-45, at `!!bool x`.
     except (yaml.YAMLError, *DAMAGES) as error:
         raise ConfigError(f"{source}: not YAML: {error}") from error

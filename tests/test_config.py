@@ -359,9 +359,10 @@ BOMB = "a: &a [x]\n" + "".join(
         (BOMB, "more than 20000 values, with what aliases stand for"),
         ("a: &a [*a]", "more than 20000 values, with what aliases stand for"),
         ("a: !!bool maybe", "not YAML: 'maybe'"),
+        (f"a: 0x{'f' * 5000}", "not YAML: Exceeds the limit"),
         ("#" * (1 << 20) + "\n", "1048577 bytes long; expected at most 1048576"),
     ],
-    ids=["aliases", "itself", "tag", "size"],
+    ids=["aliases", "itself", "tag", "number", "size"],
 )
 def test_a_file_that_stands_for_more_than_a_config_is_refused(
     tmp_path: Path, text: str, part: str
