@@ -483,3 +483,14 @@ def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     log = (tmp_path / "worker_0.log").read_text()
     assert "epoch 1 is over" in log
     assert log.count("{'accuracy'") == 3
+
+
+def test_a_listener_that_a_class_gets_before_it_is_made_is_called(
+    tmp_path: Path,
+) -> None:
+    class Later(Tiny): ...
+
+    called = []
+    Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
+    exp = trained(Later, tmp_path / "run", max_iteration=2)
+    assert called == [exp.iteration]

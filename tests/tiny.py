@@ -159,6 +159,17 @@ def curve(output: Path, name: str) -> dict[int, float]:
     return {line["iteration"]: line[name] for line in metrics(output) if name in line}
 
 
+def saved(output: Path) -> list[int]:
+    """The iterations that have a checkpoint."""
+    return sorted(int(path.name[5:]) for path in (output / "checkpoints").glob("step-*"))
+
+
+def validations(output: Path) -> list[dict[str, Any]]:
+    """The lines of validations.jsonl, without their times."""
+    lines = map(json.loads, (output / "validations.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
 def same_bits(one: Path, other: Path, *, todo: bool = True) -> None:
     """Asserts that two checkpoints hold the same bytes in the same files.
 

@@ -1,4 +1,4 @@
-"""A loop of one's own: the two methods that train() is made of, and loops that do without them."""
+"""The loop: what comes when, and loops of one's own, with the two methods of train() or without."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, curve, make, metrics, same_bits, trained
+from tiny import Tiny, curve, make, metrics, same_bits, saved, trained
 
 from expbase import on
+from expbase.record.meter import NonFiniteError
 from expbase.record.metrics import json_lines
 
 OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
@@ -304,3 +305,113 @@ def test_another_exit_code_of_ones_own_stays(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit, match="7"):
         trained(Leaving, tmp_path / "run")
+
+
+def test_the_last_iteration_is_validated_and_saved_off_the_interval(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=5, keep_last=0)
+    assert saved(tmp_path / "run") == [2, 4, 5]
+    assert list(curve(tmp_path / "run", "valid/accuracy")) == [3, 5]
+
+
+def test_the_last_iteration_on_the_interval_is_validated_and_saved_once(tmp_path: Path) -> None:
+    class Counting(Tiny):
+        validated = 0
+
+        def valid(self) -> dict[str, float]:
+            self.validated += 1
+            return super().valid()
+
+    exp = trained(Counting, tmp_path / "run", max_iteration=6)
+    assert exp.validated == 2
+
+
+def test_an_interval_of_zero_means_never(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", valid_interval=0, save_interval=0, log_interval=0)
+    assert saved(tmp_path / "run") == []
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_epochs_count_passes_begun_and_max_epoch_ends_the_run(tmp_path: Path) -> None:
+    exp = trained(Tiny, tmp_path / "run", max_iteration=0, max_epoch=2)
+    assert (exp.iteration, exp.epoch, exp.batch_in_epoch) == (20, 2, 10)
+    assert exp.batches_per_epoch == 10
+
+
+def test_validation_by_passes_and_by_iterations_come_once_where_they_meet(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=20, valid_interval=10, valid_every_epoch=1)
+    lines = [line["iteration"] for line in metrics(tmp_path / "run") if "valid/accuracy" in line]
+    assert lines == [10, 20]
+
+
+def test_saves_by_passes(tmp_path: Path) -> None:
+    exp = trained(Tiny, tmp_path / "run", max_iteration=25, save_interval=0, save_every_epoch=1)
+    assert saved(tmp_path / "run") == [10, 20, 25]
+    assert exp.epoch == 3
+
+
+def test_a_train_batch_may_read_any_number_of_batches(tmp_path: Path) -> None:
+    class Greedy(Tiny):
+        def train_batch(self) -> None:
+            self.read_batch()
+            self.read_batch()
+            super().train_batch()
+
+    exp = trained(Greedy, tmp_path / "run", max_iteration=4)
+    assert (exp.epoch, exp.batch_in_epoch) == (2, 2)
+
+
+def test_stop_ends_after_the_iteration_with_a_checkpoint(tmp_path: Path) -> None:
+    class Stopping(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.stop("enough")
+
+    exp = trained(Stopping, tmp_path / "run", max_iteration=100, save_interval=50)
+    assert exp.iteration == 3
+    assert saved(tmp_path / "run") == [3]
+    assert "[3] STOPPED by enough" in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_a_pass_that_ends_within_an_update_ends_the_run_there(tmp_path: Path) -> None:
+    class Pairs(Tiny):
+        size = 20  # five batches a pass
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            super().train_batch()
+
+    rare = {"valid_interval": 0, "log_interval": 0, "keep_last": 0}
+    exp = trained(Pairs, tmp_path / "run", max_iteration=0, max_epoch=1, save_interval=50, **rare)
+    assert exp.iteration == 3
+    trained(Pairs, tmp_path / "every", max_iteration=8, save_interval=0, save_every_epoch=1, **rare)
+    assert saved(tmp_path / "every") == [3, 5, 8]
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_holds_it(
+    tmp_path: Path, interval: int
+) -> None:
+    class Diverging(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.log(loss=float("nan"))
+
+    with pytest.raises(NonFiniteError, match=r"loss=nan at iteration 3.*step-00000002"):
+        trained(Diverging, tmp_path / "run", log_interval=interval)
+    assert saved(tmp_path / "run") == [2]
+    warned = trained(Diverging, tmp_path / "warned", nonfinite="warn")
+    assert warned.iteration == 6
+    assert "loss=nan at iteration 3" in (tmp_path / "warned/worker_0.log").read_text()
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_a_pending_nan_that_is_allowed_does_not_stop_a_save(tmp_path: Path, policy: str) -> None:
+    class Bad(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.log(loss=float("nan"))
+
+    exp = trained(Bad, tmp_path / "run", nonfinite=policy, log_interval=5, save_interval=2)
+    assert exp.iteration == 6
