@@ -14,7 +14,6 @@ from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 from expbase import ExperimentBase, on
 from expbase.checkpoint import storage
 from expbase.events import EVENTS, Events, Filter
-from expbase.extras.prediction import Prediction
 
 
 class Stepped(Helped):
@@ -201,22 +200,6 @@ def test_an_upload_that_fails_ends_the_run_and_loses_nothing(tmp_path: Path) -> 
     trained(Mirrored, tmp_path / "run", save_interval=2)
     trained(Mirrored, tmp_path / "straight", save_interval=2)
     same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("run", "straight")))
-
-
-class Predicting(Prediction, Traced):
-    def predict_batch(self, batch: Any) -> Any:
-        self.trace.append("predict_batch")
-        return self.model(batch[0])
-
-
-def test_predict_fires_per_batch(tmp_path: Path) -> None:
-    exp: Any = make(Predicting, tmp_path / "run")
-    exp.setup()
-    exp.trace.clear()
-    exp.predict(exp.valid_loader)  # ten samples by three
-    exp.close()
-    per_batch = "predict_batch on_predict_batch_end "
-    assert exp.trace == f"on_predict_begin {per_batch * 4} on_predict_end terminal".split()
 
 
 def test_saving_and_loading_a_model_are_told_before(tmp_path: Path) -> None:
@@ -439,6 +422,7 @@ class Failing(Stepped):
 
     def terminal(self) -> None:
         self.called.append("terminal")
+        raise ValueError("in terminal")
 
 
 def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Path) -> None:
@@ -452,8 +436,9 @@ def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Pa
         "terminal",
     ]
     log = (tmp_path / "worker_0.log").read_text()
-    for text in ("in on_exception, after the failure", "in tell, after", "in end, after"):
-        assert text in log
+    assert log.count("ArithmeticError: the original") == 1
+    places = ("in on_exception, after the failure", "in tell, after", "in end, after")
+    assert all(text in log for text in (*places, "while closing: ValueError('in terminal')"))
 
 
 def test_every_event_is_documented() -> None:

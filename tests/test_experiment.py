@@ -10,7 +10,7 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, make, run_of, saved, trained, training_config
+from tiny import Tiny, make, saved, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.front import put_in_front
@@ -246,18 +246,6 @@ def test_a_stateful_object_that_appears_after_setup_is_an_error(tmp_path: Path) 
         trained(Late, tmp_path / "run")
 
 
-class Reading(Tiny):
-    """Notes what it trains on, and spoils it."""
-
-    noted: dict[int, Any] = {}  # noqa: RUF012
-
-    def read_batch(self) -> Any:
-        points, labels = super().read_batch()
-        self.noted[self.iteration] = (points.numpy().copy(), run_of(self).data.batches.indices)
-        points.zero_()
-        return points, labels
-
-
 def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> None:
     class Without(Tiny):
         valid = ExperimentBase.valid  # type: ignore[assignment]
@@ -277,7 +265,7 @@ def test_a_step_of_setup_without_super_is_an_error_in_words(tmp_path: Path, name
         trained(own, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load"])
+@pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load", "going_on"])
 def test_what_comes_before_setup_is_said(tmp_path: Path, name: str) -> None:
     with pytest.raises(RuntimeError, match=rf"{name}: called before setup\(\); expected exp.setup"):
         getattr(make(Tiny, tmp_path), name)()

@@ -112,6 +112,20 @@ class Helped(Tiny):
         self.step_optimizers()
 
 
+class Broken(Tiny):
+    """Tiny, which fails in its first iteration."""
+
+    def train_batch(self) -> None:
+        raise ArithmeticError("no")
+
+
+class Dataless(Tiny):
+    """Tiny, which fails in its setup."""
+
+    def setup_dataloader(self) -> None:
+        raise ValueError("no data")
+
+
 def run_of(experiment: ExperimentBase) -> Any:
     """The Run of an experiment: what only a test may look into."""
     return vars(experiment)["_ExperimentBase__run"]
@@ -162,6 +176,11 @@ def curve(output: Path, name: str) -> dict[int, float]:
 def saved(output: Path) -> list[int]:
     """The iterations that have a checkpoint."""
     return sorted(int(path.name[5:]) for path in (output / "checkpoints").glob("step-*"))
+
+
+def ledger(output: Path) -> list[dict[str, Any]]:
+    """The records of ledger.jsonl."""
+    return [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
 
 
 def validations(output: Path) -> list[dict[str, Any]]:

@@ -16,13 +16,14 @@ from expbase.checkpoint.named import find_in_run
 from expbase.tools.runs import read_run
 
 
-def test_an_infinite_score_is_kept(tmp_path: Path) -> None:
+def test_a_run_of_infinite_scores_has_no_best_one_and_goes_on(tmp_path: Path) -> None:
     class Unbounded(Tiny):
         def valid(self) -> dict[str, float]:
             return {"perplexity": float("inf")}
 
     trained(Unbounded, tmp_path / "run", monitor="perplexity", max_iteration=3)
     trained(Unbounded, tmp_path / "run", monitor="perplexity", max_iteration=6)
+    assert best_of(tmp_path / "run") == []
 
 
 def test_the_best_checkpoints_are_kept_and_nan_never_wins(tmp_path: Path) -> None:
@@ -61,6 +62,7 @@ def test_every_checkpoint_that_is_asked_for_may_be_the_best_one(tmp_path: Path, 
 def test_a_monitor_that_valid_does_not_give_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.monitor: 'acc' given; .* accuracy"):
         trained(Tiny, tmp_path / "run", monitor="acc", valid_interval=2)
+    assert saved(tmp_path / "run") == [2]  # the checkpoint stands before the validation
 
 
 def test_what_an_overridden_evaluate_returns_counts(tmp_path: Path) -> None:
@@ -125,6 +127,8 @@ def test_what_could_not_be_written_is_not_the_best_and_the_best_that_is_there_st
     trained(Full, tmp_path / "run", background_save=background, **EVERY_SECOND)
     log = (tmp_path / "run/worker_0.log").read_text()
     assert "[4] NO CHECKPOINT: " in log
+    assert "No space left on device" in log
+    assert "The newest good one is step-00000002, and training goes on." in log
     assert "run the same command" not in log
     assert "best        score=0.5 at iteration 2" in log
     names = [path.name for path in layout.listed(tmp_path / "run/checkpoints")]

@@ -13,10 +13,10 @@ import numpy as np
 import paddle
 import pytest
 from test_loop import ByEpochs
-from tiny import Notes, Tiny, curve, metrics, run_script, same_bits, trained, validations
+from tiny import Notes, Tiny, curve, run_script, same_bits, trained, validations
 
 from expbase import Config, on
-from expbase.checkpoint import layout, storage
+from expbase.checkpoint import layout
 from expbase.record.meter import NonFiniteError
 
 
@@ -196,12 +196,6 @@ def test_a_loop_over_epochs_makes_up_for_what_follows_its_last_checkpoint(tmp_pa
     assert validations(tmp_path)[-1]["finished"]
 
 
-def test_a_mistyped_monitor_is_told_when_the_checkpoint_stands(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.monitor"):
-        trained(Tiny, tmp_path, monitor="acuracy", valid_interval=2)
-    assert layout.listed(tmp_path / "checkpoints")
-
-
 # --- several ranks ---------------------------------------------------------------------------
 
 LONG = """
@@ -345,28 +339,6 @@ def test_a_mask_that_is_infinite_is_no_mistake(tmp_path: Path) -> None:
 
     trained(Masked, tmp_path, max_iteration=2)
     assert layout.listed(tmp_path / "checkpoints")
-
-
-def test_without_room_training_goes_on_and_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = storage.write_flushed
-
-    class Full(Tiny):
-        def on_save_checkpoint(self) -> None:
-            monkeypatch.setattr(storage, "write_flushed", full if self.iteration == 4 else write)
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    trained(Full, tmp_path, save_interval=2, background_save=False)
-    names = [path.name for path in layout.listed(tmp_path / "checkpoints")]
-    assert names == ["step-00000002", "step-00000006"]
-    text = (tmp_path / "worker_0.log").read_text()
-    assert "[4] NO CHECKPOINT: " in text
-    assert "No space left on device" in text
-    assert "The newest good one is step-00000002, and training goes on." in text
-    assert len(metrics(tmp_path)) > 6
 
 
 def test_an_overridden_save_is_what_the_loop_calls(tmp_path: Path) -> None:

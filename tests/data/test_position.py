@@ -96,13 +96,6 @@ def test_a_loader_that_ends_too_early_is_an_error() -> None:
         iterator.read()
 
 
-def test_reading_before_a_loader_is_attached_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
-        DataPosition().read()
-    with pytest.raises(ValueError, match=r"self\.train_loader: not set by setup_dataloader"):
-        DataPosition().open(1)
-
-
 # --- loaders with a state of their own ---------------------------------------------------------
 
 

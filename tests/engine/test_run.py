@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import os
+import re
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import forks
 import pytest
-from tiny import Tiny, make, trained
+from tiny import Tiny, ledger, make, trained
 
 from expbase.checkpoint import layout, storage
 from expbase.engine.stop import StopRequests
-
-
-class Failing(Tiny):
-    """Fails in training, and again in every handler that comes after."""
-
-    def train_batch(self) -> None:
-        super().train_batch()
-        raise ZeroDivisionError("the original")
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.exceptions = [*getattr(self, "exceptions", []), exception]
-        raise RuntimeError("in the handler")
-
-    def on_train_end(self) -> None:
-        raise RuntimeError("at the end")
-
-    def terminal(self) -> None:
-        self.terminals = getattr(self, "terminals", 0) + 1
-        raise RuntimeError("in terminal")
-
-
-def test_the_original_exception_goes_on_whatever_the_handlers_do(tmp_path: Path) -> None:
-    exp = make(Failing, tmp_path / "run")
-    exp.setup()
-    with pytest.raises(ZeroDivisionError, match="the original"):
-        exp.run()
-    exp.close()
-    assert [str(e) for e in exp.exceptions] == ["the original"]
-    assert exp.terminals == 1
-    log = (tmp_path / "run/worker_0.log").read_text()
-    assert log.count("ZeroDivisionError: the original") == 1
-    for text in ("in the handler", "at the end", "in terminal"):
-        assert text in log
-
-
-def test_a_failure_in_terminal_alone_is_an_error(tmp_path: Path) -> None:
-    class Ending(Tiny):
-        def terminal(self) -> None:
-            raise OSError("upload failed")
-
-    with pytest.raises(OSError, match="upload failed"):
-        trained(Ending, tmp_path / "run", max_iteration=1)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -124,12 +83,15 @@ def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
 
 
 def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
+    class Dividing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            raise ZeroDivisionError("the original")
+
     trained(Tiny, tmp_path / "run", max_iteration=2)
     with pytest.raises(ZeroDivisionError):
-        trained(Failing, tmp_path / "run", max_iteration=4)
-    records = [
-        json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()
-    ]
+        trained(Dividing, tmp_path / "run", max_iteration=4)
+    records = ledger(tmp_path / "run")
     told = [(r["event"], r["iteration"], r.get("reason"), r.get("exit_code")) for r in records]
     assert told == [
         ("start", 0, None, None),
@@ -221,3 +183,53 @@ def test_finished_tells_the_end_from_an_interruption(
             exp.run()
     assert said == [False] * (len(said) - 1) + [finished]
     assert exp.finished is finished
+
+
+def test_a_terminal_that_fails_is_in_the_record(tmp_path: Path) -> None:
+    class Failing(Tiny):
+        def terminal(self) -> None:
+            raise OSError("no upload")
+
+    exp = make(Failing, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(OSError, match="no upload"):
+        exp.run()
+    assert not exp.finished
+    last = ledger(tmp_path / "run")[-1]
+    assert (last["event"], last["reason"], last["exit_code"]) == ("end", "OSError('no upload')", 1)
+
+
+@pytest.mark.parametrize("place", ["valid", "on_train_begin", "terminal", "setup_model"])
+@pytest.mark.parametrize("code", [0, None])
+def test_an_exit_that_says_that_all_is_well_is_a_failure(
+    tmp_path: Path, place: str, code: int | None
+) -> None:
+    def leave(self: Tiny, *_: object) -> None:
+        sys.exit(code)
+
+    with pytest.raises(SystemExit) as ended:
+        trained(type("Leaving", (Tiny,), {place: leave}), tmp_path / "run")
+    text = rf"sys\.exit\({code}\) called in leave \(test_run\.py:\d+\): the run has not finished"
+    assert re.match(text, str(ended.value.code))  # a text, after which python answers 1
+    last = ledger(tmp_path / "run")[-1]
+    assert (last["exit_code"], "called in leave" in last["reason"]) == (1, True)
+
+
+def test_another_exit_code_of_ones_own_stays(tmp_path: Path) -> None:
+    class Leaving(Tiny):
+        def valid(self) -> Any:
+            sys.exit(7)
+
+    with pytest.raises(SystemExit, match="7"):
+        trained(Leaving, tmp_path / "run")
+
+
+def test_an_experiment_is_set_up_and_run_once(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(RuntimeError, match="setup: called a second time"):
+        exp.setup()
+    exp.run()
+    assert exp.finished
+    with pytest.raises(RuntimeError, match="run: this experiment is closed"):
+        exp.run()

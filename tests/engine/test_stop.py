@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from tiny import (
     TESTS,
     Tiny,
     curve,
+    ledger,
     make,
     run_of,
     run_script,
@@ -67,7 +67,7 @@ def trains(run: Path) -> Callable[[], bool]:
 
 
 def last_record(run: Path) -> dict[str, object]:
-    return json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
+    return ledger(run)[-1]
 
 
 class Signalled(Tiny):
