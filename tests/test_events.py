@@ -1,3 +1,5 @@
+"""The events of a run: their order, listeners and filters, and what a failing one does."""
+
 from __future__ import annotations
 
 import re

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 from driving import Endless, Noisy, RememberingSampler, adapted, drawn, indices, loader, plain
-from paddle.io import BatchSampler, DataLoader, Dataset, RandomSampler, WeightedRandomSampler
+from paddle.io import BatchSampler, DataLoader, Dataset, WeightedRandomSampler
 
 from expbase.base import rng
 from expbase.data.loaders import Shard, adapt_loader
@@ -26,15 +26,6 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert indices(drawn(adapted(loader()), epoch=2)) != indices(first)
     assert indices(drawn(adapted(loader(), seed=4))) != indices(first)
     assert sorted(indices(first)) == list(range(10))
-
-
-def test_paddles_random_sampler_is_seeded_too() -> None:
-    def make() -> DataLoader:
-        return DataLoader(
-            Noisy(), batch_sampler=BatchSampler(sampler=RandomSampler(Noisy()), batch_size=3)
-        )
-
-    assert drawn(adapted(make())) == drawn(adapted(make()))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -1,3 +1,5 @@
+"""Layers from configs, heads by name, and what their checkpoints and predictions are."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Runs from YAML: the pages' examples, what is made of a file, and the answers to mistakes in it."""
+
 from __future__ import annotations
 
 import contextlib
