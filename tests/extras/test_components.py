@@ -1,4 +1,4 @@
-"""Layers from configs, heads by name, and what their checkpoints and predictions are."""
+"""Parts with declared inputs and outputs: readers, heads, what they predict, write and export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs from YAML: the pages' examples, what is made of a file, and the answers to mistakes in it."""
+"""Runs from YAML: runners one after the other, stages in their places, mistakes by their keys."""
 
 from __future__ import annotations
 
