@@ -13,8 +13,9 @@ from expbase.data.shared_memory import remove_left_files
 
 # What takes longest begins first, so that no core waits for it at the end.
 _FIRST = """
-    proofs readme watch stopping evaluation experiment safe_first runner mixins verify distributed
-    provenance first_updates training local restarts launch console board experiments
+    proofs readme watch stop evaluate_and_export evaluation resume experiment safe_first runner
+    mixins verify distributed provenance first_updates update rank_state restarts launch
+    progress_bar board experiments
 """.split()
 
 

@@ -7,18 +7,16 @@ import itertools
 import math
 import os
 import re
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paddle.io import DataLoader
+from tiny import Tiny, trained
 
-from expbase import Config, ConfigError, get_default_training_config
+from expbase import Config, ConfigError, default_argument_parser, get_default_training_config
+from expbase.cli import load_config
 from expbase.config import differences, dump_yaml, flatten, load_yaml
 from expbase.defaults import check_training, fill
-from expbase.engine.advice import likely_mistakes
 
 DEFAULTS = {
     "max_iteration": 10000, "max_epoch": 0,
@@ -306,38 +304,6 @@ def test_a_config_in_the_place_of_yacs_reads_what_yacs_reads(tmp_path: Path) -> 
             config.merge_from_list(words)
 
 
-def test_little_shared_memory_for_workers_is_a_likely_mistake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    training = get_default_training_config()
-    room = SimpleNamespace(free=64 << 20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
-    loader = DataLoader([1, 2, 3], num_workers=2, prefetch_factor=3)
-    (text,) = likely_mistakes(training, loader)
-    assert text.startswith("/dev/shm has room for 64 MB: if 7 batches need more, the workers die")
-    in_process = DataLoader([1, 2, 3], num_workers=0)
-    by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
-    assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("expbase.engine.advice.SHARED_MEMORY", Path("/dev/none"))
-        assert not [*likely_mistakes(training, loader)]
-    room.free = 1 << 30
-    assert not [*likely_mistakes(training, loader)]
-
-
-@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
-def test_one_process_of_several_that_a_scheduler_started_is_told(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    training = get_default_training_config()
-    monkeypatch.setenv(name, "1")
-    assert not list(likely_mistakes(training, None))
-    monkeypatch.setenv(name, "4")
-    assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
-    monkeypatch.setattr("expbase.ranks.collectives.world_size", lambda: 4)
-    assert not list(likely_mistakes(training, None))
-
-
 @pytest.mark.parametrize("key", ["sanity_batches", "overfit_batches"])
 def test_a_key_that_is_gone_says_what_to_do_instead(key: str) -> None:
     text = rf"training\.{key}'? is gone|training\.{key}: this key is gone"
@@ -384,3 +350,21 @@ def test_aliases_and_merged_sections_are_read_and_never_written(tmp_path: Path) 
 def test_a_pipe_for_a_config_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     assert "no regular file" in complaint(load_yaml, tmp_path / "config.yaml")
+
+
+def test_defaults_are_checked_on_the_command_line_too() -> None:
+    class Nothing(Tiny):
+        @classmethod
+        def default_config(cls) -> Any: ...
+
+    with pytest.raises(ConfigError, match=r"Begin default_config with .* and return the config"):
+        load_config(Nothing, default_argument_parser().parse_args([]))
+
+
+def test_values_within_the_config_may_be_written(tmp_path: Path) -> None:
+    class Writing(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.config.training.log_interval = 3
+
+    trained(Writing, tmp_path / "run")

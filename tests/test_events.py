@@ -1,3 +1,5 @@
+"""The events of a run: their order, listeners and filters, and what a failing one does."""
+
 from __future__ import annotations
 
 import re
@@ -14,7 +16,6 @@ from tiny import Helped, Notes, Tiny, make, metrics, same_bits, trained
 from expbase import ExperimentBase, on
 from expbase.checkpoint import storage
 from expbase.events import EVENTS, Events, Filter
-from expbase.extras.prediction import Prediction
 
 
 class Stepped(Helped):
@@ -201,22 +202,6 @@ def test_an_upload_that_fails_ends_the_run_and_loses_nothing(tmp_path: Path) -> 
     trained(Mirrored, tmp_path / "run", save_interval=2)
     trained(Mirrored, tmp_path / "straight", save_interval=2)
     same_bits(*(tmp_path / run / "checkpoints/step-00000006" for run in ("run", "straight")))
-
-
-class Predicting(Prediction, Traced):
-    def predict_batch(self, batch: Any) -> Any:
-        self.trace.append("predict_batch")
-        return self.model(batch[0])
-
-
-def test_predict_fires_per_batch(tmp_path: Path) -> None:
-    exp: Any = make(Predicting, tmp_path / "run")
-    exp.setup()
-    exp.trace.clear()
-    exp.predict(exp.valid_loader)  # ten samples by three
-    exp.close()
-    per_batch = "predict_batch on_predict_batch_end "
-    assert exp.trace == f"on_predict_begin {per_batch * 4} on_predict_end terminal".split()
 
 
 def test_saving_and_loading_a_model_are_told_before(tmp_path: Path) -> None:
@@ -439,6 +424,7 @@ class Failing(Stepped):
 
     def terminal(self) -> None:
         self.called.append("terminal")
+        raise ValueError("in terminal")
 
 
 def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Path) -> None:
@@ -452,8 +438,9 @@ def test_the_original_exception_is_seen_by_all_handlers_and_goes_on(tmp_path: Pa
         "terminal",
     ]
     log = (tmp_path / "worker_0.log").read_text()
-    for text in ("in on_exception, after the failure", "in tell, after", "in end, after"):
-        assert text in log
+    assert log.count("ArithmeticError: the original") == 1
+    places = ("in on_exception, after the failure", "in tell, after", "in end, after")
+    assert all(text in log for text in (*places, "while closing: ValueError('in terminal')"))
 
 
 def test_every_event_is_documented() -> None:
@@ -483,3 +470,14 @@ def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     log = (tmp_path / "worker_0.log").read_text()
     assert "epoch 1 is over" in log
     assert log.count("{'accuracy'") == 3
+
+
+def test_a_listener_that_a_class_gets_before_it_is_made_is_called(
+    tmp_path: Path,
+) -> None:
+    class Later(Tiny): ...
+
+    called = []
+    Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
+    exp = trained(Later, tmp_path / "run", max_iteration=2)
+    assert called == [exp.iteration]

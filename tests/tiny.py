@@ -112,6 +112,20 @@ class Helped(Tiny):
         self.step_optimizers()
 
 
+class Broken(Tiny):
+    """Tiny, which fails in its first iteration."""
+
+    def train_batch(self) -> None:
+        raise ArithmeticError("no")
+
+
+class Dataless(Tiny):
+    """Tiny, which fails in its setup."""
+
+    def setup_dataloader(self) -> None:
+        raise ValueError("no data")
+
+
 def run_of(experiment: ExperimentBase) -> Any:
     """The Run of an experiment: what only a test may look into."""
     return vars(experiment)["_ExperimentBase__run"]
@@ -157,6 +171,22 @@ def metrics(output: Path) -> list[dict[str, Any]]:
 def curve(output: Path, name: str) -> dict[int, float]:
     """One metric by iteration."""
     return {line["iteration"]: line[name] for line in metrics(output) if name in line}
+
+
+def saved(output: Path) -> list[int]:
+    """The iterations that have a checkpoint."""
+    return sorted(int(path.name[5:]) for path in (output / "checkpoints").glob("step-*"))
+
+
+def ledger(output: Path) -> list[dict[str, Any]]:
+    """The records of ledger.jsonl."""
+    return [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
+
+
+def validations(output: Path) -> list[dict[str, Any]]:
+    """The lines of validations.jsonl, without their times."""
+    lines = map(json.loads, (output / "validations.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
 def same_bits(one: Path, other: Path, *, todo: bool = True) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import Tiny, make, run_of, same_bits, trained
+from tiny import Tiny, make, run_of, same_bits, saved, trained
 
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import Checkpointer
@@ -200,33 +200,6 @@ def test_nothing_but_damaged_checkpoints_is_an_error_and_no_fresh_start(tmp_path
     assert [file.name for file in aside.parent.iterdir()] == [aside.name]
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "file"])
-def test_a_checkpoint_path_without_a_checkpoint_is_an_error(tmp_path: Path, what: str) -> None:
-    path = tmp_path / what
-    if what == "empty":
-        path.mkdir()
-    if what == "file":
-        path.write_text("x")
-    with pytest.raises(CheckpointError, match="no intact checkpoint there; expected a directory"):
-        trained(Tiny, tmp_path / "run", {"checkpoint_path": str(path)})
-
-
-def test_a_foreign_run_is_read_without_changing_anything_in_it(tmp_path: Path) -> None:
-    trained(Tiny, tmp_path / "theirs", max_iteration=4)
-    (tmp_path / "theirs/checkpoints/step-00000004/state.json").write_text("damaged")
-    before = sorted(str(path) for path in (tmp_path / "theirs").rglob("*"))
-    args = {"checkpoint_path": str(tmp_path / "theirs")}
-    trained(Tiny, tmp_path / "ours", args, max_iteration=3)
-    assert sorted(str(path) for path in (tmp_path / "theirs").rglob("*")) == before
-    log = (tmp_path / "ours/worker_0.log").read_text()
-    assert "theirs/checkpoints/step-00000002" in log
-
-
-def test_no_absolute_path_stands_in_a_checkpoint(two_iterations: Path) -> None:
-    for file in (two_iterations / "checkpoints/step-00000002").iterdir():
-        assert str(two_iterations).encode() not in file.read_bytes()
-
-
 @pytest.mark.parametrize("how", ["zeros", "pending"])
 def test_gradients_that_are_there_come_back(tmp_path: Path, how: str) -> None:
     class TwoHeads(Tiny):
@@ -358,3 +331,43 @@ def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) ->
     assert elsewhere.newest_name == "none yet"
     elsewhere._rank = 1
     assert elsewhere.newest_name == "rank 0's newest"
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("failing", [2, 6])
+def test_a_first_or_last_save_that_fails_ends_the_run_and_keeps_the_earlier_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, background: bool
+) -> None:
+    class Filling(Tiny):
+        def on_save_checkpoint(self) -> None:
+            if self.iteration == failing:
+                monkeypatch.setattr(storage, "write_flushed", full)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(
+        CheckpointError, match=r"step-0+\d: .*No space left.*checkpoints are intact"
+    ):
+        trained(Filling, tmp_path / "run", background_save=background)
+    monkeypatch.undo()
+    assert saved(tmp_path / "run") == [n for n in (2, 4) if n < failing]
+    assert trained(Tiny, tmp_path / "run").iteration == 6
+
+
+def test_background_and_plain_saves_write_the_same(tmp_path: Path) -> None:
+    for background in (False, True):
+        trained(Tiny, tmp_path / str(background), background_save=background)
+    same_bits(*(tmp_path / n / "checkpoints/step-00000006" for n in ("True", "False")))
+
+
+def test_names_of_the_format_are_no_ones_names(tmp_path: Path) -> None:
+    class Named(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            for name in ("values", "rank_head", "parameters", "state"):
+                setattr(self, name, paddle.nn.Linear(1, 1))
+
+    trained(Named, tmp_path / "run", max_iteration=2)
+    exp = trained(Named, tmp_path / "run", max_iteration=4)
+    assert exp.iteration == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -14,14 +13,11 @@ import numpy as np
 import paddle
 import pytest
 from test_loop import ByEpochs
-from tiny import Notes, Tiny, curve, make, metrics, run_script, same_bits, trained
+from tiny import Notes, Tiny, curve, run_script, same_bits, trained, validations
 
 from expbase import Config, on
-from expbase.checkpoint import layout, storage
-from expbase.checkpoint.best import best_of
-from expbase.checkpoint.named import find_in_run
+from expbase.checkpoint import layout
 from expbase.record.meter import NonFiniteError
-from expbase.tools.runs import read_run
 
 
 class Broken(Exception):
@@ -96,12 +92,6 @@ OPTIONS: dict[str, Any] = {
     "monitor": "score",
     "keep_last": 2,
 }
-
-
-def validations(run: Path) -> list[dict[str, Any]]:
-    """The lines of validations.jsonl, without their times."""
-    lines = map(json.loads, (run / "validations.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
 def same_run(one: Path, other: Path) -> None:
@@ -204,12 +194,6 @@ def test_a_loop_over_epochs_makes_up_for_what_follows_its_last_checkpoint(tmp_pa
     trained(once, tmp_path, **options)
     assert list(curve(tmp_path, "valid/accuracy")) == [10, 20]
     assert validations(tmp_path)[-1]["finished"]
-
-
-def test_a_mistyped_monitor_is_told_when_the_checkpoint_stands(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.monitor"):
-        trained(Tiny, tmp_path, monitor="acuracy", valid_interval=2)
-    assert layout.listed(tmp_path / "checkpoints")
 
 
 # --- several ranks ---------------------------------------------------------------------------
@@ -355,121 +339,6 @@ def test_a_mask_that_is_infinite_is_no_mistake(tmp_path: Path) -> None:
 
     trained(Masked, tmp_path, max_iteration=2)
     assert layout.listed(tmp_path / "checkpoints")
-
-
-def test_a_score_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
-    class Infinite(Tiny):
-        def valid(self) -> dict[str, float]:
-            return {"score": {2: 0.5, 4: float("inf"), 6: float("nan")}[self.iteration]}
-
-    trained(Infinite, tmp_path, valid_interval=2, save_interval=2, monitor="score")
-    assert best_of(tmp_path) == [(2, 0.5)]
-
-
-def test_scores_of_another_metric_do_not_count(tmp_path: Path) -> None:
-    class Two(Tiny):
-        def valid(self) -> dict[str, float]:
-            return {"high": 100.0 - self.iteration, "low": float(self.iteration)}
-
-    options = {"valid_interval": 2, "save_interval": 2}
-    trained(Two, tmp_path, monitor="high", max_iteration=4, **options)
-    assert best_of(tmp_path) == [(2, 98.0), (4, 96.0)]
-    trained(Two, tmp_path, monitor="low", max_iteration=6, **options)
-    assert best_of(tmp_path) == [(6, 6.0), (4, 4.0)]
-
-
-def test_without_room_training_goes_on_and_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = storage.write_flushed
-
-    class Full(Tiny):
-        def on_save_checkpoint(self) -> None:
-            monkeypatch.setattr(storage, "write_flushed", full if self.iteration == 4 else write)
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    trained(Full, tmp_path, save_interval=2, background_save=False)
-    names = [path.name for path in layout.listed(tmp_path / "checkpoints")]
-    assert names == ["step-00000002", "step-00000006"]
-    text = (tmp_path / "worker_0.log").read_text()
-    assert "[4] NO CHECKPOINT: " in text
-    assert "No space left on device" in text
-    assert "The newest good one is step-00000002, and training goes on." in text
-    assert len(metrics(tmp_path)) > 6
-
-
-class Falling(Tiny):
-    """The later the better: 2 to 8 are validated, and saved if there is room."""
-
-    def valid(self) -> dict[str, float]:
-        return {"score": float(self.iteration)}
-
-
-EVERY_SECOND = {
-    "save_interval": 2, "valid_interval": 2, "monitor": "score", "keep_last": 1, "max_iteration": 8
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_what_could_not_be_written_is_not_the_best_and_the_best_that_is_there_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
-) -> None:
-    write = storage.write_flushed
-
-    class Full(Falling):
-        def valid(self) -> dict[str, float]:
-            return {"score": {2: 0.5, 4: 0.9, 6: 0.2, 8: 0.1}[self.iteration]}
-
-    def full(path: Path, parts: Any) -> Any:
-        if "step-00000004" in str(path):
-            raise OSError(28, "No space left on device")
-        return write(path, parts)
-
-    monkeypatch.setattr(storage, "write_flushed", full)
-    trained(Full, tmp_path / "run", background_save=background, **EVERY_SECOND)
-    log = (tmp_path / "run/worker_0.log").read_text()
-    assert "[4] NO CHECKPOINT: " in log
-    assert "run the same command" not in log
-    assert "best        score=0.5 at iteration 2" in log
-    names = [path.name for path in layout.listed(tmp_path / "run/checkpoints")]
-    assert names == ["step-00000002", "step-00000008"]
-    assert best_of(tmp_path / "run") == [(2, 0.5), (8, 0.1)]
-    assert read_run(tmp_path / "run", "run").best_iteration == 2
-    assert find_in_run(tmp_path / "run", "best").name == "step-00000002"
-    exp = make(Full, tmp_path / "run", {"evaluate": "best"}, **EVERY_SECOND)
-    exp.setup()
-    exp.load_best()
-    assert exp.iteration == 2
-    exp.close()
-
-
-def test_with_warn_an_iteration_that_is_not_finite_is_not_the_best(tmp_path: Path) -> None:
-    class Late(Diverging):
-        def valid(self) -> dict[str, float]:
-            return {"score": float(self.iteration)}
-
-    trained(Late, tmp_path, nonfinite="warn", **EVERY_SECOND)
-    assert "[8] NO CHECKPOINT: not finite" in (tmp_path / "worker_0.log").read_text()
-    assert find_in_run(tmp_path, "best").name == "step-00000004"
-
-
-def test_an_iteration_of_another_run_is_not_the_best_of_the_run_that_goes_on_from_it(
-    tmp_path: Path,
-) -> None:
-    class Rising(Falling):
-        def valid(self) -> dict[str, float]:
-            return {"score": -float(self.iteration)}
-
-    options = {**EVERY_SECOND, "keep_last": 0}
-    trained(Rising, tmp_path / "one", **options)
-    given = {"checkpoint_path": str(tmp_path / "one/4")}
-    trained(Rising, tmp_path / "two", given, **options)
-    assert [line["iteration"] for line in validations(tmp_path / "two")] == [4, 6, 8, 8]
-    assert best_of(tmp_path / "two") == [(6, -6.0), (8, -8.0)]
-    log = (tmp_path / "two/worker_0.log").read_text()
-    assert "best        score=-6 at iteration 6" in log
 
 
 def test_an_overridden_save_is_what_the_loop_calls(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import paddle
 import pytest
 from sklearn.metrics import f1_score
 from test_recipes import DOCS, experiment_of, module_of, run
-from tiny import TESTS, curve, metrics, run_ranks, same_bits
+from tiny import TESTS, curve, ledger, metrics, run_ranks, same_bits
 
 from expbase import ExperimentBase, __main__
 from expbase.checkpoint.named import find_at
@@ -225,8 +225,7 @@ def test_tensorboard_hides_what_comes_again(
 
 def starts(output: Path) -> list[int]:
     """The iterations from which it was started."""
-    lines = map(json.loads, (output / "ledger.jsonl").read_text().splitlines())
-    return [line["iteration"] for line in lines if line["event"] == "start"]
+    return [record["iteration"] for record in ledger(output) if record["event"] == "start"]
 
 
 # --- a search ----------------------------------------------------------------------------------

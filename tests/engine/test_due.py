@@ -34,6 +34,7 @@ def names(due: Due) -> str:
         ({"max_iteration": 7, "log_interval": 5}, 7, (0, 0), "log"),
         ({"max_iteration": 7, "valid_interval": 5}, 7, (0, 0), "validate at the end"),
         ({"max_iteration": 7, "save_interval": 5}, 7, (0, 0), "save"),
+        ({"max_iteration": 10, "valid_interval": 5}, 10, (0, 0), "validate"),  # once
         ({"max_iteration": 7, "save_every_epoch": 9}, 7, (0, 0), "save"),
         ({"max_iteration": 7, "valid_every_epoch": 9}, 7, (0, 0), "validate at the end"),
         ({"max_iteration": 7, "save_interval": 5}, 9, (0, 0), "save"),  # its limit was lowered

@@ -10,12 +10,8 @@ from typing import Any
 import paddle
 import pytest
 from tiny import TESTS, Tiny, metrics, trained
-from visualdl import LogReader
 
-from expbase import ConfigError, default_argument_parser, on
-from expbase.cli import load_config
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
-from expbase.record.visualizer import FILE_NAME, Visualizer
 
 sys.path.insert(0, str(TESTS / "proofs"))
 from mistakes import MISTAKES, ODD, WORDS, Case, said
@@ -118,59 +114,6 @@ def test_of_a_validation_without_results_there_is_no_line(tmp_path: Path) -> Non
     assert not re.search(r"\[2\] (epoch=1)?$", (tmp_path / "worker_0.log").read_text(), re.M)
     validations = (tmp_path / "validations.jsonl").read_text().splitlines()
     assert ["finished" in line for line in validations] == [True]
-
-
-def test_what_was_cut_is_written_again(tmp_path: Path) -> None:
-    visualizer = Visualizer(tmp_path)
-    for value in (0.25, 0.5):
-        visualizer.cut(0)
-        visualizer.add_scalar("loss", value, 1)
-    visualizer.close()
-    [record] = LogReader(file_path=str(tmp_path / FILE_NAME)).get_data("scalar", "loss")
-    assert record.value == 0.5
-
-
-def test_defaults_are_checked_on_the_command_line_too() -> None:
-    class Nothing(Tiny):
-        @classmethod
-        def default_config(cls) -> Any: ...
-
-    with pytest.raises(ConfigError, match=r"Begin default_config with .* and return the config"):
-        load_config(Nothing, default_argument_parser().parse_args([]))
-
-
-def test_a_visualizer_of_one_s_own_is_used(tmp_path: Path) -> None:
-    class Own(Visualizer):
-        def add_scalar(self, tag: str, value: Any, step: int) -> None:
-            tags.append(tag)
-
-    class Experiment(Tiny):
-        def setup_visualizer(self) -> None:
-            self.visualizer = Own(None)
-
-    tags: list[str] = []
-    trained(Experiment, tmp_path / "run")
-    assert "valid/accuracy" in tags
-
-
-def test_values_within_the_config_may_be_written(tmp_path: Path) -> None:
-    class Writing(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.config.training.log_interval = 3
-
-    trained(Writing, tmp_path / "run")
-
-
-def test_a_listener_that_a_class_gets_before_it_is_made_is_called(
-    tmp_path: Path,
-) -> None:
-    class Later(Tiny): ...
-
-    called = []
-    Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
-    exp = trained(Later, tmp_path / "run", max_iteration=2)
-    assert called == [exp.iteration]
 
 
 def test_what_is_drawn_on_the_board_alone_is_logged(

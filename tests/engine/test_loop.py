@@ -1,21 +1,18 @@
-"""A loop of one's own: the two methods that train() is made of, and loops that do without them."""
+"""The loop: what comes when, and loops of one's own, with the two methods of train() or without."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import paddle
 import pytest
-from tiny import Tiny, curve, make, metrics, same_bits, trained
+from tiny import Tiny, curve, make, metrics, same_bits, saved, trained
 
 from expbase import on
-from expbase.record.metrics import json_lines
+from expbase.record.meter import NonFiniteError
 
 OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
 END = "checkpoints/step-00000024"
@@ -132,12 +129,8 @@ def test_the_literal_loop_of_the_seed_counts_epochs_rightly_and_continues_exactl
     begins = [("begin", 1, 0), ("begin", 2, 11), ("begin", 3, 21)]
     assert [note for note in whole.noted if note[0] == "begin"] == begins
     same_bits(tmp_path / "whole" / END, tmp_path / "parts" / END)
-
-
-def test_a_loop_without_the_template_s_methods_has_returned_early(tmp_path: Path) -> None:
-    trained(Literal, tmp_path / "run", **OPTIONS)
-    text = (tmp_path / "run/worker_0.log").read_text()
-    assert "[25] STOPPED by train() returned" in text
+    # It never asked whether to go on, so all that can be said is that it returned.
+    assert "[25] STOPPED by train() returned" in (tmp_path / "whole/worker_0.log").read_text()
 
 
 def test_an_iteration_that_is_not_ended_is_an_error_that_names_the_method(tmp_path: Path) -> None:
@@ -251,56 +244,87 @@ def test_a_stop_opens_no_further_epoch(tmp_path: Path) -> None:
     assert (exp.iteration, exp.epoch, exp.epochs_ended) == (3, 1, 0)
 
 
-def test_an_experiment_is_set_up_and_run_once(tmp_path: Path) -> None:
-    exp = make(Tiny, tmp_path / "run")
-    exp.setup()
-    with pytest.raises(RuntimeError, match="setup: called a second time"):
-        exp.setup()
-    exp.run()
-    assert exp.finished
-    with pytest.raises(RuntimeError, match="run: this experiment is closed"):
-        exp.run()
+def test_the_last_iteration_is_validated_and_saved_off_the_interval(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", max_iteration=5, keep_last=0)
+    assert saved(tmp_path / "run") == [2, 4, 5]
+    assert list(curve(tmp_path / "run", "valid/accuracy")) == [3, 5]
 
 
-def test_a_terminal_that_fails_is_in_the_record(tmp_path: Path) -> None:
-    class Failing(Tiny):
-        def terminal(self) -> None:
-            raise OSError("no upload")
-
-    exp = make(Failing, tmp_path / "run")
-    exp.setup()
-    with pytest.raises(OSError, match="no upload"):
-        exp.run()
-    assert not exp.finished
-    last = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["reason"], last["exit_code"]) == ("end", "OSError('no upload')", 1)
+def test_an_interval_of_zero_means_never(tmp_path: Path) -> None:
+    trained(Tiny, tmp_path / "run", valid_interval=0, save_interval=0, log_interval=0)
+    assert saved(tmp_path / "run") == []
+    assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-def test_going_on_before_setup_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="going_on: called before setup"):
-        make(Tiny, tmp_path / "run").going_on()
+def test_epochs_count_passes_begun_and_max_epoch_ends_the_run(tmp_path: Path) -> None:
+    exp = trained(Tiny, tmp_path / "run", max_iteration=0, max_epoch=2)
+    assert (exp.iteration, exp.epoch, exp.batch_in_epoch) == (20, 2, 10)
+    assert exp.batches_per_epoch == 10
 
 
-@pytest.mark.parametrize("place", ["valid", "on_train_begin", "terminal", "setup_model"])
-@pytest.mark.parametrize("code", [0, None])
-def test_an_exit_that_says_that_all_is_well_is_a_failure(
-    tmp_path: Path, place: str, code: int | None
+def test_a_train_batch_may_read_any_number_of_batches(tmp_path: Path) -> None:
+    class Greedy(Tiny):
+        def train_batch(self) -> None:
+            self.read_batch()
+            self.read_batch()
+            super().train_batch()
+
+    exp = trained(Greedy, tmp_path / "run", max_iteration=4)
+    assert (exp.epoch, exp.batch_in_epoch) == (2, 2)
+
+
+def test_stop_ends_after_the_iteration_with_a_checkpoint(tmp_path: Path) -> None:
+    class Stopping(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.stop("enough")
+
+    exp = trained(Stopping, tmp_path / "run", max_iteration=100, save_interval=50)
+    assert exp.iteration == 3
+    assert saved(tmp_path / "run") == [3]
+    assert "[3] STOPPED by enough" in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_a_pass_that_ends_within_an_update_ends_the_run_there(tmp_path: Path) -> None:
+    class Pairs(Tiny):
+        size = 20  # five batches a pass
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            super().train_batch()
+
+    rare = {"valid_interval": 0, "log_interval": 0, "keep_last": 0}
+    exp = trained(Pairs, tmp_path / "run", max_iteration=0, max_epoch=1, save_interval=50, **rare)
+    assert exp.iteration == 3
+    trained(Pairs, tmp_path / "every", max_iteration=8, save_interval=0, save_every_epoch=1, **rare)
+    assert saved(tmp_path / "every") == [3, 5, 8]
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_holds_it(
+    tmp_path: Path, interval: int
 ) -> None:
-    def leave(self: Tiny, *_: object) -> None:
-        sys.exit(code)
+    class Diverging(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                self.log(loss=float("nan"))
 
-    with pytest.raises(SystemExit) as ended:
-        trained(type("Leaving", (Tiny,), {place: leave}), tmp_path / "run")
-    text = rf"sys\.exit\({code}\) called in leave \(test_loop\.py:\d+\): the run has not finished"
-    assert re.match(text, str(ended.value.code))  # a text, after which python answers 1
-    last = [*json_lines(tmp_path / "run/ledger.jsonl")][-1]
-    assert (last["exit_code"], "called in leave" in last["reason"]) == (1, True)
+    with pytest.raises(NonFiniteError, match=r"loss=nan at iteration 3.*step-00000002"):
+        trained(Diverging, tmp_path / "run", log_interval=interval)
+    assert saved(tmp_path / "run") == [2]
+    warned = trained(Diverging, tmp_path / "warned", nonfinite="warn")
+    assert warned.iteration == 6
+    assert "loss=nan at iteration 3" in (tmp_path / "warned/worker_0.log").read_text()
 
 
-def test_another_exit_code_of_ones_own_stays(tmp_path: Path) -> None:
-    class Leaving(Tiny):
-        def valid(self) -> Any:
-            sys.exit(7)
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_a_pending_nan_that_is_allowed_does_not_stop_a_save(tmp_path: Path, policy: str) -> None:
+    class Bad(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.log(loss=float("nan"))
 
-    with pytest.raises(SystemExit, match="7"):
-        trained(Leaving, tmp_path / "run")
+    exp = trained(Bad, tmp_path / "run", nonfinite=policy, log_interval=5, save_interval=2)
+    assert exp.iteration == 6

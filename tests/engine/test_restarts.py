@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, make, same_bits, trained, wait_until
+from tiny import TESTS, Tiny, ledger, make, same_bits, trained, wait_until
 
 from expbase import ConfigError
 from expbase.engine import restarts
@@ -180,8 +179,7 @@ def started(script: Path, *words: str, **variables: str) -> Iterator[subprocess.
 
 
 def starts(run: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run / "ledger.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == "start"]
+    return [record for record in ledger(run) if record["event"] == "start"]
 
 
 SHRINKING = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -18,7 +17,19 @@ from pathlib import Path
 import forks
 import psutil
 import pytest
-from tiny import TESTS, Tiny, curve, make, run_of, run_script, same_bits, trained, wait_until
+from tiny import (
+    TESTS,
+    Tiny,
+    curve,
+    ledger,
+    make,
+    run_of,
+    run_script,
+    same_bits,
+    trained,
+    validations,
+    wait_until,
+)
 
 from expbase.engine import run as run_file
 from expbase.engine.stop import StopReason, StopRequests
@@ -56,7 +67,7 @@ def trains(run: Path) -> Callable[[], bool]:
 
 
 def last_record(run: Path) -> dict[str, object]:
-    return json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
+    return ledger(run)[-1]
 
 
 class Signalled(Tiny):
@@ -302,11 +313,6 @@ def test_checkpoints_by_the_clock_change_neither_the_bits_nor_what_is_best(
     assert [line["iteration"] for line in validations(tmp_path / "run")] == [3, 6, 9, 12, 12]
     best = [run_of(e).checkpointer.validations.best for e in (exp, whole)]
     assert best[0] == best[1] == [(12, curve(tmp_path / "run", "valid/accuracy")[12])]
-
-
-def validations(run: Path) -> list[dict[str, object]]:
-    lines = map(json.loads, (run / "validations.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
 def test_with_the_clock_alone_the_last_iteration_is_saved_too(tmp_path: Path) -> None:

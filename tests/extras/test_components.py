@@ -1,3 +1,5 @@
+"""Parts with declared inputs and outputs: readers, heads, what they predict, write and export."""
+
 from __future__ import annotations
 
 import json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
@@ -14,7 +13,18 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle.io import DataLoader
-from tiny import Facts, Helped, Notes, Points, Tiny, curve, run_of, same_bits, training_config
+from tiny import (
+    Facts,
+    Helped,
+    Notes,
+    Points,
+    Tiny,
+    curve,
+    ledger,
+    run_of,
+    same_bits,
+    training_config,
+)
 from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase
@@ -179,7 +189,7 @@ def test_a_run_that_was_stopped_early_stays_stopped_and_answers_0(tmp_path: Path
     trained(scored(1), tmp_path / "run", **stopping())
     again = trained(Again, tmp_path / "run", **{**stopping(), "max_iteration": 50})
     assert (again.iteration, again.ended) == (3, True)
-    record = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    record = ledger(tmp_path / "run")[-1]
     assert (record["iteration"], record["exit_code"]) == (3, 0)
     log = (tmp_path / "run/worker_0.log").read_text()
     said = "[3] STOPPED by early stopping: score was 1 at best, and not better in the last 2 valid"

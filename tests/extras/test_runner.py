@@ -1,3 +1,5 @@
+"""Runs from YAML: runners one after the other, stages in their places, mistakes by their keys."""
+
 from __future__ import annotations
 
 import contextlib

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny import Tiny, run_script, trained, wait_until
+from tiny import Tiny, ledger, run_script, trained, wait_until
 
 from expbase.ranks import hang
 from expbase.ranks.hang import watching
@@ -120,6 +119,6 @@ def test_with_the_action_end_a_run_that_hangs_ends_and_says_so(tmp_path: Path) -
     text = "no progress for 1 s: phase=train iteration=3 batch_in_epoch=3 evaluated_batches=0"
     assert f"{text}. The stacks of all threads are in worker_0.log; this rank ends." in log
     assert "in hang_for_ever" in log
-    end = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    end = ledger(tmp_path / "run")[-1]
     assert (end["event"], end["iteration"], end["exit_code"]) == ("end", 3, 1)
     assert end["reason"] == text

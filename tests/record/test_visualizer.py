@@ -14,6 +14,8 @@ import numpy as np
 import paddle
 import pytest
 from PIL import Image
+from tiny import Tiny, trained
+from visualdl import LogReader
 
 from expbase.record.visualizer import FILE_NAME, Visualizer
 
@@ -243,3 +245,27 @@ def test_texts_sounds_histograms_and_figures_are_read_back(
     assert (sum(histogram.hist), len(histogram.bin_edges)) == (20, 6)
     assert pixels_of(records(tmp_path, "image", "figure")[0]).std() > 0
     assert curve(tmp_path, "tensor") == {6: 0.5}
+
+
+def test_what_was_cut_is_written_again(tmp_path: Path) -> None:
+    visualizer = Visualizer(tmp_path)
+    for value in (0.25, 0.5):
+        visualizer.cut(0)
+        visualizer.add_scalar("loss", value, 1)
+    visualizer.close()
+    [record] = LogReader(file_path=str(tmp_path / FILE_NAME)).get_data("scalar", "loss")
+    assert record.value == 0.5
+
+
+def test_a_visualizer_of_one_s_own_is_used(tmp_path: Path) -> None:
+    class Own(Visualizer):
+        def add_scalar(self, tag: str, value: Any, step: int) -> None:
+            tags.append(tag)
+
+    class Experiment(Tiny):
+        def setup_visualizer(self) -> None:
+            self.visualizer = Own(None)
+
+    tags: list[str] = []
+    trained(Experiment, tmp_path / "run")
+    assert "valid/accuracy" in tags

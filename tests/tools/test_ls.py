@@ -11,21 +11,11 @@ from typing import Any
 
 import forks
 import pytest
-from tiny import Tiny, make, trained
+from tiny import Broken, Dataless, Tiny, make, trained
 
 from expbase.__main__ import main
 from expbase.extras.mixins import GradientClipping
 from expbase.tools.runs import find, metric_lines, read_run
-
-
-class Broken(Tiny):
-    def train_batch(self) -> None:
-        raise ArithmeticError("no")
-
-
-class Dataless(Tiny):
-    def setup_dataloader(self) -> None:
-        raise ValueError("no data")
 
 
 class Stopping(Tiny):

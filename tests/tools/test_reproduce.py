@@ -17,7 +17,7 @@ import forks
 import pytest
 from pages import PAIRS, code_of
 from repository import GIT, commit, git, new_repository
-from tiny import PYTHONPATH
+from tiny import PYTHONPATH, ledger
 
 from expbase.__main__ import main
 from expbase.checkpoint import storage
@@ -117,13 +117,9 @@ NO = "NOT REPRODUCED: train/loss at iteration 0 differs: 0 then, 0 now. Not as i
 NO += "config.optim.lr: 0 → 0"
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-
-
 def change(run: Path, event: str, edit: Callable[[dict[str, Any]], object]) -> None:
     """Changes what the first record of an event says."""
-    found = records(run)
+    found = ledger(run)
     edit(next(record for record in found if record["event"] == event))
     (run / "ledger.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in found))
 

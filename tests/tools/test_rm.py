@@ -6,19 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny import Tiny, make, trained
+from tiny import Broken, Dataless, Tiny, make, trained
 
 from expbase.__main__ import main
-
-
-class Dataless(Tiny):
-    def setup_dataloader(self) -> None:
-        raise ValueError("no data")
-
-
-class Broken(Tiny):
-    def train_batch(self) -> None:
-        raise ArithmeticError("no")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import forks
 import paddle
 import pytest
 from repository import GIT, commit, new_repository
-from tiny import TESTS, Tiny, make, trained
+from tiny import TESTS, Tiny, ledger, make, trained
 
 from expbase.__main__ import main
 from expbase.checkpoint import storage
@@ -71,10 +71,6 @@ def refused(run: Path, capsys: Capture, *words: str) -> str:
     return captured.err
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-
-
 # --- a run that was made, and made again -------------------------------------------------------
 
 
@@ -108,7 +104,7 @@ def run(repository: Path) -> Path:
 
 
 def test_a_run_and_what_changed_between_its_sessions_is_shown(run: Path, capsys: Capture) -> None:
-    first, second = (record for record in records(run) if record["event"] == "start")
+    first, second = (record for record in ledger(run) if record["event"] == "start")
     body = shown(run, capsys).split("\n", 1)[1]
     plain = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \d:\d\d:\d\d", "WHEN", body)
     head, *sections = plain.split("\n\n")

@@ -101,7 +101,7 @@ def of_batch_size(experiment: type[Tiny], size: int) -> type[Tiny]:
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from test_training import ByHand, Helped, of_batch_size, weights_of
+from test_update import ByHand, Helped, of_batch_size, weights_of
 from tiny import trained
 
 for experiment in (Helped, ByHand):

@@ -1,0 +1,290 @@
+"""Fetching batches, here and in workers: what they hold, their random numbers, errors, ends."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from driving import Fragile, Lines, Noisy, adapted, drawn, loader, plain
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from tiny import Tiny, trained
+
+from expbase.base import rng
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda workers: loader(num_workers=workers),
+        lambda workers: loader(num_workers=workers, shuffle=False, drop_last=True),
+        lambda workers: DataLoader(Noisy(), batch_size=None, num_workers=workers),
+        lambda workers: DataLoader(Noisy(), batch_size=3, collate_fn=dict_of, num_workers=workers),
+        lambda workers: DataLoader(
+            Noisy(),
+            batch_sampler=BatchSampler(sampler=WeightedRandomSampler([0.1] * 10, 8), batch_size=3),
+            num_workers=workers,
+        ),
+        lambda workers: loader(num_workers=workers, persistent_workers=bool(workers)),
+    ],
+    ids=["shuffled", "in order", "no batches", "custom collate", "weighted", "persistent"],
+)
+def test_workers_give_the_batches_of_no_workers_from_any_position(make: Any) -> None:
+    whole = drawn(adapted(make(0)))
+    with_workers = adapted(make(2))
+    assert drawn(with_workers) == whole
+    samples = 2 * (with_workers.batch_size or 1)
+    assert drawn(with_workers, position=samples) == whole[2:]
+    with_workers.close()
+    assert drawn(adapted(make(0)), position=samples) == whole[2:]
+
+
+def dict_of(samples: list[Any]) -> dict[str, Any]:
+    """A collate_fn that draws, too."""
+    noise = np.random.rand(2)
+    return {"index": np.array([s[0] for s in samples]), "pair": (noise, "text"), "number": 1.5}
+
+
+def test_the_random_states_are_set_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(rng, "seed_cpu", seeds.append)
+    batches = list(adapted(loader()).open(2))
+    assert len(batches) == 4
+    assert seeds[-4:] == [rng.derive(rng.derive(3, rng.SAMPLE, 2), at) for at in (0, 3, 6, 9)]
+
+
+# --- as paddle's loader ------------------------------------------------------------------------
+
+
+def test_batches_are_of_the_types_that_paddles_own_loader_returns() -> None:
+    ours = next(iter(adapted(DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)).open(1)))
+    # All of them: else its thread would go on drawing random numbers in the tests that follow.
+    theirs, *_ = DataLoader(Noisy(), batch_size=3, collate_fn=dict_of)
+    assert type(ours) is type(theirs) is dict
+    for key in theirs:
+        assert type(ours[key]) is type(theirs[key]), key
+    assert ours["index"].dtype == theirs["index"].dtype
+    assert [type(value) for value in ours["pair"]] == [type(value) for value in theirs["pair"]]
+    assert ours["index"].place._equals(theirs["index"].place)
+
+
+def test_iterable_data_sets_are_batched_as_paddle_does() -> None:
+    for options in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
+        theirs = [plain(batch) for batch in DataLoader(Lines(), **options)]
+        ours = drawn(adapted(DataLoader(Lines(), **options)))
+        assert [np.array(b)[..., 0].tolist() for b in ours] == [
+            np.array(b)[..., 0].tolist() for b in theirs
+        ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool", "int64", "complex64"])
+def test_batches_of_a_tensor_dataset_are_those_of_paddles_loader(dtype: str) -> None:
+    tensors = [paddle.arange(24).reshape([6, 2, 2]).astype(dtype), paddle.arange(6)]
+    loader = DataLoader(TensorDataset(tensors), batch_sampler=[[5, 0, np.int64(3)], [-1, 2]])
+    for ours, paddles in zip(adapted(loader).open(1), loader, strict=True):
+        assert type(ours) is type(paddles)
+        for one, other in zip(ours, paddles, strict=True):
+            assert one.dtype == other.dtype
+            assert one.place._type() == other.place._type()
+            assert one.stop_gradient == other.stop_gradient
+            assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("index", [6, -7, "x"])
+def test_a_wrong_index_of_a_tensor_dataset_is_named(index: Any) -> None:
+    loader = DataLoader(TensorDataset([paddle.arange(6)]), batch_sampler=[[0, index]])
+    with pytest.raises(Exception) as caught:  # noqa: PT011  paddle raises several
+        next(adapted(loader).open(1))
+    said = "".join(traceback.format_exception(caught.value))
+    assert f"raised by sample {index!r} of the data set" in said
+
+
+def test_a_tensor_dataset_with_a_way_of_its_own_is_asked_for_each_sample() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            return [2 * field for field in super().__getitem__(index)]
+
+    [batch] = next(adapted(DataLoader(Doubled([paddle.arange(4)]), batch_size=4)).open(1))
+    assert batch.tolist() == [0, 2, 4, 6]
+
+
+def test_a_batch_of_a_tensor_dataset_shares_no_memory_with_it() -> None:
+    tensor = paddle.zeros([4])
+    [batch] = next(adapted(DataLoader(TensorDataset([tensor]), batch_size=2)).open(1))
+    batch.add_(paddle.ones([2]))
+    assert tensor.tolist() == [0.0] * 4
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+class Told(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        return np.array([os.getpgrp() == os.getpid(), info.dataset is self, info.num_workers])
+
+
+def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
+    batch = next(adapted(DataLoader(Told(), batch_size=2, num_workers=2)).open(1))
+    assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
+
+
+class Stuck(Noisy):
+    """Its second sample never comes."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(1000 * (index > 0))
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("dataset", [Stuck(), Lines()], ids=["busy", "stream"])
+def test_when_an_epoch_is_left_its_workers_end_with_what_they_made(dataset: Any) -> None:
+    before = {*multiprocessing.active_children()}
+    batches = adapted(DataLoader(dataset, batch_size=1, num_workers=1)).open(1)
+    next(batches)
+    (worker,) = {*multiprocessing.active_children()} - before
+    batches.close()
+    assert not worker.is_alive()
+    assert not glob.glob(f"/dev/shm/*_{worker.pid}_*")
+
+
+@pytest.mark.parametrize("dataset", [Noisy(), Lines()], ids=["indices", "stream"])
+def test_an_epoch_that_is_left_early_leaves_nothing_in_persistent_workers(dataset: Any) -> None:
+    leaving = adapted(DataLoader(dataset, batch_size=1, num_workers=2, persistent_workers=True))
+    first = leaving.open(1)
+    next(first)
+    first.close()
+    assert sorted(int(batch[0][0]) for batch in drawn(leaving, 2)) == list(range(10))
+    leaving.close()
+
+
+def test_persistent_workers_serve_the_next_epoch_and_validation_has_its_own() -> None:
+    class Workers(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.array(os.getpid())
+
+    persistent = adapted(
+        DataLoader(Workers(4), batch_size=1, num_workers=2, persistent_workers=True)
+    )
+    serving = set(itertools.chain(*drawn(persistent, 1)))
+    epoch = persistent.open(2)
+    seen = {next(epoch).item()}
+    own = {batch.item() for batch in persistent.once(rng.VALID, 1)}
+    seen |= {batch.item() for batch in epoch}
+    persistent.close()
+    assert seen == serving
+    assert not own & serving
+
+
+def test_a_users_worker_init_fn_is_called() -> None:
+    def init(worker_id: int) -> None:
+        os.environ["EXPBASE_TEST_WORKER"] = str(worker_id)
+
+    class Reading(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.array(int(os.environ["EXPBASE_TEST_WORKER"]))
+
+    reading = DataLoader(Reading(4), batch_size=2, num_workers=2, worker_init_fn=init)
+    assert drawn(adapted(reading)) == [[0, 0], [1, 1]]
+
+
+class OfTensors(Dataset):
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": paddle.full([3], index, self.dtype), "pair": (paddle.to_tensor(index), "a")}
+
+    def __len__(self) -> int:
+        return 4
+
+
+class StreamOfTensors(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([paddle.full([3], index) for index in range(4)])
+
+
+@pytest.mark.parametrize("dataset", [OfTensors("float32"), StreamOfTensors()])
+def test_workers_send_arrays_in_the_place_of_tensors_of_which_they_would_die(dataset: Any) -> None:
+    with_workers = DataLoader(dataset, batch_size=2, num_workers=1)
+    assert drawn(adapted(with_workers)) == drawn(adapted(DataLoader(dataset, batch_size=2)))
+
+
+def test_a_tensor_of_bfloat16_in_a_worker_is_an_error() -> None:
+    batches = adapted(DataLoader(OfTensors("bfloat16"), batch_size=2, num_workers=1)).open(1)
+    with pytest.raises(TypeError, match="a tensor of bfloat16 in a worker of a DataLoader"):
+        next(batches)
+    batches.close()
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def told(error: BaseException) -> str:
+    """What a traceback shows, the notes of Python 3.11, too."""
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int) -> None:
+    batches = adapted(DataLoader(Fragile(), batch_size=3, num_workers=workers)).open(1)
+    next(batches)
+    with pytest.raises(KeyError, match="sample 4 is broken") as caught:
+        next(batches)
+    assert "self.train_loader: raised by sample 4 of the data set" in told(caught.value)
+    if workers:
+        assert "__getitem__" in str(caught.value.__cause__)
+    else:
+        assert caught.traceback[-1].name == "__getitem__"
+    batches.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["(Fatal) Blocking queue is killed because …", "DataLoader process (pid 7) exited"],
+)
+def test_the_error_of_a_worker_that_died_names_the_causes(said: str, tmp_path: Path) -> None:
+    class Killed(Tiny):
+        def train_batch(self) -> None:
+            raise SystemError(said)
+
+    with pytest.raises(SystemError) as caught:
+        trained(Killed, tmp_path)
+    assert told(caught.value).count("A worker of a DataLoader has died: it had no more memory") == 1
+
+
+class TwoArguments(Exception):
+    """Pickle cannot make it again from its text alone."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+
+
+def test_an_exception_of_collate_fn_in_a_worker_comes_out_even_if_it_cannot_be_sent() -> None:
+    def collate(samples: list[Any]) -> Any:
+        raise TwoArguments("batch 0", "cannot collate")
+
+    batches = adapted(DataLoader(Noisy(), batch_size=3, num_workers=1, collate_fn=collate)).open(1)
+    with pytest.raises(RuntimeError, match="TwoArguments: batch 0: cannot collate") as caught:
+        next(batches)
+    assert "in collate" in str(caught.value.__cause__)
+    what = "self.train_loader: raised by collate_fn for the samples [0, 1, 2]"
+    assert told(caught.value).count(what) == 1
+    batches.close()

@@ -1,0 +1,60 @@
+"""What looks like a mistake, in the config or at the machine, is told before training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from paddle.io import DataLoader
+from tiny import Tiny, make
+
+from expbase import get_default_training_config
+from expbase.engine.advice import likely_mistakes
+
+
+@pytest.mark.parametrize(("monitor", "mode", "is_told"), [
+    ("loss", "max", True), ("valid/error", "max", True), ("loss", "min", False),
+    ("accuracy", "max", False),
+])  # fmt: skip
+def test_a_loss_of_which_more_is_better_is_told(
+    tmp_path: Path, monitor: str, mode: str, is_told: bool
+) -> None:
+    exp = make(Tiny, tmp_path / "run", monitor=monitor, monitor_mode=mode)
+    exp.setup()
+    exp.close()
+    told = "expected training.monitor_mode='min'" in (tmp_path / "run/worker_0.log").read_text()
+    assert told == is_told
+
+
+def test_little_shared_memory_for_workers_is_a_likely_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = get_default_training_config()
+    room = SimpleNamespace(free=64 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    loader = DataLoader([1, 2, 3], num_workers=2, prefetch_factor=3)
+    (text,) = likely_mistakes(training, loader)
+    assert text.startswith("/dev/shm has room for 64 MB: if 7 batches need more, the workers die")
+    in_process = DataLoader([1, 2, 3], num_workers=0)
+    by_pipes = DataLoader([1, 2, 3], num_workers=2, use_shared_memory=False)
+    assert not [*likely_mistakes(training, in_process), *likely_mistakes(training, by_pipes)]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("expbase.engine.advice.SHARED_MEMORY", Path("/dev/none"))
+        assert not [*likely_mistakes(training, loader)]
+    room.free = 1 << 30
+    assert not [*likely_mistakes(training, loader)]
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_one_process_of_several_that_a_scheduler_started_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    training = get_default_training_config()
+    monkeypatch.setenv(name, "1")
+    assert not list(likely_mistakes(training, None))
+    monkeypatch.setenv(name, "4")
+    assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
+    monkeypatch.setattr("expbase.ranks.collectives.world_size", lambda: 4)
+    assert not list(likely_mistakes(training, None))

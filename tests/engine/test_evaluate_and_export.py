@@ -1,0 +1,409 @@
+"""--evaluate, --export and load_best: they look at a run that is there, and leave it as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from graded import BEST, SETTINGS, Graded, answer, same_run, snapshot, steps
+from paddle.io import DataLoader
+from tiny import Notes, Points, Tiny, curve, make, run_ranks, same_bits, trained
+
+from expbase import main, on
+from expbase.base.background import Background
+from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.model_files import read_weights
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run; nothing here may change it."""
+    output = tmp_path_factory.mktemp("graded") / "run"
+    trained(Graded, output, **SETTINGS)
+    return output
+
+
+class Drawing(Graded):
+    """Writes files of its own, by what the template offers for that."""
+
+    def valid(self) -> dict[str, float]:
+        self.visualizer.add_scalar("own", 1.0, self.iteration)
+        self.logger.info("drawn")
+        return super().valid()
+
+    def on_evaluate_end(self, results: Any) -> None:
+        self.save()
+
+
+@pytest.mark.parametrize(("which", "iteration"), [("best", BEST), ("last", 6), ("2", 2)])
+def test_evaluate_gives_what_was_logged_then_of_a_run_in_use_and_changes_no_file(
+    graded: Path, capsys: pytest.CaptureFixture[str], which: str, iteration: int
+) -> None:
+    holder = make(Graded, graded, **SETTINGS)
+    holder.setup()
+    with holder.closing():
+        with pytest.raises(SystemExit, match="is in use"):
+            main(Graded, argv=["--output", str(graded), "training.seed=5"])
+        before = snapshot(graded)
+        given = answer(capsys, Drawing, "--output", str(graded), "--evaluate", which)
+        assert snapshot(graded) == before
+    names = ("loss", "samples", "score", "rank")
+    logged = {name: curve(graded, f"valid/{name}")[iteration] for name in names}
+    assert given == {"iteration": iteration, "epoch": 1, "loader": "valid_loader", **logged}
+
+
+def test_evaluate_takes_the_runs_own_config_but_for_what_the_command_line_says(
+    graded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--output", str(graded), "--evaluate", "last")
+    logged = curve(graded, "valid/loss")[6]
+    (tmp_path / "c.yaml").write_text("training: {seed: 6}\n")
+    config = ("--config", str(tmp_path / "c.yaml"))
+    assert answer(capsys, Graded, *words)["loss"] == logged  # the validation draws: by seed 5
+    other = answer(capsys, Graded, *words, "training.seed=6")["loss"]
+    assert other != logged
+    assert answer(capsys, Graded, *words, *config)["loss"] == other
+    assert answer(capsys, Graded, *words, *config, "training.seed=5")["loss"] == logged
+
+
+def test_evaluate_takes_the_test_data_if_there_are_any(
+    graded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Tested(Graded):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.test_loader = DataLoader(Points(6), batch_size=4)
+
+    given = answer(capsys, Tested, "--output", str(graded), "--evaluate", "best")
+    assert (given["loader"], given["samples"], given["iteration"]) == ("test_loader", 6, BEST)
+
+
+def test_a_number_that_json_does_not_have_is_null_or_text(
+    graded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Infinite(Graded):
+        def valid(self) -> dict[str, float]:
+            return {"nan": math.nan, "infinite": -math.inf}
+
+    main(Infinite, argv=["--output", str(graded), "--evaluate", "last"])
+    given = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (given["nan"], given["infinite"]) == ("nan", "-inf")
+
+
+@pytest.fixture(scope="module")
+def unmonitored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a best checkpoint, and in `empty` one without any."""
+    output = tmp_path_factory.mktemp("unmonitored") / "run"
+    trained(Graded, output, **{**SETTINGS, "monitor": "", "max_iteration": 2})
+    trained(Graded, output.with_name("empty"), max_iteration=1, save_interval=0)
+    return output
+
+
+@pytest.mark.parametrize("option", ["--evaluate", "--export"])
+@pytest.mark.parametrize(
+    ("run", "which", "text"),
+    [
+        ("run", "7", r"step-00000007: does not exist; there are: step-00000002\."),
+        ("run", "best", r"no checkpoint is the best one; expected training\.monitor"),
+        ("run", "bset", "'bset' given; expected best, last or an iteration"),
+        ("run", "-1", "'-1' given; expected best, last or an iteration"),
+        ("run", "", "'' given; expected best, last or an iteration"),  # an unset variable
+        ("empty", "last", "no intact checkpoint there"),
+        ("nowhere", "last", "nowhere' holds no run; expected the directory of one"),
+        ("run/checkpoints", "last", "holds no run; expected the directory of one"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_answered_by_one_line_and_changes_nothing(
+    unmonitored: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    run: str,
+    which: str,
+    text: str,
+) -> None:
+    before = snapshot(unmonitored.parent)
+    with pytest.raises(SystemExit, match=text) as caught:
+        main(Graded, argv=["--output", str(unmonitored.parent / run), f"{option}={which}"])
+    assert caught.value.code == 78
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    assert snapshot(unmonitored.parent) == before
+
+
+def test_a_fresh_start_is_not_something_that_looks(graded: Path) -> None:
+    before = snapshot(graded.parent)
+    for option in ("--evaluate", "--export"):
+        with pytest.raises(SystemExit, match="--fresh: given with --evaluate or --export"):
+            main(Graded, argv=["--output", str(graded), option, "last", "--fresh"])
+    assert snapshot(graded.parent) == before
+
+
+def test_an_exported_model_gives_the_outputs_of_its_checkpoint_in_eval_mode(
+    graded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(graded, tmp_path / "run")
+    given = answer(capsys, Graded, "--output", str(run), "--export", "best")
+    assert given["iteration"] == BEST
+    assert (run / f"export/step-0000000{BEST}/model") == Path(given["exported"])
+    loaded = paddle.jit.load(given["exported"])
+    exp = make(Graded, tmp_path / "other")
+    exp.setup()
+    with exp.closing():
+        outputs = {}
+        for iteration in (BEST, 6):
+            exp.load_model(run / f"checkpoints/step-0000000{iteration}")
+            exp.model.eval()
+            for size in (1, 5):
+                points = paddle.to_tensor(Points(5).points[:size])
+                outputs[iteration, size] = exp.model(points).numpy(), loaded(points).numpy()
+    for size in (1, 5):
+        assert np.allclose(*outputs[BEST, size], atol=1e-6)
+        assert not np.allclose(*outputs[6, size], atol=1e-6)
+
+
+def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path: Path) -> None:
+    class Without(Graded):
+        def setup_model(self) -> None:
+            super().setup_model()
+            del self.input_spec
+
+    with pytest.raises(SystemExit, match=r"error: export: no input_spec given"):  # and one line
+        main(Without, argv=["--output", str(graded), "--export", "last"])
+    assert not (graded / "export").exists()
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    with exp.closing(), pytest.raises(ValueError, match=r"no input_spec given.*self\.input_spec"):
+        exp.export(tmp_path / "exported/model")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_any_layer_can_be_exported_at_any_time_and_that_is_done_in_eval_mode(
+    tmp_path: Path,
+) -> None:
+    class Offset(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offset = self.create_parameter([4], is_bias=True)  # zeros
+
+        def forward(self, points: Any) -> Any:
+            return points + self.offset + (100.0 if self.training else 1.0)
+
+    class Two(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.offset = Offset()
+
+    exp = make(Two, tmp_path / "run")
+    exp.setup()
+    with exp.closing():
+        for number, layer in enumerate((exp.offset, Offset())):  # one does not stand on self
+            path = tmp_path / f"exported_{number}/offset"
+            exp.export(path, [paddle.static.InputSpec([None, 4])], layer)
+            assert layer.training
+            outputs = paddle.jit.load(str(path))(paddle.zeros([3, 4]))
+            assert outputs.numpy().tolist() == [[1.0] * 4] * 3
+            names = {file.name.partition(".")[0] for file in path.parent.iterdir()}
+            assert names == {"offset"}  # nothing half written is left
+
+
+class Testing(Graded):
+    """Tests its best weights at the end."""
+
+    __test__ = False  # pytest takes the name for its own
+
+    def on_train_end(self) -> None:
+        self.load_best()
+        self.best_weights = {n: t.numpy().copy() for n, t in self.model.state_dict().items()}
+        self.tested = self.evaluate(self.other)
+        self.save()
+
+
+def test_the_best_checkpoint_can_be_tested_at_the_end_and_the_run_goes_on_from_the_last(
+    graded: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(graded, tmp_path / "plain")
+    exp = trained(Testing, tmp_path / "tested", **SETTINGS)
+    best = read_weights(graded / f"checkpoints/step-0000000{BEST}")["model"]
+    last = read_weights(graded / "checkpoints/step-00000006")["model"]
+    assert exp.best_weights.keys() == best.keys()
+    for name, array in best.items():
+        assert array.data.tobytes() == exp.best_weights[name].tobytes(), name
+    assert any(best[name].data.tobytes() != last[name].data.tobytes() for name in best)
+    assert (exp.tested["samples"], exp.iteration, exp.finished) == (7, 6, True)
+    same_run(tmp_path / "plain", tmp_path / "tested")
+    for name in ("plain", "tested"):  # a longer one goes on from the last, not from the best
+        trained(Graded, tmp_path / name, **{**SETTINGS, "max_iteration": 9})
+    assert steps(tmp_path / "tested")[-1] == "step-00000009"
+    same_run(tmp_path / "plain", tmp_path / "tested")
+
+
+def test_load_best_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rising(Testing):
+        def valid(self) -> dict[str, float]:
+            return {"score": self.iteration, "samples": 7}
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.now = self.model[0].weight.numpy().copy()
+
+    asked = threading.Event()
+    start, wait = Background.start, Background.wait
+
+    def begin(self: Background, job: Callable[[], object]) -> None:
+        asked.clear()
+        start(self, lambda: asked.wait(10) and job())  # a disk that is as slow as may be
+
+    def end(self: Background) -> None:
+        asked.set()
+        wait(self)
+
+    monkeypatch.setattr(Background, "start", begin)
+    monkeypatch.setattr(Background, "wait", end)
+    exp = trained(Rising, tmp_path / "run", **SETTINGS)
+    assert np.array_equal(exp.best_weights["0.weight"], exp.now)
+
+
+def test_what_was_brought_back_to_be_looked_at_is_not_saved(graded: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(graded, tmp_path / "run")
+    exp = make(Graded, run, **{**SETTINGS, "max_iteration": 8})
+    exp.setup()
+    before = steps(run)
+    exp.load_best()
+    with pytest.raises(RuntimeError, match=r"save: the state is that of step-00000004, loaded"):
+        exp.save()
+    assert steps(run) == before
+    with pytest.raises(CheckpointError, match=r"step-00000003: does not exist"):
+        exp.load_checkpoint("3")
+    exp.run()  # brings the whole state back
+    trained(Graded, tmp_path / "whole", **{**SETTINGS, "max_iteration": 8})
+    same_bits(*(folder / "checkpoints/step-00000008" for folder in (run, tmp_path / "whole")))
+
+
+def test_load_best_within_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    class Hasty(Graded):
+        refused: list[int] = []  # noqa: RUF012
+
+        @on("on_train_batch_end")
+        @on("on_evaluate_end")
+        def hurry(self, *results: Any) -> None:
+            with pytest.raises(RuntimeError, match="load_checkpoint: called before the end"):
+                self.load_best()
+            self.refused.append(self.iteration)
+
+        def on_train_begin(self) -> None:
+            self.hurry()
+
+    trained(Hasty, tmp_path / "hasty", **SETTINGS)
+    trained(Graded, tmp_path / "plain", **SETTINGS)
+    assert Hasty.refused == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
+    exp = make(Hasty, tmp_path / "hasty", **{**SETTINGS, "max_iteration": 8})
+    exp.setup()
+    exp.resume_or_load()
+    exp.hurry()  # run() would train on from the best weights
+    exp.run()
+    trained(Graded, tmp_path / "plain", **{**SETTINGS, "max_iteration": 8})
+    same_run(tmp_path / "plain", tmp_path / "hasty")
+
+
+TWO = """
+import contextlib, io, json, sys
+from pathlib import Path
+import numpy as np
+from graded import SETTINGS, Graded
+from test_evaluate_and_export import Everything
+from test_prediction import LOADERS, Oracle
+from tiny import make, trained
+from expbase import main
+
+if __name__ == "__main__":
+    folder, graded = Path(sys.argv[1]), sys.argv[2]
+    facts = {}
+
+    def printed(*words):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            main(Graded, argv=["--device", "cpu", *words])
+        return out.getvalue()
+
+    facts["evaluated"] = printed("--output", graded, "--evaluate", "best")
+    exp = make(Graded, Path(graded), {"evaluate": "last"}, seed=5)
+    exp.setup()
+    with exp.closing():
+        exp.load_checkpoint("last")
+        facts["predicted"] = [np.stack(exp.predict(loader)).tolist()
+                              for loader in (exp.valid_loader, exp.other)]
+    oracle = make(Oracle, folder / "oracle")
+    oracle.setup()
+    with oracle.closing():
+        kinds = ("in order", "shuffled", "distributed sampler", "ready batches")
+        facts["orders"] = [np.stack(oracle.predict(LOADERS[kind]())).tolist() for kind in kinds]
+        facts["stream"] = np.stack(oracle.predict([LOADERS["list"]()[oracle.rank]])).tolist()
+    trained(Graded, folder / "plain", **SETTINGS)
+    everything = trained(Everything, folder / "everything", **SETTINGS)
+    facts["found"], facts["best"] = everything.found[0], everything.best
+    facts["of_two"] = printed("--output", str(folder / "plain"), "--evaluate", "4")
+    (folder / f"facts_{everything.rank}.json").write_text(json.dumps(facts))
+"""
+
+
+class Everything(Graded):
+    """All of it in one run."""
+
+    found = Notes()
+
+    @on("on_evaluate_end")
+    def look(self, results: Any) -> None:
+        if self.iteration == BEST and not self.found:
+            self.found.append("begun")  # the next line comes back to here
+            self.found[:] = [self.evaluate(self.other)]
+            self.predict(self.train_loader)
+            self.export(self.output_dir / "exported/model")
+
+    def on_train_end(self) -> None:
+        self.load_best()
+        self.best = self.unwrap(self.model)[0].weight.numpy().tolist()
+
+
+def test_two_ranks_look_together_and_see_what_one_process_sees(
+    graded: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TWO)
+    for rank in run_ranks([[str(script), str(tmp_path), str(graded)]] * 2):
+        assert rank.returncode == 0, rank.stderr
+    one, two = (json.loads((tmp_path / f"facts_{rank}.json").read_text()) for rank in range(2))
+
+    # --evaluate: rank 0 alone prints, and what one process has logged but for the order of a sum
+    given = json.loads(one["evaluated"])
+    assert (given["iteration"], given["samples"]) == (BEST, 10)
+    assert math.isclose(given["loss"], curve(graded, "valid/loss")[BEST], rel_tol=1e-6)
+    assert two["evaluated"] == ""
+    assert json.loads(one["of_two"])["loss"] == curve(tmp_path / "plain", "valid/loss")[4]
+
+    # predict: the whole list on both ranks, with the bits of one process
+    exp = make(Graded, graded, {"evaluate": "last"}, seed=5)
+    exp.setup()
+    with exp.closing():
+        exp.load_checkpoint("last")
+        alone = [np.stack(exp.predict(it)).tolist() for it in (exp.valid_loader, exp.other)]
+    assert one["predicted"] == two["predicted"] == alone
+    assert one["orders"] == two["orders"] == [list(range(11))] * 4
+    assert one["stream"] == two["stream"] == [0, 1, 2, 3]  # rank by rank
+
+    # training does not feel any of it, on no rank
+    same_run(tmp_path / "plain", tmp_path / "everything")
+    assert one["found"] == two["found"]
+    assert (one["found"]["samples"], one["found"]["rank"]) == (7, 0)
+    assert one["best"] == two["best"]
+    best = read_weights(tmp_path / f"plain/checkpoints/step-0000000{BEST}")["model"]["0.weight"]
+    assert best.data.tobytes() == np.array(one["best"], "float32").tobytes()

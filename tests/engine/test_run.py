@@ -1,0 +1,235 @@
+"""A run from its start to its end: what it notes, how it fails, and that all of it is closed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import forks
+import pytest
+from tiny import Tiny, ledger, make, trained
+
+from expbase.checkpoint import layout, storage
+from expbase.engine.stop import StopRequests
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_everything_is_closed_once_however_it_ends(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    class Interrupted(Tiny):
+        closed = 0
+
+        def train_batch(self) -> None:
+            raise error
+
+        def terminal(self) -> None:
+            self.closed += 1
+
+    handlers = list(logging.getLogger().handlers)
+    exp = make(Interrupted, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(error):
+        exp.run()
+    exp.close()
+    assert exp.closed == 1
+    assert logging.getLogger().handlers == handlers
+    opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
+    trained(Tiny, tmp_path / "run", max_iteration=1)  # the lock is free
+
+
+def test_a_failed_setup_frees_what_it_took(tmp_path: Path) -> None:
+    class Broken(Tiny):
+        def setup_model(self) -> None:
+            raise RuntimeError("no model")
+
+    with pytest.raises(RuntimeError, match="no model"):
+        make(Broken, tmp_path / "run").setup()
+    trained(Tiny, tmp_path / "run", max_iteration=1)
+
+
+def test_a_save_that_failed_beside_the_failure_is_told_and_hides_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = threading.Event()
+
+    def refuse(*args: Any) -> None:
+        failing.wait(forks.LONG_SECONDS)
+        raise layout.CheckpointError("no room")
+
+    class Failing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 3:
+                failing.set()
+                raise ValueError("broken")
+
+    monkeypatch.setattr(storage, "write", refuse)
+    with pytest.raises(ValueError, match="broken"):
+        trained(Failing, tmp_path / "run", save_interval=2)
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert "in saving, after the failure: CheckpointError" in log
+    assert "[3] the update was made of batch 3 of epoch 1, samples [" in log
+    assert "of the data set; the same command comes to it again, from none yet" in log
+
+
+def test_the_ledger_holds_each_start_and_each_end(tmp_path: Path) -> None:
+    class Dividing(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            raise ZeroDivisionError("the original")
+
+    trained(Tiny, tmp_path / "run", max_iteration=2)
+    with pytest.raises(ZeroDivisionError):
+        trained(Dividing, tmp_path / "run", max_iteration=4)
+    records = ledger(tmp_path / "run")
+    told = [(r["event"], r["iteration"], r.get("reason"), r.get("exit_code")) for r in records]
+    assert told == [
+        ("start", 0, None, None),
+        ("data", 1, None, None),
+        ("end", 2, "finished", 0),
+        ("start", 2, None, None),
+        ("data", 3, None, None),
+        ("end", 3, "ZeroDivisionError('the original')", 1),
+    ]
+    assert records[3]["resumed"] == "step-00000002"
+    assert records[1]["first_batch"] != records[4]["first_batch"]
+
+
+def test_no_absolute_path_stands_in_the_files_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(Tiny, Path("run"), max_iteration=2)
+    trained(Tiny, Path("run"), max_iteration=4)
+    for file in (tmp_path / "run").rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_run_with_workers_ends_cleanly_and_continues_to_the_same_bits(
+    tmp_path: Path, persistent: bool
+) -> None:
+    class Working(Tiny):
+        loader_options = {"num_workers": 2, "persistent_workers": persistent}  # noqa: RUF012
+
+    trained(Tiny, tmp_path / "without", max_iteration=14)
+    trained(Working, tmp_path / "with", max_iteration=7, valid_interval=0)
+    trained(Working, tmp_path / "with", max_iteration=14)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        end = f"checkpoints/step-00000014/{file}"
+        assert (tmp_path / "with" / end).read_bytes() == (tmp_path / "without" / end).read_bytes()
+    assert "ERROR" not in (tmp_path / "with/worker_0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "finished"),
+    [
+        ("the end", None, True),
+        ("stop()", None, True),
+        ("an error", OSError, False),
+        ("SIGTERM", SystemExit, False),
+        ("the time limit", SystemExit, False),
+    ],
+)
+def test_finished_tells_the_end_from_an_interruption(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    error: type[BaseException] | None,
+    finished: bool,
+) -> None:
+    said: list[bool] = []
+
+    class Ending(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            said.append(self.finished)
+            if self.iteration == 2 and reason == "stop()":
+                self.stop()
+            if self.iteration == 2 and reason == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def valid(self) -> dict[str, float]:
+            if reason == "an error":  # in the last iteration
+                raise OSError
+            return super().valid()
+
+        def on_train_end(self) -> None:
+            said.append(self.finished)
+
+    seconds = itertools.count()  # one at every look
+    hasty = functools.partial(StopRequests, clock=seconds.__next__)
+    monkeypatch.setattr("expbase.engine.run.StopRequests", hasty)
+    limit = 1 if reason == "the time limit" else 0
+    exp = make(
+        Ending, tmp_path / "run", max_iteration=3, valid_interval=3, time_limit_seconds=limit
+    )
+    exp.setup()
+    assert not exp.finished
+    if error is None:
+        exp.run()
+    else:
+        with pytest.raises(error):
+            exp.run()
+    assert said == [False] * (len(said) - 1) + [finished]
+    assert exp.finished is finished
+
+
+def test_a_terminal_that_fails_is_in_the_record(tmp_path: Path) -> None:
+    class Failing(Tiny):
+        def terminal(self) -> None:
+            raise OSError("no upload")
+
+    exp = make(Failing, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(OSError, match="no upload"):
+        exp.run()
+    assert not exp.finished
+    last = ledger(tmp_path / "run")[-1]
+    assert (last["event"], last["reason"], last["exit_code"]) == ("end", "OSError('no upload')", 1)
+
+
+@pytest.mark.parametrize("place", ["valid", "on_train_begin", "terminal", "setup_model"])
+@pytest.mark.parametrize("code", [0, None])
+def test_an_exit_that_says_that_all_is_well_is_a_failure(
+    tmp_path: Path, place: str, code: int | None
+) -> None:
+    def leave(self: Tiny, *_: object) -> None:
+        sys.exit(code)
+
+    with pytest.raises(SystemExit) as ended:
+        trained(type("Leaving", (Tiny,), {place: leave}), tmp_path / "run")
+    text = rf"sys\.exit\({code}\) called in leave \(test_run\.py:\d+\): the run has not finished"
+    assert re.match(text, str(ended.value.code))  # a text, after which python answers 1
+    last = ledger(tmp_path / "run")[-1]
+    assert (last["exit_code"], "called in leave" in last["reason"]) == (1, True)
+
+
+def test_another_exit_code_of_ones_own_stays(tmp_path: Path) -> None:
+    class Leaving(Tiny):
+        def valid(self) -> Any:
+            sys.exit(7)
+
+    with pytest.raises(SystemExit, match="7"):
+        trained(Leaving, tmp_path / "run")
+
+
+def test_an_experiment_is_set_up_and_run_once(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path / "run")
+    exp.setup()
+    with pytest.raises(RuntimeError, match="setup: called a second time"):
+        exp.setup()
+    exp.run()
+    assert exp.finished
+    with pytest.raises(RuntimeError, match="run: this experiment is closed"):
+        exp.run()
