@@ -171,6 +171,23 @@ def test_crops_and_flips_are_of_the_training_images_alone(module: Modules, shape
     assert len({test[0][0].tobytes() for _ in range(3)}) == 1
 
 
+def test_the_net_is_the_resnet18_of_paddle_but_for_its_first_and_last_layer(
+    module: Modules,
+) -> None:
+    ours = module("resnet").ResNet(width=64, blocks=[2, 2, 2, 2])
+    of_ours, of_paddle = (
+        {name: tensor.shape for name, tensor in net.state_dict().items()}
+        for net in (ours, paddle.vision.models.resnet18())
+    )
+    assert of_ours.keys() == of_paddle.keys()
+    differ = {name for name in of_ours if of_ours[name] != of_paddle[name]}
+    assert differ == {"conv1.weight", "fc.weight", "fc.bias"}
+    features: list[Any] = []
+    ours.avgpool.register_forward_pre_hook(lambda layer, inputs: features.append(inputs[0].shape))
+    assert ours(paddle.zeros([2, 3, 32, 32], "uint8")).shape == [2, 10]
+    assert features == [[2, 512, 4, 4]]
+
+
 def test_the_picture_has_the_images_of_largest_loss_in_that_order(module: Modules) -> None:
     data = [(np.full([3, 32, 32], number, "uint8"), number % 2) for number in range(50)]
     losses, predicted = np.zeros(50), np.zeros(50, int)

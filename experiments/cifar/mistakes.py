@@ -21,7 +21,8 @@ def draw_mistakes(data, losses, predicted, names):
         image, label = data[number]
         axes.imshow(image.transpose(1, 2, 0))
         said, true = names[predicted[number]], names[label]
-        axes.set_title(f"{said}\n({true}) {losses[number]:.1f}", fontsize=9)
+        colour = "black" if said == true else "firebrick"
+        axes.set_title(f"{said}\n({true}) {losses[number]:.1f}", fontsize=9, color=colour)
     left.suptitle("largest losses: predicted (true) loss")
     labels = [label for _, label in data]
     draw_confusion(right.subplots(), predicted, labels, names)

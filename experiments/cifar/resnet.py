@@ -1,7 +1,8 @@
 """A ResNet for images of 32 x 32 pixels, of paddle.vision's blocks.
 
 As everybody does for such images, the first convolution is 3 x 3, without a stride and without
-pooling behind it. The names of the parts are those of paddle.vision.models.ResNet.
+pooling behind it. The names are those of paddle.vision.models.resnet18, whose weights for ImageNet
+fit but for the first and the last layer: --init_model_path FILE --init_partial.
 """
 
 import paddle
@@ -27,15 +28,15 @@ class ResNet(paddle.nn.Layer):
             self.register_buffer(name, values, persistable=False)
         self.conv1 = Conv2D(3, width, 3, padding=1, bias_attr=False)
         self.bn1 = BatchNorm2D(width)
-        channels, stages = width, []
+        channels = width
+        self.stages = [f"layer{stage + 1}" for stage in range(len(blocks))]
         for stage, num_blocks in enumerate(blocks):
             layers = []
             for block in range(num_blocks):
                 stride = 2 if stage and not block else 1
                 layers.append(basic_block(channels, width * 2**stage, stride))
                 channels = width * 2**stage
-            stages.append(Sequential(*layers))
-        self.stages = Sequential(*stages)
+            self.add_sublayer(self.stages[stage], Sequential(*layers))
         self.avgpool = AdaptiveAvgPool2D(1)
         self.fc = Linear(channels, num_classes)
 
@@ -43,7 +44,9 @@ class ResNet(paddle.nn.Layer):
         """Logits [N, classes] for images [N, 3, 32, 32] of numbers from 0 to 255."""
         x = (images.astype("float32") - self.mean) / self.sd
         x = paddle.nn.functional.relu(self.bn1(self.conv1(x)))
-        return self.fc(self.avgpool(self.stages(x)).flatten(1))
+        for stage in self.stages:
+            x = getattr(self, stage)(x)
+        return self.fc(self.avgpool(x).flatten(1))
 
 
 def basic_block(channels, out_channels, stride):

@@ -23,7 +23,8 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
     @classmethod
     def default_config(cls):
         config = super().default_config()
-        # An empty archive is the one where paddle keeps it. A batch is a share of an update.
+        config.training.max_iteration, config.training.max_epoch = 0, 200
+        # An empty archive: the one where paddle keeps it. The last training images are held out.
         config.data = Config({"archive": "", "download": False, "num_valid": 5000})
         config.data.batch_size, config.data.num_workers = 128, 4
         config.model = Config({"width": 64, "blocks": [2, 2, 2, 2]})
@@ -55,11 +56,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         optim = self.config.optim
         net = ResNet(**self.config.model)
         self.model = self.data_parallel(net)
-        updates = math.ceil(self.batches_per_epoch * self.world_size / self.num_shares)
-        warmup = optim.warmup_epochs * updates
-        rest = self.config.training.max_epoch * updates - warmup
-        cosine = paddle.optimizer.lr.CosineAnnealingDecay(optim.lr, T_max=rest)
-        self.schedule = paddle.optimizer.lr.LinearWarmup(cosine, warmup, 0.0, optim.lr)
+        self.schedule = self.build_schedule(optim.lr, optim.warmup_epochs)
         self.optimizer = paddle.optimizer.Momentum(
             self.schedule,
             optim.momentum,
@@ -71,6 +68,16 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         self.on_gpu = not paddle.get_device().startswith("cpu")
         self.scaler = paddle.amp.GradScaler(enable=self.on_gpu)
         self.input_spec = [paddle.static.InputSpec([None, 3, 32, 32], "uint8", "images")]
+
+    def build_schedule(self, lr, warmup_epochs):
+        """A warm-up from 0, then a cosine down to 0 at the end of the run."""
+        training = self.config.training
+        # The same on any number of processes: those of an update have num_shares batches.
+        updates = math.ceil(self.batches_per_epoch * self.world_size / self.num_shares)
+        warmup = warmup_epochs * updates
+        total = training.max_epoch * updates or training.max_iteration
+        cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, T_max=max(total - warmup, 1))
+        return paddle.optimizer.lr.LinearWarmup(cosine, warmup, start_lr=0.0, end_lr=lr)
 
     def logits(self, images):
         with paddle.amp.auto_cast(enable=self.on_gpu, dtype="float16"):
