@@ -61,8 +61,8 @@ def _files_of(experiment: Path) -> list[Path]:
     """Returns the files that an experiment needs, and none that a user has left beside them."""
     found = [experiment / "train.py", experiment / "config.yaml"]
     for file in found:  # which grows
-        needs = r"(\w+)\.py\b" if file.suffix == ".yaml" else r"(?m)^(?:from|import) (\w+)"
+        needs = r"(\w+)\.(?:py|yaml)\b" if file.suffix == ".yaml" else r"(?m)^(?:from|import) (\w+)"
         names = dict.fromkeys(re.findall(needs, file.read_text(encoding="utf-8")))
-        beside = [experiment / f"{name}.py" for name in names]
+        beside = [experiment / f"{name}{suffix}" for name in names for suffix in (".py", ".yaml")]
         found += [path for path in beside if path.is_file() and path not in found]
     return [*found, *experiment.glob("README.md")]

@@ -20,6 +20,7 @@ EXPERIMENTS = sorted(script.parent.name for script in ROOT.glob("experiments/*/t
 # Of those whose script or config needs more.
 NEEDED = {
     "cartpole": ["cart.py"],
+    "cifar": ["archive.py", "mistakes.py", "resnet.py", "shapes.py", "small.yaml"],
     "ctr": ["README.md", "blocks.py", "startup.py"],
     "flow": ["galaxy.py"],
     "multitask": ["lines.py"],
