@@ -46,6 +46,11 @@ def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "valid/accuracy",
         ),
         (
+            "pinn",
+            ["adam.iterations=2", "lbfgs.steps=2", "lbfgs.num_points=50"],
+            "valid/error",
+        ),
+        (
             "ctr",
             [
                 "data.lines_per_day=2000",
@@ -86,3 +91,51 @@ def test_an_experiment_trains_is_continued_and_evaluated(
     assert sorted(curve(output, metric)) == [4, 8]
     run("--evaluate", "best")
     assert metric.removeprefix("valid/") in capsys.readouterr().out
+
+
+PINN = ["adam.iterations=3", "adam.num_points=20", "lbfgs.steps=3", "lbfgs.num_points=40"]
+
+
+def run_pinn(output: Path, *words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ROOT / "experiments/pinn/train.py"
+    monkeypatch.syspath_prepend(str(script.parent))
+    given = ["--output", str(output), "problem=inverse", "inverse.num_measurements=30", *PINN]
+    given += ["lbfgs.redraw_interval=3", "training.save_interval=1", "training.log_interval=1"]
+    monkeypatch.setattr(sys, "argv", [str(script), *given, "training.valid_interval=0", *words])
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.long
+def test_pinn_goes_on_with_what_lbfgs_remembers_its_points_and_its_coefficients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for end in (2, 5, 7, 8):  # with Adam, and before and after points are drawn anew
+        run_pinn(tmp_path / "run", f"training.max_iteration={end}", monkeypatch=monkeypatch)
+    run_pinn(tmp_path / "straight", "training.max_iteration=8", monkeypatch=monkeypatch)
+    for name in ("train/loss", "train/lambda_1", "train/lambda_2"):
+        continued, straight = (curve(tmp_path / run, name) for run in ("run", "straight"))
+        assert continued == straight
+        assert len({*straight.values()}) == 8  # each update has moved it
+    ends = [tmp_path / run / "checkpoints/step-00000008" for run in ("run", "straight")]
+    for file in ("net.safetensors", "equation.safetensors"):
+        assert len({(end / file).read_bytes() for end in ends}) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["problem=invers"], "problem='invers' on 1"),
+        (["--nprocs", "2"], "'inverse' on 2 processes"),
+    ],
+)
+def test_pinn_names_a_problem_that_it_does_not_know_and_several_processes(
+    words: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as exit_of:
+        run_pinn(tmp_path / "run", *words, monkeypatch=monkeypatch)
+    assert named in f"{exit_of.value}{capfd.readouterr().err}"
