@@ -117,7 +117,7 @@ def test_pinn_goes_on_with_what_lbfgs_remembers_its_points_and_its_coefficients(
         assert continued == straight
         assert len({*straight.values()}) == 8  # each update has moved it
     ends = [tmp_path / run / "checkpoints/step-00000008" for run in ("run", "straight")]
-    for file in ("net.safetensors", "equation.safetensors"):
+    for file in ("model.safetensors", "equation.safetensors"):
         assert len({(end / file).read_bytes() for end in ends}) == 1
 
 

@@ -89,9 +89,9 @@ class Pinn(ExperimentBase):
             self.known = columns(*measurements(draw, settings.num_measurements, settings.noise))
 
     def setup_model(self):
-        self.net = Net(**self.config.model, conditions=not self.inverse).to(dtype="float64")
+        self.model = Net(**self.config.model, conditions=not self.inverse).to(dtype="float64")
         self.equation = Equation(learned=self.inverse)
-        both = self.net.parameters() + self.equation.parameters()
+        both = self.model.parameters() + self.equation.parameters()
         trained = [parameter for parameter in both if parameter.trainable]
         adam, steps = self.config.adam, self.config.lbfgs.steps
         self.schedule = paddle.optimizer.lr.CosineAnnealingDecay(adam.lr, max(adam.iterations, 1))
@@ -112,7 +112,7 @@ class Pinn(ExperimentBase):
         """Draws points for LBFGS, half of them by the size of the residual."""
         number = self.config.lbfgs.num_points
         x, t = self.draw_points(10 * number)
-        sizes = self.equation.residual(self.net, x, t).abs().numpy().ravel()
+        sizes = self.equation.residual(self.model, x, t).abs().numpy().ravel()
         chances = 1 + sizes / sizes.mean()
         chosen = np.random.choice(len(sizes), number, replace=False, p=chances / chances.sum())
         self.points = columns(x.numpy()[chosen], t.numpy()[chosen])
@@ -120,10 +120,10 @@ class Pinn(ExperimentBase):
 
     def closure(self):
         self.lbfgs.clear_grad()
-        loss = self.equation.residual(self.net, *self.points).square().mean()
+        loss = self.equation.residual(self.model, *self.points).square().mean()
         if self.inverse:
             x, t, u = self.known
-            loss += self.config.inverse.weight * (self.net(x, t) - u).square().mean()
+            loss += self.config.inverse.weight * (self.model(x, t) - u).square().mean()
         loss.backward()
         return loss
 
@@ -141,7 +141,7 @@ class Pinn(ExperimentBase):
         self.log(loss=loss, **(self.equation.coefficients() if self.inverse else {}))
 
     def valid(self):
-        u = self.net(*columns(*self.grid)).numpy().reshape(self.exact.shape)
+        u = self.model(*columns(*self.grid)).numpy().reshape(self.exact.shape)
         norm = np.linalg.norm
         found = {"error": norm(u - self.exact) / norm(self.exact)}  # relative, as published
         if self.inverse:
