@@ -47,7 +47,7 @@ def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             "pinn",
-            ["adam.iterations=2", "lbfgs.steps=2", "lbfgs.num_points=50"],
+            ["adam.iterations=2", "lbfgs.steps=2", "lbfgs.num_collocation=50"],
             "valid/error",
         ),
         (
@@ -93,7 +93,7 @@ def test_an_experiment_trains_is_continued_and_evaluated(
     assert metric.removeprefix("valid/") in capsys.readouterr().out
 
 
-PINN = ["adam.iterations=3", "adam.num_points=20", "lbfgs.steps=3", "lbfgs.num_points=40"]
+PINN = ["adam.iterations=3", "adam.num_collocation=20", "lbfgs.steps=3", "lbfgs.num_collocation=40"]
 
 
 def run_pinn(output: Path, *words: str, monkeypatch: pytest.MonkeyPatch) -> None:
