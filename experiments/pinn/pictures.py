@@ -1,4 +1,4 @@
-"""The picture of a solution: u, its error, where the collocation points are, and the coefficients."""
+"""The picture of a solution: u, its error, the collocation points, and the coefficients."""
 
 import numpy as np
 from burgers import TRUE
