@@ -45,5 +45,5 @@ def draw_history(panel, history):
     panel.plot(range(1, len(shares) + 1), shares, label=["λ1 / true", "λ2 / true"])
     panel.axhline(1, color="black", linestyle=":", label="true")
     panel.set(title="the learned coefficients", xlabel="iteration", ylabel="share of the true one")
-    panel.set(ylim=(0, 2))
+    panel.set(ylim=(-0.5, 2))  # a line search may leave it for a while
     panel.legend()
