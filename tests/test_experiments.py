@@ -46,6 +46,11 @@ def _small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "valid/accuracy",
         ),
         (
+            "pinn",
+            ["adam.iterations=2", "lbfgs.steps=2", "lbfgs.num_collocation=50"],
+            "valid/error",
+        ),
+        (
             "ctr",
             [
                 "data.lines_per_day=2000",

@@ -588,6 +588,7 @@ EXPERIMENTS = {  # with what makes them short
     "gan": ["data.num_points=1000"],
     "line": [],
     "multitask": ["data.num_files=20"],
+    "pinn": ["lbfgs.num_collocation=200"],
 }
 
 

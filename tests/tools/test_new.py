@@ -24,6 +24,7 @@ NEEDED = {
     "ctr": ["README.md", "blocks.py", "startup.py"],
     "flow": ["galaxy.py"],
     "multitask": ["lines.py"],
+    "pinn": ["burgers.py", "pictures.py"],
 }
 Capture = pytest.CaptureFixture[str]
 
