@@ -32,7 +32,7 @@ def is_terminal(stream: Any) -> bool:
 
 def _forget_numbers(progress: Progress) -> None:
     """Lets a worker, which draws the bar below what it prints, not draw those of its beginning."""
-    progress.columns = (TextColumn("train"),)
+    progress.live._live_render.set_renderable("train")
 
 
 @contextlib.contextmanager

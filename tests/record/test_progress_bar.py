@@ -158,7 +158,7 @@ def test_a_run_shows_a_bar_that_moves_and_its_workers_do_not_hang(tmp_path: Path
     line = r"^train [345]\d/60 .*train/loss=.*"
     with terminal(script(tmp_path, workers=2, more=stays)) as shown:
         # The worker draws the bar anew, and does not know where training is.
-        assert "train 0/60" not in shown.wait(lambda text: "worker says 150" in text)
+        assert "train  0/60" not in shown.wait(lambda text: "worker says 150" in text)
         shown.wait(lambda text: "said by" in text and re.search(line, text, re.MULTILINE))
         seen.touch()
         end = shown.wait()
