@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import util
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +28,11 @@ def is_terminal(stream: Any) -> bool:
         and bool(stream.isatty())
         and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     )
+
+
+def _forget_numbers(progress: Progress) -> None:
+    """Lets a worker, which draws the bar below what it prints, not draw those of its beginning."""
+    progress.live._live_render.set_renderable("train")
 
 
 @contextlib.contextmanager
@@ -50,6 +56,7 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
         transient=True,
         redirect_stdout=is_terminal(sys.stdout),  # what is printed into a file stays there
     )
+    util.register_after_fork(progress, _forget_numbers)
     with progress:
         progress.console.show_cursor()  # rich hides it; after a kill -9 it would stay hidden
         task = progress.add_task("", total=total, completed=completed)

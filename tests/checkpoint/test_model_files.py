@@ -61,7 +61,11 @@ def test_a_malicious_pdparams_does_not_run(tmp_path: Path, monkeypatch: Any) -> 
 CRASHING = b"})" + b"\x85" * 1_000_000 + b"K\x01s."  # a key whose hash Python cannot make
 
 
-@pytest.mark.parametrize("data", [b"", pickle.dumps({"a": 1})[:5], pickle.dumps([1]), CRASHING])
+@pytest.mark.parametrize(
+    "data",
+    [b"", pickle.dumps({"a": 1})[:5], pickle.dumps([1]), CRASHING],
+    ids=["empty", "cut", "list", "crashing"],  # an id stands in the environment, which is small
+)
 def test_what_is_no_model_file_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.pdparams"
     path.write_bytes(data)

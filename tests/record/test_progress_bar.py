@@ -28,7 +28,7 @@ class Loud(Dataset):
     def __len__(self):
         return 400
     def __getitem__(self, index):
-        if index % 50 == 0:
+        if index % 50 == 0 and index <= 150:
             print(f"worker says {index}", flush=True)
             print("and complains to", type(sys.stderr).__name__, file=sys.stderr, flush=True)
         return np.ones(2, "float32")
@@ -153,9 +153,12 @@ def test_an_error_removes_the_bar() -> None:
 
 def test_a_run_shows_a_bar_that_moves_and_its_workers_do_not_hang(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    stays = f"while self.iteration == 40 and not os.path.exists({str(seen)!r}): time.sleep(0.01)"
-    line = r"^train [34]\d/60 .*train/loss=.*"
+    # The last worker has spoken before iteration 38; the bar is drawn again within 0.25 s.
+    stays = f"while self.iteration == 58 and not os.path.exists({str(seen)!r}): time.sleep(0.01)"
+    line = r"^train [345]\d/60 .*train/loss=.*"
     with terminal(script(tmp_path, workers=2, more=stays)) as shown:
+        # The worker draws the bar anew, and does not know where training is.
+        assert "train  0/60" not in shown.wait(lambda text: "worker says 150" in text)
         shown.wait(lambda text: "said by" in text and re.search(line, text, re.MULTILINE))
         seen.touch()
         end = shown.wait()
