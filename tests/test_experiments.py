@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import sysconfig
@@ -11,6 +12,23 @@ import pytest
 from tiny import curve
 
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_readme_has_the_rows_that_the_proof_prints(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "proofs"))
+    from experiments import CLAIMS, row
+
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if re.match(r"\| \[.*\]\(experiments/", line)]
+    shown = [claimed for claimed in CLAIMS if CLAIMS[claimed].field]
+    for claimed, found in zip(shown, rows, strict=True):
+        pattern = re.escape(row(claimed, chinese=name != "README.md"))
+        assert re.fullmatch(re.sub(r"\\\{.*?\\\}", r"\\S+", pattern), found), found
+    folders = {path.parent.name for path in ROOT.glob("experiments/*/train.py")}
+    assert {*shown} == folders
 
 
 @pytest.fixture

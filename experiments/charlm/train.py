@@ -1,4 +1,4 @@
-"""The next character of the source of Python's own standard library: a small recurrent net.
+"""Language modelling: the next character of Python's own standard library, by a recurrent net.
 
 The text is read from the running interpreter and split by file. Beside the bits per character of
 the model, validation gives those of a trigram model of the same training text. Every 100 iterations

@@ -1,7 +1,8 @@
-"""Clicks drawn from a known model, so that the best possible AUC is known: a factorization machine.
+"""Advertising and recommendation: a factorization machine, on clicks drawn from a known model.
 
 The lines lie in text files, one for each day, and are read as blocks, see blocks.py. Beside the AUC
-validation gives the one of the true probabilities, which no model beats but by luck.
+validation gives the one of the true probabilities: the best possible, which no model beats but by
+luck.
 """
 
 import fcntl

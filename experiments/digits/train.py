@@ -1,4 +1,4 @@
-"""Handwritten digits, 8 x 8 pixels: scikit-learn's bundled data, a small convolutional net.
+"""Image classification: scikit-learn's handwritten digits, 8 x 8 pixels, by a convolutional net.
 
 `build_net`, `compute_loss` and `compute_metrics` can each be replaced in a subclass, as in
 experiments/digits/macro_f1.py; they are this experiment's own idea, and not the template's.

@@ -1,4 +1,4 @@
-"""A density in the plane whose entropy is known: a normalizing flow, trained on an endless stream.
+"""Density estimation: a normalizing flow on an endless stream of points whose entropy is known.
 
 The density is a galaxy, see galaxy.py. No model's negative log-likelihood lies below its entropy,
 but by luck of the held-out points. VisualDL gets samples of the model beside those of the truth.

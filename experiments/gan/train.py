@@ -1,4 +1,7 @@
-"""Eight Gaussians on a ring: a GAN, two networks whose optimizers step at different frequencies."""
+"""Generative models: a GAN on eight Gaussians on a ring, of which it should find each.
+
+Two networks, whose optimizers step at different frequencies.
+"""
 
 import numpy as np
 import paddle

@@ -1,4 +1,4 @@
-"""Two heads on one net: what is each character of a line of code, and what statement begins there?
+"""Multi-task learning, tagging and classification: two heads on one net read lines of code.
 
 The lines are those of Python's own standard library, split by file, see lines.py. The head "tags"
 names each character as `tokenize` does, "kinds" names the statement as `ast` does; each update

@@ -150,7 +150,7 @@ def test_every_option_that_a_page_names_exists() -> None:
     )
     slurms = "nodes ntasks time signal requeue open"  # --open-mode, --ntasks-per-node
     dockers = "shm"  # --shm-size
-    proofs = "only faults every keep"
+    proofs = "only faults every keep rows"
     pips = "no"  # --no-deps
     theirs = {f"--{name}" for name in f"{launchers} {slurms} {dockers} {proofs} {pips}".split()}
     for page in OURS:
