@@ -59,10 +59,10 @@ def _outside(folder: Path) -> str:
 
 def _files_of(experiment: Path) -> list[Path]:
     """Returns the files that an experiment needs, and none that a user has left beside them."""
-    found = [experiment / "train.py", experiment / "config.yaml"]
+    found = [experiment / "train.py", experiment / "config.yaml", *experiment.glob("README.md")]
+    beside = [*experiment.glob("*.py"), *experiment.glob("*.yaml")]
     for file in found:  # which grows
         needs = r"(\w+)\.(?:py|yaml)\b" if file.suffix == ".yaml" else r"(?m)^(?:from|import) (\w+)"
-        names = dict.fromkeys(re.findall(needs, file.read_text(encoding="utf-8")))
-        beside = [experiment / f"{name}{suffix}" for name in names for suffix in (".py", ".yaml")]
-        found += [path for path in beside if path.is_file() and path not in found]
-    return [*found, *experiment.glob("README.md")]
+        names = re.findall(needs, file.read_text(encoding="utf-8"))
+        found += [path for path in beside if path.stem in names and path not in found]
+    return found
