@@ -90,6 +90,23 @@ def test_it_trains_is_continued_to_the_same_bits_tested_and_exported(
     assert pictures == [*curve(tmp_path / "straight", "valid/accuracy")] == [5, UPDATES]
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("0", "expected 1 to 99, of the 100 training images"),
+        ("100", "expected 1 to 99, of"),
+        ("-1 training.valid_every_epoch=0", "expected 0 to 99, of"),
+    ],
+)
+def test_how_many_images_are_held_out_is_checked(
+    given: str, expected: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(tmp_path / "run", *f"data.num_valid={given}".split())
+    assert end.value.code == 78
+    assert f"data.num_valid: {given.split()[0]} given; {expected}" in capsys.readouterr().err
+
+
 def test_a_missing_archive_says_what_to_get_and_where_to_put_it_and_fetches_nothing(
     module: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from mistakes import draw_mistakes
 from paddle.io import DataLoader, Subset
 from resnet import ResNet
 
-from expbase import Config, ExperimentBase, main
+from expbase import Config, ConfigError, ExperimentBase, main
 from expbase.extras.mixins import ExponentialMovingAverage
 
 
@@ -40,6 +40,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
     def setup_dataloader(self):
         data = self.config.data
         augmented, plain, test, self.names = read_archive(self.archive)
+        self.check_num_valid(len(plain))
         split = len(plain) - data.num_valid
         self.held_out = Subset(plain, range(split, len(plain)))
         self.train_loader = DataLoader(
@@ -52,6 +53,15 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         )
         self.valid_loader = DataLoader(self.held_out, batch_size=250)
         self.test_loader = DataLoader(test, batch_size=250)
+
+    def check_num_valid(self, num_images):
+        given, training = self.config.data.num_valid, self.config.training
+        least = int(training.valid_interval + training.valid_every_epoch > 0)
+        if not least <= given < num_images:
+            raise ConfigError(
+                f"data.num_valid: {given} given; expected {least} to {num_images - 1}, of the "
+                f"{num_images} training images (0: of a run without validations)."
+            )
 
     def setup_model(self):
         optim = self.config.optim
