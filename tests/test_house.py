@@ -27,7 +27,7 @@ FLOORS += ("leaves", "base")
 LEAVES = {"help_text", "config", "defaults", "events", "front", "_version"}
 # What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
 # comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 77_122, 96_724
+CORE, ALL = 77_121, 96_716
 TUPLE_ASSIGNMENTS = 7
 FROM_OUTSIDE = 57  # assignments to an attribute of something else than self
 GETATTR_ARGS = 1
