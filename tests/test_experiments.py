@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_the_readme_has_the_rows_that_the_proof_prints(
         assert re.fullmatch(re.sub(r"\\\{.*?\\\}", r"\\S+", pattern), found), found
     folders = {path.parent.name for path in ROOT.glob("experiments/*/train.py")}
     assert {*shown} == folders
+
+
+def test_each_module_of_the_experiments_has_a_name_of_its_own() -> None:
+    # They are imported by that name alone, of several experiments and tests in one process.
+    ours = [path for path in ROOT.glob("experiments/*/*.py") if path.name != "train.py"]
+    others = [path for path in ROOT.glob("tests/**/*.py") if path.parent.name != "benchmarks"]
+    counts = Counter(path.name for path in ours + others)
+    assert [path for path in ours if counts[path.name] > 1] == []
 
 
 @pytest.fixture

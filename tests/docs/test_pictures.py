@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
-import pictures
+import docs_pictures as pictures
 import pytest
 import screens
 from pages import DOCS

@@ -1,4 +1,4 @@
-"""Mistakes that are told, and odd experiments that are right: proofs/mistakes.py in one process."""
+"""Mistakes that are told, and odd experiments that are right: user_mistakes.py in one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiny import TESTS, Tiny, metrics, trained
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
 
 sys.path.insert(0, str(TESTS / "proofs"))
-from mistakes import MISTAKES, ODD, WORDS, Case, said
+from user_mistakes import MISTAKES, ODD, WORDS, Case, said
 
 sys.path.pop(0)
 
@@ -43,7 +43,7 @@ def test_a_mistake_is_told_and_what_is_only_odd_is_not(
 ) -> None:
     code = run(case, tmp_path / "run")
     err = capfd.readouterr().err
-    assert bool(code) == bool(case.code)  # which one a process answers, mistakes.py looks at
+    assert bool(code) == bool(case.code)  # which one a process answers, user_mistakes.py looks at
     if not case.line:
         assert said(err) == []
         return

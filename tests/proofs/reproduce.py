@@ -1,6 +1,6 @@
 """Proves that `python -m expbase reproduce` makes runs again, and says no, with its reason, if not.
 
-Ten runs, at least one of each experiment, in a git repository of their own, some with changes that
+Thirteen runs, at least one of each experiment, in a git repository of their own, some with changes that
 are not committed, with two processes, or with shares: each is made again and has a receipt. Then
 each of six differences is planted in a run of its own (code, config, seed, data, version, threads),
 and the receipt must say no and name it.
@@ -32,6 +32,9 @@ RUNS: dict[str, list[str]] = {
     "multitask": ["multitask/train.py", "--config=multitask/config.yaml"],
     "gan": ["gan/train.py", "--config=gan/config.yaml"],
     "flow": ["flow/train.py", "--config=flow/config.yaml"],
+    "cartpole": ["cartpole/train.py", "evaluation.num_episodes=2"],
+    "pinn": ["pinn/train.py", "adam.iterations=50", "lbfgs.steps=5", "problem=inverse"],
+    "cifar": ["cifar/train.py", "--config=cifar/small.yaml", "training.max_epoch=0"],
 }
 SHORT = ["training.max_iteration=60", "training.save_interval=20", "training.valid_interval=20"]
 SHORT += ["training.log_interval=5", "--device=cpu"]
@@ -125,6 +128,7 @@ def experiments(folder: Path) -> int:
     git(top, "init", "--quiet")
     git(top, "add", ".")
     git(top, "commit", "--quiet", "-m", "one")
+    assert call(top, "cifar/shapes.py", "shapes.tar.gz").returncode == 0  # git does not know it
     count = 0
     for number, (name, words) in enumerate(RUNS.items()):
         script = top / words[0]

@@ -1,6 +1,6 @@
 """The pictures of the docs, made anew from real runs of experiments/digits.
 
-    python tests/pictures.py promise live ls curves elastic board
+    python tests/docs_pictures.py promise live ls curves elastic board
 
 Each word makes one file in docs/; `elastic` needs etcd, and `board` chromium. Commit first: `ls`
 shows the commit. Look at each picture afterwards: nothing here can see. On an idle machine the

@@ -3,7 +3,7 @@
 None may end with exit code 0 in silence. Then the six experiments, in short, and odd ones that are
 right: none of them may be warned of anything.
 
-    python tests/proofs/mistakes.py [--only WORDS OF A NAME]
+    python tests/proofs/user_mistakes.py [--only WORDS OF A NAME]
 """
 
 from __future__ import annotations
