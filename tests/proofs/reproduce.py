@@ -1,9 +1,9 @@
 """Proves that `python -m expbase reproduce` makes runs again, and says no, with its reason, if not.
 
-Thirteen runs, at least one of each experiment, in a git repository of their own, some with changes that
-are not committed, with two processes, or with shares: each is made again and has a receipt. Then
-each of six differences is planted in a run of its own (code, config, seed, data, version, threads),
-and the receipt must say no and name it.
+Thirteen runs, at least one of each experiment, in a git repository of their own, some with changes
+that are not committed, with two processes, or with shares: each is made again and has a receipt.
+Then each of six differences is planted in a run of its own (code, config, seed, data, version,
+threads), and the receipt must say no and name it.
 
     python tests/proofs/reproduce.py
 """
