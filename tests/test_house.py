@@ -1,15 +1,12 @@
-"""How the code hangs together: the rules and the budget of the house, measured on the source."""
+"""How the code hangs together: the rules of the house, looked for in the source."""
 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tiny import Tiny, make
 
@@ -25,13 +22,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = ("tools", "extras", "root", "engine", "checkpoint", "record", "data", "state", "ranks")
 FLOORS += ("leaves", "base")
 LEAVES = {"help_text", "config", "defaults", "events", "front", "_version"}
-# What may only fall: who makes the house smaller writes the new numbers here. Tokens, without
-# comments, docstrings and layout: nothing is won by joining lines.
-CORE, ALL = 77_121, 96_716
-TUPLE_ASSIGNMENTS = 7
-FROM_OUTSIDE = 57  # assignments to an attribute of something else than self
-GETATTR_ARGS = 1
-NO_VERB = 34  # docstrings of functions that do not begin with one
 
 RUN = "_ExperimentBase__run"
 
@@ -121,19 +111,7 @@ def test_only_what_drives_a_run_takes_the_whole_of_it() -> None:
     assert taking == {"experiment", "engine.resume"}
 
 
-def test_few_attributes_are_assigned_from_outside() -> None:
-    assigned = [
-        f"{name_of(path)}:{node.lineno} {ast.unparse(node)}"
-        for path in FILES
-        if not name_of(path).startswith(OPTIONAL)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if ast.unparse(node.value) != "self"
-    ]
-    assert len(assigned) <= FROM_OUTSIDE, assigned
-
-
-def test_options_are_read_in_few_places() -> None:
+def test_options_are_read_in_one_place() -> None:
     read = [
         f"{name_of(path)}:{node.lineno}"
         for path in FILES
@@ -141,22 +119,7 @@ def test_options_are_read_in_few_places() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"
         if re.search(r"\bargs$", ast.unparse(node.args[0]))
     ]
-    assert len(read) <= GETATTR_ARGS, read
-
-
-def begins_with_verb(docstring: str) -> bool:
-    return bool(re.match(r"(?!This|Its|Is|Has)[A-Z][a-z-]*s[,;:.]?\s", docstring))
-
-
-def test_docstrings_of_functions_begin_with_a_verb() -> None:
-    wrong = [
-        f"{name_of(path)}:{node.lineno} {node.name}"
-        for path in FILES
-        for node in functions(path)
-        if not any("property" in ast.unparse(mark) for mark in node.decorator_list)
-        if (text := ast.get_docstring(node)) and not begins_with_verb(text + " ")
-    ]
-    assert len(wrong) <= NO_VERB, wrong
+    assert len(read) <= 1, read
 
 
 def test_the_life_of_a_run_is_no_flags(tmp_path: Path) -> None:
@@ -178,75 +141,6 @@ def test_no_method_is_patched() -> None:
         if re.search(r"(^|[.])(Experiment\w*|[Ee]xperiment)$", ast.unparse(node.value))
     ]
     assert patched == []
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
-
-
-def test_the_file_to_read_has_at_most_450_lines_and_no_other_has_more() -> None:
-    assert [(name_of(path), lines(path)) for path in FILES if lines(path) > 450] == []
-
-
-def length(node: Any) -> int:
-    return int(node.end_lineno - node.lineno + 1)
-
-
-def test_a_function_has_at_most_40_lines() -> None:
-    long = [
-        f"{name_of(path)}:{node.name} {length(node)}"
-        for path in FILES
-        for node in functions(path)
-        if length(node) > 40
-    ]
-    assert long == []
-
-
-def test_the_loop_has_at_most_30_lines() -> None:
-    loop = {"going_on", "end_iteration"}
-    nodes = [node for node in functions(PACKAGE / "engine/loop.py") if node.name in loop]
-    nodes += [node for node in functions(PACKAGE / "experiment.py") if node.name == "train"]
-    without_docstrings = [length(node) - length(node.body[0]) for node in nodes]
-    assert len(nodes) == 3
-    assert sum(without_docstrings) <= 30
-
-
-OPTIONAL = ("extras", "tools")
-LAYOUT = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    tokenize.ENDMARKER,
-}
-
-
-def tokens(path: Path) -> int:
-    """The size of a file."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    owners = [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
-    docstrings = {node.body[0].lineno for node in owners if ast.get_docstring(node)}
-    return sum(
-        token.type not in LAYOUT
-        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
-    )
-
-
-def test_the_house_does_not_grow() -> None:
-    core = [path for path in FILES if not name_of(path).startswith(OPTIONAL)]
-    assert sum(map(tokens, core)) <= CORE
-    assert sum(map(tokens, FILES)) <= ALL
-
-
-def tuple_assignments(path: Path) -> int:
-    """How many assignments join several into one: `a, b = x, y`."""
-    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Assign)]
-    return sum(
-        isinstance(node.value, ast.Tuple) and any(isinstance(t, ast.Tuple) for t in node.targets)
-        for node in nodes
-    )
-
-
-def test_no_more_assignments_are_joined() -> None:
-    assert sum(map(tuple_assignments, FILES)) <= TUPLE_ASSIGNMENTS
 
 
 def test_an_experiment_inherits_from_its_events_alone() -> None:
