@@ -33,7 +33,6 @@ _TRAINING: dict[str, Any] = {
     "keep_best": 1,  # and the best n by `monitor`; 0: none
     "monitor": "",  # a metric of valid(), for example "accuracy"; "": none
     "monitor_mode": "max",  # whether more is better ("max") or less ("min")
-    "background_save": True,  # whether files are written while training goes on
     # Limits.
     "time_limit_seconds": 0,  # seconds after which a start saves and stops; 0: none
     "hang_seconds": 600,  # seconds without progress until stacks are logged; 0: never

@@ -344,6 +344,8 @@ class ExperimentBase(Events):
         means become one line. A TypeError if something has no name.
         """
         scalars |= named_scalars(mapping, misplaced)
+        if self.phase == "train":
+            self.life.need_training("log")
         repeats = self.__run.update.repeats_rank_zero
         self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
@@ -353,13 +355,23 @@ class ExperimentBase(Events):
         """
         self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
 
-    def evaluate(self, loader: Any = None) -> dict[str, float]:
-        """Calls valid() in eval mode, without gradients, with random numbers of its own; returns
-        rank 0's results on every rank. They are logged as `valid/…` if no loader is given and an
-        update has just ended; else they go into the text log.
+    def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
+        """Calls valid() in eval mode, without gradients, with random numbers of its own.
+
+        The results are recorded after an update, at the beginning of a new run and after the end of
+        training, once for each iteration and name: in metrics.jsonl, as curves, in `ls`. Elsewhere,
+        within train_batch say, they go into the text log alone.
+
+        Args:
+            loader: What valid_batches() reads; by default self.valid_loader.
+            name: The word before the metrics. By default `valid/…` of self.valid_loader, `test/…`
+                of self.test_loader, and none of another one, which is not recorded.
+
+        Returns:
+            Rank 0's results, on every rank.
         """
         self.life.need_setup("evaluate")
-        return self.__run.loop.evaluate(loader)
+        return self.__run.loop.evaluate(loader, name)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
         """Yields this rank's part of self.evaluated_loader, or of another; maybe empty. A sample is

@@ -25,7 +25,6 @@ DEFAULTS = {
     "accumulation_steps": 1, "shares": 0,
     "seed": 0, "deterministic": False,
     "keep_last": 3, "keep_every": 0, "keep_best": 1, "monitor": "", "monitor_mode": "max",
-    "background_save": True,
     "time_limit_seconds": 0, "hang_seconds": 600, "hang_action": "report",
     "nonfinite": "error",
 }  # fmt: skip

@@ -1,20 +1,20 @@
 """The results of a run's validations, in a file beside its checkpoints, and which were best.
 
-They are no part of a checkpoint, which is written before its iteration is validated. The file has
-a JSON line for each validation, with its score if it may be the best, and one when the run has come
-to its end. Like the logs it is cut back to where it was at the checkpoint that is continued. Which
-is the best is decided when somebody asks, among the checkpoints that are there: files are written
-in the background, and one that was on its way when its score was noted may never appear.
+They are no part of a checkpoint, which is made before its iteration is validated. The file has a
+JSON line for each validation, with its score, and one when the run has come to its end. Like the
+logs it is cut back to where it was at the checkpoint that is continued. Which is the best is
+decided when somebody asks, among the checkpoints that are there: files are written in the
+background, and one that was on its way when its score was noted may never appear.
 
     validations = Validations(run / FILE, config.training)
-    validations.add(400, 2, {"accuracy": 0.9}, has_checkpoint=True)
+    validations.add(400, 2, {"accuracy": 0.9})
     validations.best            # [(400, 0.9)], if checkpoints/step-00000400 is there
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,12 @@ class Validations(MetricsFile):
         self._lines: Lines = []  # also what a full disk has refused
         self._training = training
 
-    def add(
-        self, iteration: int, epoch: int, results: Mapping[str, float], *, has_checkpoint: bool
-    ) -> None:
+    def add(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
         """Notes the results of one; a score that is not finite is never the best."""
         score = results.get(self._training.monitor.removeprefix("valid/"), math.nan)
-        may_be_best = has_checkpoint and math.isfinite(score)
         if results:
             named = {f"valid/{name}": number for name, number in results.items()}
-            self._note(iteration, epoch, named, [(iteration, score)] if may_be_best else [])
+            self._note(iteration, epoch, named, [(iteration, score)] * math.isfinite(score))
 
     def add_end(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end."""
@@ -64,11 +61,18 @@ class Validations(MetricsFile):
     @property
     def best(self) -> Scores:
         """The best checkpoints that are there; empty but on rank 0."""
-        return _best(self.path.parent, self._lines) if self.path else []
+        return self._best_with(())
 
-    def kept(self) -> list[int]:
-        """Returns the iterations whose checkpoints stay for being the best."""
-        return [iteration for iteration, _ in self.best[: self._training.keep_best]]
+    def _best_with(self, coming: Iterable[int]) -> Scores:
+        return _best(self.path.parent, self._lines, coming) if self.path else []
+
+    def kept(self, coming: Iterable[int] = ()) -> list[int]:
+        """Returns the iterations whose checkpoints stay for being the best.
+
+        `coming` are iterations whose checkpoints are not there yet.
+        """
+        best = self._best_with(coming)
+        return [iteration for iteration, _ in best[: self._training.keep_best]]
 
     def cut(self, size: int) -> None:
         """Goes back to where the file had this size, in bytes."""
@@ -81,13 +85,13 @@ def best_of(run: Path) -> Scores:
     return _best(run, _lines(run / FILE))
 
 
-def _best(run: Path, lines: Lines) -> Scores:
+def _best(run: Path, lines: Lines, coming: Iterable[int] = ()) -> Scores:
     """Sorts the checkpoints by the metric that the last line names; others' scores do not count."""
     monitor = str(lines[-1]["monitor"]) if lines else ""
     noted = [line["best"] for line in lines if line.get("monitor") == monitor]
     # Versions before 0.2 have in each line all that were best until then.
     scores = {iteration: score for best in noted for iteration, score in best}
-    there = {iteration_of(path) for path in listed(run / FOLDER)}
+    there = {*map(iteration_of, listed(run / FOLDER)), *coming}
     sign = -1 if monitor.startswith("max ") else 1
     saved = [(iteration, score) for iteration, score in scores.items() if iteration in there]
     return sorted(saved, key=lambda one: sign * one[1])

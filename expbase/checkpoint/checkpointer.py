@@ -6,6 +6,8 @@ its `problems` before any is restored: nothing is changed by a checkpoint that d
     checkpointer = Checkpointer(directory, config.training, logger, contents=…, …)
     checkpointer.find_own(None)
     checkpointer.save(iteration, sizes)
+    checkpointer.capture(iteration, sizes)      # a copy in memory, before what may fail
+    checkpointer.write()                        # … which is wanted
     notes = checkpointer.restore(checkpointer.resumable)
 """
 
@@ -16,7 +18,9 @@ import functools
 import json
 import logging
 import platform
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,24 @@ from expbase.state.objects import StatefulObjects, Tensors
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
 _INVENTORY = "inventory"  # and what each place of rank 0 was like: no state, as times differ
+
+
+@dataclass(eq=False)
+class _Memory:
+    """What a copy of the state is kept in, on rank 0."""
+
+    own: SnapshotBuffer = field(default_factory=SnapshotBuffer)
+    received: SnapshotBuffer = field(default_factory=SnapshotBuffer)  # of the other ranks
+
+
+@dataclass
+class _Copy:
+    """The state of all ranks after an iteration, in memory: a checkpoint that can be written."""
+
+    iteration: int
+    state: GatheredState
+    info: Mapping[str, Any]  # for the manifest
+    memory: _Memory
 
 
 class Checkpointer:
@@ -73,6 +95,11 @@ class Checkpointer:
         self.inventory = ""  # of that checkpoint
         self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
         self._background = Background()
+        # While one copy is being written another one can be made.
+        self._memories = _Memory(), _Memory()
+        self._copy: _Copy | None = None  # on rank 0, if one is kept
+        self._under_way: _Copy | None = None  # that is being written, or was last
+        self._writing_now = threading.Lock()
         self._written: list[Path] = []  # of which `on_written` does not know yet
         self._expected: Mapping[str, str] | None = None  # what had state after setup
         self._has_looked = False  # for a checkpoint to go on from
@@ -83,7 +110,6 @@ class Checkpointer:
         self._inventory = inventory
         self._on_written = on_written
         self._facts = facts
-        self._buffer = SnapshotBuffer()
         self._gatherer = rank_state.Gatherer(logger, has_shares=training.shares > 0)
 
     def find_own(self, inspected: str | None) -> None:
@@ -138,47 +164,110 @@ class Checkpointer:
     def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
         """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
 
-        With training.background_save the files are written while training goes on; what fails
-        there is raised by the next save, by `settle` or by `close`. `sizes` are
-        those of the logs, in bytes. That the system refuses, for lack of room say, is an error if
-        the checkpoint is `needed` or the first one; else a line says so.
+        The files are written while training goes on; what fails there is raised by the next save,
+        by `settle` or by `close`. That the system refuses, for lack of room say, is an error if the
+        checkpoint is `needed` or the first one; else a line says so.
 
         Raises:
-            CheckpointError, TypeError, RuntimeError: It could not be written; a value that a
-                checkpoint cannot hold; something with state was added after setup.
+            CheckpointError: It could not be written.
+            RuntimeError, TypeError: See `capture`.
             NonFiniteError: A trained parameter or an accumulator is not finite.
+        """
+        collectives.on_rank_zero(self.settle, "saving")  # the one before
+        self.capture(iteration, sizes)
+        collectives.on_rank_zero(functools.partial(self.write, needed=needed), "saving")
+
+    def capture(self, iteration: int, sizes: Mapping[str, int]) -> None:
+        """Copies the state of now into memory, on rank 0, in the place of the copy before.
+
+        It is what a checkpoint of now would hold. `sizes` are those of the logs, in bytes.
+        Collective.
+
+        Raises:
+            RuntimeError, TypeError: A value that a checkpoint cannot hold; something with state was
+                added after setup; the state is that of a checkpoint that is only looked at.
         """
         if self.inspected:
             raise RuntimeError(
                 f"save: the state is that of {self.inspected}, loaded to be looked at; as "
                 f"iteration {iteration} it would spoil the run."
             )
-        collectives.on_rank_zero(self.settle, "saving")  # the one before
-        state = self._captured()
-        info = {
-            **sizes,
-            VALIDATIONS_BYTES: self.validations.size(),
-            _SOURCES: self.sources,
-            _INVENTORY: self._inventory(),
-            **self._facts(),
-        }
-        kept = self.validations.kept()  # now: it is not looked at again while training goes on
-        write = functools.partial(self._write, state, iteration, info, kept, needed=needed)
-        if not self._training.background_save:
-            collectives.on_rank_zero(write, "saving")
-        elif self._rank == 0:
-            self._background.start(write)
-
-    def _captured(self) -> GatheredState:
-        """Returns what is to be written, on rank 0; live views, unless the background does it."""
+        self.let_go()
         contents = self._contents()
         found = _objects(contents)
         self.refuse_changes(found)
         tensors, values = _capture(contents)
-        if self._rank == 0 and self._training.background_save:
-            tensors = self._buffer.snapshot(tensors)
+        memory = self._memories[0]
+        if self._under_way and self._under_way.memory is memory and not self._background.is_done:
+            memory = self._memories[1]
+        if self._rank == 0:
+            tensors = memory.own.snapshot(tensors)
         collectives.barrier("saving")  # on_save_checkpoint may take long on one rank
-        return self._gatherer.gather(found, tensors, values)
+        state = self._gatherer.gather(found, tensors, values, memory.received)
+        if self._rank == 0:
+            info = {
+                **sizes,
+                VALIDATIONS_BYTES: self.validations.size(),
+                _SOURCES: self.sources,
+                _INVENTORY: self._inventory(),
+                **self._facts(),
+            }
+            self._copy = _Copy(iteration, state, info, memory)
+
+    def let_go(self) -> None:
+        """Forgets the copy, which nobody wants any more."""
+        self._taken()
+
+    def _taken(self) -> _Copy | None:
+        """Returns the copy, once; another thread may want to write it, too."""
+        with self._writing_now:
+            copy, self._copy = self._copy, None
+        return copy
+
+    def write(self, *, needed: bool = True) -> None:
+        """Writes the copy, if there is one, while training goes on; see `save`. On rank 0."""
+        if (copy := self._taken()) is not None:
+            self.settle()
+            kept = self.validations.kept(self._coming(copy))
+            self._under_way = copy
+            self._background.start(functools.partial(self._write, copy, kept, needed=needed))
+
+    def write_now(self) -> None:
+        """Writes the copy, if there is one, before it returns: the process is about to end.
+
+        May be called in any thread; it waits for the file that is under way.
+        """
+        with self._writing_now:
+            copy, self._copy = self._copy, None
+            try:
+                self._background.wait()
+            finally:
+                if copy is not None:
+                    self._write(copy, self.validations.kept(self._coming(copy)), needed=True)
+
+    def note_validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> bool:
+        """Notes the results of a validation; writes the copy from before it if they are among the
+        best. Collective.
+
+        Returns:
+            Whether the copy is written.
+        """
+
+        def note() -> bool:
+            self.validations.add(iteration, epoch, results)
+            copy = self._copy
+            is_wanted = copy is not None and iteration in self.validations.kept(self._coming(copy))
+            if is_wanted:
+                self.write(needed=False)
+            return is_wanted
+
+        return bool(collectives.on_rank_zero(note, "the results of the validation"))
+
+    def _coming(self, *copies: _Copy) -> list[int]:
+        """Returns the iterations of copies, and of the one that is being written."""
+        if self._under_way is not None and not self._background.is_done:
+            copies = (*copies, self._under_way)
+        return [copy.iteration for copy in copies]
 
     @property
     def newest_name(self) -> str:
@@ -222,24 +311,18 @@ class Checkpointer:
                 "training needs, and use a part of it; or exclude_from_state it there."
             )
 
-    def _write(
-        self,
-        state: GatheredState,
-        iteration: int,
-        info: Mapping[str, Any],
-        kept: Sequence[int],
-        *,
-        needed: bool,
-    ) -> None:
+    def _write(self, copy: _Copy, kept: Sequence[int], *, needed: bool) -> None:
         """Writes what was captured, if it is good and the system does not refuse."""
-        bad = "" if self._training.nonfinite == "ignore" else state.nonfinite()
+        iteration = copy.iteration
+        bad = "" if self._training.nonfinite == "ignore" else copy.state.nonfinite()
         if bad and self._training.nonfinite == "error":
             raise NonFiniteError(f"{bad} after iteration {iteration}", self.newest_name)
         if bad:
             return self._go_on_without(iteration, f"not finite: {bad}.")
         storage.flush_logs(self._directory.parent)  # whose sizes are in `info`
         try:
-            self.newest_saved = storage.write(self._directory, iteration, state.files(), info)
+            files = copy.state.files()
+            self.newest_saved = storage.write(self._directory, iteration, files, copy.info)
         except CheckpointError as error:
             if needed or self.newest_saved is None:
                 raise CheckpointError(f"{error} Then run the same command again.") from error

@@ -72,13 +72,18 @@ class Gatherer:
     def __init__(self, logger: logging.Logger, *, has_shares: bool = False) -> None:
         self._logger = logger
         self._has_shares = has_shares  # then only they differ
-        self._buffer = SnapshotBuffer()
         self._drifted: set[Name] | None = None  # what is trained and differs; None before a save
 
     def gather(
-        self, found: StatefulObjects, tensors: Tensors, values: dict[str, Any]
+        self,
+        found: StatefulObjects,
+        tensors: Tensors,
+        values: dict[str, Any],
+        memory: SnapshotBuffer | None = None,
     ) -> GatheredState:
         """Returns what all ranks have, on rank 0; on the others it is not whole. Collective.
+
+        What other ranks send to rank 0 is kept in `memory`.
 
         Raises:
             RuntimeError: A rank has an accumulator that another one lacks; with shares, too, if
@@ -87,12 +92,16 @@ class Gatherer:
         here = _flat(tensors)
         of_ranks: list[dict[str, Any]] = [{}]
         if collectives.world_size() > 1:
-            here, of_ranks = self._of_all_ranks(here, values, found)
+            here, of_ranks = self._of_all_ranks(here, values, found, memory or SnapshotBuffer())
         in_order = dict(sorted(here.items()))  # whoever had them
         return GatheredState(_nested(in_order), values, of_ranks, _trained(here, found))
 
     def _of_all_ranks(
-        self, here: Arrays, values: dict[str, Any], found: StatefulObjects
+        self,
+        here: Arrays,
+        values: dict[str, Any],
+        found: StatefulObjects,
+        memory: SnapshotBuffer,
     ) -> tuple[Arrays, list[dict[str, Any]]]:
         """Returns the arrays of all ranks, and the values that each has otherwise than rank 0.
 
@@ -116,17 +125,8 @@ class Gatherer:
         of_rank_only = {(f"{OF_RANK}{rank}", "/".join(n)): a for n, a in here.items() if n in apart}
         if rank == 0:
             common = {name: array for name, array in here.items() if name not in pieces}
-            return of_rank_only | common | self._send({}), of_ranks
-        return self._send(of_rank_only | {name: here[name] for name in sent_once}), of_ranks
-
-    def _send(self, arrays: Arrays) -> Arrays:
-        """Brings arrays of all ranks to rank 0, where they are returned; by other names on each."""
-        outlines = collectives.all_gather_object(_outline(arrays))
-        everything = {name: entry for outline in outlines for name, entry in outline.items()}
-        received = {} if collectives.rank() else _room(everything, self._buffer)
-        for source, outline in enumerate(outlines):
-            _broadcast(source, outline, arrays if collectives.rank() == source else received)
-        return received
+            return of_rank_only | common | _send({}, memory), of_ranks
+        return _send(of_rank_only | {name: here[name] for name in sent_once}, memory), of_ranks
 
     def _different(
         self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
@@ -152,6 +152,16 @@ class Gatherer:
             entry: {n: v for n, v in parts.items() if values_of_zero[entry].get(n) != v}
             for entry, parts in values.items()
         }
+
+
+def _send(arrays: Arrays, memory: SnapshotBuffer) -> Arrays:
+    """Brings arrays of all ranks to rank 0, where they are returned; by other names on each."""
+    outlines = collectives.all_gather_object(_outline(arrays))
+    everything = {name: entry for outline in outlines for name, entry in outline.items()}
+    received = {} if collectives.rank() else _room(everything, memory)
+    for source, outline in enumerate(outlines):
+        _broadcast(source, outline, arrays if collectives.rank() == source else received)
+    return received
 
 
 def _refuse_different(

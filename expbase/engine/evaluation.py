@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -20,18 +21,16 @@ from expbase.base.generators import GENERATORS
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.engine.start import Start
-from expbase.engine.stop import ValidationExit, ValidationLeft
+from expbase.engine.stop import ValidationExit
 from expbase.ranks import alike, collectives
 from expbase.record.meter import Meter
 from expbase.record.speed import Stopwatch
 from expbase.state import objects
 from expbase.state.attributes import UserState
-from expbase.state.inventory import LOADERS
 from expbase.state.plain_values import Places, Rollback
 
 T = TypeVar("T")
 
-_COPIED_BYTES = 1 << 24  # of a value that is put back when a validation was left
 _PURPOSES = {"valid": rng.VALID, "predict": rng.PREDICT}
 
 
@@ -102,34 +101,20 @@ class Evaluation:
         try:
             with isolation:
                 yield
+            if before[0] == "train" and self.meter.means():
+                raise RuntimeError(
+                    "log: called in an evaluation after its results were taken; expected it in "
+                    "valid, on_evaluate_begin or on_evaluate_end."
+                )
         finally:
             self.phase, self.loader, self.meter = before
 
     @contextlib.contextmanager
-    def may_be_left(
-        self, way_out: ValidationExit, listeners: Callable[[], object]
-    ) -> Iterator[None]:
-        """Makes the block a validation that all ranks leave when the run stops.
-
-        Then, and if it fails, the experiment is as it was before, but for what valid() itself
-        changed in tensors of layers and optimizers; `listeners` puts their counters back.
-        """
-        before = Rollback(self._places, _COPIED_BYTES)
-        found = self._state.found()
-        rates = found.values(objects.LEARNING_RATES)
+    def may_be_left_by(self, way_out: ValidationExit) -> Iterator[None]:
+        """Makes the block a validation that all ranks leave when the run stops."""
         self.exit = way_out
         try:
             yield
-        except (ValidationLeft, Exception):
-            listeners()
-            found.set_values(rates)
-            for path in before.restore():
-                self._start.warn(
-                    f"self.{path}: was changed by a validation that did not end, and is too large "
-                    "to be put back: the run that goes on is not exact."
-                )
-            collectives.renumber_barriers()
-            raise
         finally:
             self.exit = None
 
@@ -171,6 +156,10 @@ class Evaluation:
             )
         return first
 
+    def logged_since(self) -> dict[str, float]:
+        """Returns what was logged after valid(), on rank 0, on every rank."""
+        return collectives.broadcast_object(self.meter.means())
+
     def check_loader_was_read(self) -> None:
         """Warns if valid() has not asked for the loader that evaluate() was given."""
         if not self._loops_begun:
@@ -178,11 +167,6 @@ class Evaluation:
                 "valid: did not call self.valid_batches(); these are numbers of the loader "
                 "that evaluate() was given only if valid() read self.evaluated_loader."
             )
-
-    def _places(self) -> Places:
-        """Returns what valid() may change: all but what belongs to a loader."""
-        places = self._state.values.places()
-        return {path: place for path, place in places.items() if not path.startswith(LOADERS)}
 
     @contextlib.contextmanager
     def _isolated(self, purpose: int, iteration: int, layers: Iterable[Any]) -> Iterator[None]:
@@ -337,6 +321,15 @@ def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
             'self.log({"loss": loss}).'
         )
     return mapping
+
+
+def check_group(name: str) -> None:
+    """Raises a ValueError if a word cannot stand before the metrics of an evaluation."""
+    if name in ("train", "speed", "valid") or not re.fullmatch(r"[\w-]+", name):
+        raise ValueError(
+            f"evaluate: name={name!r} given; expected a word of letters, digits, _ and -, and none "
+            "of train, speed and valid."
+        )
 
 
 def check_metric(key: str, name: str, results: Mapping[str, float]) -> None:

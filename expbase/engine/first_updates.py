@@ -29,9 +29,13 @@ class FirstUpdates:
         trained = [p for p in parameters if p._is_initialized() and not p.stop_gradient]
         self._before = [(parameter, _sample(parameter)) for parameter in trained]
 
+    def has_changed(self) -> bool:
+        """Returns whether any parameter is another one than at the beginning."""
+        return any(bool((_sample(p) != before).any()) for p, before in self._before)
+
     def look(self, *, has_logged: bool, has_read: bool) -> Iterator[str]:
         """Yields each thing that is missing: how it goes on after "in 1000 updates"."""
-        if not any(bool((_sample(p) != before).any()) for p, before in self._before):
+        if not self.has_changed():
             yield (
                 "no parameter has changed; expected loss.backward() and optimizer.step() in "
                 "train_batch, with a learning rate above 0."

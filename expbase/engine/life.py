@@ -1,7 +1,7 @@
 """Where a run is in its life, and where its loop is: the two state machines, drawn.
 
 Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
-       RESTORED -- one that has finished is given again --> ENDED
+       RESTORED -- one that has finished is given again --> TRAINING, without train()
        TRAINING -- a failure --> ENDED, for on_exception and on_train_end
        any of them -- close, or a failure --> CLOSED
 
@@ -30,6 +30,15 @@ class Life(enum.Enum):
         """Raises a RuntimeError if a method is called before setup()."""
         if self is Life.NEW:
             raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
+
+    def need_training(self, name: str) -> None:
+        """Raises a RuntimeError if a method is called where what it notes would be lost."""
+        if self in (Life.NEW, Life.READY, Life.CLOSED):
+            when = "after the end" if self is Life.CLOSED else "in setup"
+            raise RuntimeError(
+                f"{name}: called {when}, where it would be lost; expected it in training, from "
+                "on_train_begin to on_train_end, or in an evaluation."
+            )
 
     def need_open(self) -> None:
         """Raises a RuntimeError if run() is called before setup(), or after the end."""

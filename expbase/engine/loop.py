@@ -4,8 +4,10 @@
         train_batch()               # reads its batches with loop.read_batch
         loop.end_iteration()        # on_train_batch_end; a line, a checkpoint, then the to-do list
 
-A checkpoint is written before what follows it. It holds that as a to-do list: the validation by
-iterations, or the last one; the end of the epoch; the validation by epochs. So a start that
+What follows an update is done after its state was captured: in a checkpoint if one is due, else
+before a validation in memory, as a copy that is written if the results are among the best, or if
+the validation is left or fails. What is captured holds what follows as a to-do list: the validation
+by iterations, or the last one; the end of the epoch; the validation by epochs. So a start that
 continues it does what the one before has left. A run that stops saves once more, when the list is
 done. What is due when: due.py; why all ranks stop: stop.py; what a failure does: Run.fail.
 """
@@ -13,7 +15,6 @@ done. What is due when: due.py; why all ranks stop: stop.py; what a failure does
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from expbase.base import rng
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
-from expbase.engine.evaluation import Evaluation, check_metric
+from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
 from expbase.engine.life import Step
 from expbase.engine.report import Report
@@ -35,9 +36,8 @@ from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.fingerprint import checksum
 
-_ALIKE_SECONDS = 10.0  # within which a validation fails on all ranks
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
-_SAVED = ("iteration", "epoch", "todo", "may_be_best_at")
+_SAVED = ("iteration", "epoch", "epochs_before", "todo")
 
 
 class Loop:
@@ -52,16 +52,16 @@ class Loop:
 
     iteration = 0  # updates done, with the one under way
     epoch = 0  # epochs begun
-    may_be_best_at = -1  # of the last checkpoint that was due or asked for: it may be the best
     step = Step.OUTSIDE
     is_over = False  # there is no iteration after this one
     stopped_by = StopReason.NONE  # why all ranks end before the end
     failure: BaseException | None = None  # what ended the run, if anything did
     saved_at = -1  # the iteration of the last checkpoint
+    validating_at = -1  # the iteration of a validation that has begun, and not ended
     _save_requested = False  # save() was called within the iteration
-    _validated_at = -1  # the iteration of the last validation
-    _epochs_before = 0  # epochs that were used up when the last iteration ended
-    _began = 0  # the iteration at which this start began
+    epochs_before = 0  # epochs that were used up when the last iteration began
+    _began = -1  # the iteration at which training began in this start
+    _loop_began = -1  # the one at which going_on was called first
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Loop:
     ) -> None:
         self.todo: list[str] = []  # what is to be done before the next iteration
         self._results: dict[str, float] = {}  # of the last validation
+        self._recorded_at: dict[str, int] = {}  # the last iteration by the word: "valid", "test"
         self._first_updates = FirstUpdates([])
         self._experiment = experiment
         self._start = start
@@ -111,6 +112,12 @@ class Loop:
     def epochs_ended(self) -> int:
         """Epochs that are used up: as many as began, but for the one under way."""
         return self.epoch - (self._data.epoch > 0 and not self._data.needs_epoch)
+
+    @property
+    def shown_epoch(self) -> int:
+        """The epoch under way; after an update that has ended one, how many have ended."""
+        ended = self.epochs_ended
+        return ended if ended > self.epochs_before else self.epoch
 
     @property
     def has_finished(self) -> bool:
@@ -162,6 +169,7 @@ class Loop:
         if self.is_over:
             return False
         self.need(Step.BETWEEN, "going_on")
+        self.epochs_before = self.epochs_ended
         if self._data.needs_epoch:
             self._experiment.new_epoch()
         self.iteration += 1
@@ -185,8 +193,10 @@ class Loop:
         self._report.leave_log_to_zero()
         self._stop.start(self.iteration)
         self._stopwatch.start(self.iteration)
-        self._first_updates = FirstUpdates(self._state.optimizers().values())
-        self._began = self.iteration
+        if self._began < 0:  # without run()
+            self.note_begin()
+            self.note_parameters()
+        self._loop_began = self.iteration
         if self.todo:
             self._do_what_follows()
         else:
@@ -195,17 +205,16 @@ class Loop:
 
     def _log_and_save(self) -> None:
         """Writes the line and the checkpoint if they are due: whatever fails later, it is safe."""
-        epochs = self._epochs_before, self.epochs_ended
+        epochs = self.epochs_before, self.epochs_ended
         is_end = self._data.needs_epoch
         due = due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)
-        self._look_at_first_updates(self.iteration - self._began)
+        self._look_at_first_updates(self.iteration - self._loop_began)
         if due.log:
             self._check_finite()  # waits for the device: that is training's time
             rates = self._experiment.learning_rates()
             self._report.line(self.iteration, self.epoch, rates, self._events.fire)
         self.todo = due.follows
         if due.checkpoint or self._save_requested:
-            self.may_be_best_at = self.iteration
             self._save_now()
 
     def _check_finite(self) -> None:
@@ -221,13 +230,19 @@ class Loop:
     def _do_what_follows(self) -> None:
         """Does what is still to be done of an iteration, by the list that its checkpoint holds."""
         self.step = Step.ENDING
+        self._keep_copy()
         try:
             while self.todo:
                 self._do(self.todo[0])
                 del self.todo[0]
+            self._note_validation()
         except ValidationLeft:
-            text = f"[{self.iteration}] left the validation; the next start makes it"
-            self._start.logger.info(text)
+            self._write_what_was_trained()
+        except BaseException:
+            # On rank 0 alone, whichever ranks have failed: nobody is waited for.
+            self._report.quietly("saving", self._checkpointer.write_now)
+            raise
+        self._checkpointer.let_go()
         self.stopped_by = self._stop.agreed(self.iteration, ask_now=bool(self.todo))
         self._save_at_end()
         self._checkpointer.settle(wait=False)
@@ -240,7 +255,6 @@ class Loop:
             self._validate()
 
     def _decide_if_over(self) -> None:
-        self._epochs_before = self.epochs_ended
         self.is_over = self.is_last or bool(self.stopped_by)
         self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
 
@@ -302,46 +316,95 @@ class Loop:
 
     # --- validation ----------------------------------------------------------------------
 
+    def _keep_copy(self) -> None:
+        """Copies the state before a validation, unless a checkpoint holds it."""
+        is_due = VALIDATE in self.todo or (VALIDATE_IF_LAST in self.todo and self.is_last)
+        if is_due and self.saved_at < self.iteration and is_wanted(self._training, "save"):
+            with self._capturing() as sizes:
+                self._checkpointer.capture(self.iteration, sizes)
+
     def _validate(self) -> None:
         """Makes the validation of this iteration, unless there was one; a stop may leave it."""
-        if self._validated_at == self.iteration:
+        if self._is_recorded("valid"):
             return
-        # Their counters are put back if a stop leaves the validation.
-        listeners = functools.partial(self._events.load_state_dict, self._events.state_dict())
-        may_be_left = self._evaluation.may_be_left(ValidationExit(self._stop), listeners)
+        self.validating_at = self.iteration
         # An evaluate() of the user's may not call super's, so the phase begins here.
-        try:
-            with may_be_left, self._evaluation.begin("valid", self.iteration):
-                self._results = dict(self._experiment.evaluate() or {})
-        except Exception:
-            self._report.quietly("saving", self._save_what_was_trained)
-            raise
-        self._validated_at = self.iteration
+        with (
+            collectives.barriers_of_their_own(),
+            self._evaluation.begin("valid", self.iteration),
+            self._evaluation.may_be_left_by(ValidationExit(self._stop)),
+        ):
+            self._results = dict(self._experiment.evaluate() or {})
+        self.validating_at = -1
+        self._recorded_at["valid"] = self.iteration
 
-    def evaluate(self, loader: Any) -> dict[str, float]:
-        """Returns what valid() returns on rank 0; notes it if it is an iteration's validation."""
+    def _write_what_was_trained(self) -> None:
+        """Writes the copy from before a validation that all ranks have left."""
+        text = f"[{self.iteration}] left the validation; the next start makes it"
+        self._start.logger.info(text)
+        if self.saved_at < self.iteration and is_wanted(self._training, "save"):
+            collectives.on_rank_zero(self._checkpointer.write, "saving")
+            self._note_saved()
+
+    def _note_validation(self) -> None:
+        """Notes the results of this iteration's validation, if there was one."""
+        if self._is_recorded("valid"):
+            check_metric("training.monitor", self._training.monitor, self._results)
+            now = self.iteration, self.shown_epoch
+            if self._checkpointer.note_validation(*now, self._results):
+                self._note_saved()
+
+    def evaluate(self, loader: Any, name: str) -> dict[str, float]:
+        """Returns what valid() returns on rank 0, and records it; see ExperimentBase."""
         experiment = self._experiment
         evaluation = self._evaluation
-        is_other = loader is not None and loader is not experiment.valid_loader
+        name = self._name_of(loader, name)
         with evaluation.begin("valid", self.iteration, loader):
             self._events.fire("on_evaluate_begin")
             results = evaluation.validate(
                 experiment.valid, lambda: int(experiment.visualizer.num_scalars), self.iteration
             )
             self._events.fire("on_evaluate_end", results)
-            if is_other:
+            if "on_evaluate_end" in self._events.subscribed:
+                results |= evaluation.logged_since()
+            if name != "valid":
                 evaluation.check_loader_was_read()
-            # Within an iteration its update is not done, so its weights are not there yet.
-            is_ours = loader is None and self.step is Step.ENDING
-            if is_ours and self._validated_at < self.iteration:
-                self._validated_at = self.iteration
-                self._results = results
-                if results:
-                    self._report.validation(self.iteration, self.epoch, results)
-            else:
-                what = f"evaluated {self._checkpointer.inspected}".rstrip()
-                self._report.means(self.iteration, f"{what}: ", results)
+        inspected = self._checkpointer.inspected
+        # Of weights that were loaded the curve of those that are trained has no point.
+        is_point = self._is_at_a_point and not (name == "valid" and inspected)
+        if name and is_point and not self._is_recorded(name):
+            self._recorded_at[name] = self.iteration
+            self._results = results if name == "valid" else self._results
+            now = self.iteration, self.shown_epoch
+            self._report.evaluation(name, *now, results, checkpoint=inspected)
+        else:
+            self._report.means(self.iteration, f"evaluated {inspected}".rstrip() + ": ", results)
         return results
+
+    def _is_recorded(self, name: str) -> bool:
+        return self._recorded_at.get(name, -1) == self.iteration
+
+    def _name_of(self, loader: Any, name: str) -> str:
+        """Returns the word under which results are recorded; empty: nobody gave them one."""
+        if name:
+            check_group(name)
+            return name
+        if loader is None or loader is self._experiment.valid_loader:
+            return "valid"
+        return "test" if loader is self._experiment.test_loader else ""
+
+    @property
+    def _is_at_a_point(self) -> bool:
+        """Whether the weights are those after an update, or those that a new run begins with.
+
+        Within an iteration its update is not done. With what a continued run goes on from its
+        start before was done.
+        """
+        if self.step is Step.WITHIN or self.failure is not None:
+            return False
+        is_at_end = self.is_over and self.validating_at < 0 and self._began >= 0
+        is_at_begin = self.iteration == self._began and self.saved_at < 0
+        return self.step is Step.ENDING or is_at_end or is_at_begin
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -349,14 +412,6 @@ class Loop:
         with self._evaluation.begin("predict", self.iteration):
             yield
             self._report.means(self.iteration, "", self._evaluation.meter.means())
-
-    def _save_what_was_trained(self) -> None:
-        """Saves after a validation that failed on all ranks: one alone would wait for ever."""
-        if self.saved_at < self.iteration and is_wanted(self._training, "save"):
-            collectives.barrier("a validation that failed", within_seconds=_ALIKE_SECONDS)
-            self._save_now()
-            # Else a rank that fails first would end rank 0 while it writes.
-            collectives.on_rank_zero(self._checkpointer.settle, "saving")
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -373,14 +428,22 @@ class Loop:
                 "run continues from the checkpoint before."
             )
         self._check_directory()
+        needed = self.is_last or bool(self.stopped_by)  # there will be no later one
+        with self._capturing() as sizes:
+            self._checkpointer.save(self.iteration, sizes, needed=needed)
+        self._note_saved()
+
+    @contextlib.contextmanager
+    def _capturing(self) -> Iterator[dict[str, int]]:
+        """Checks the state before the block copies it; gives the sizes of the logs, in bytes."""
         with self._stopwatch.exclude():
             self._check_finite()
             self._update.check_complete()
             self._update.check_wrapped()
-            needed = self.is_last or bool(self.stopped_by)  # there will be no later one
-            sizes = self._report.metrics.sizes()
-            self._checkpointer.save(self.iteration, sizes, needed=needed)
+            yield self._report.metrics.sizes()
         self._report.leave_log_to_zero()
+
+    def _note_saved(self) -> None:
         self.saved_at = self.iteration
         self._stop.note_saved()
 
@@ -397,23 +460,12 @@ class Loop:
     def _save_at_end(self) -> None:
         """Saves at the very end of an iteration: the run stops, or it was asked for since.
 
-        The results of the validation are noted first. If this is the first save of the iteration, a
-        run that continues it does not validate again: nothing is left on the list.
+        If this is the first save of the iteration, a run that continues it does not validate again:
+        nothing is left on the list.
         """
-        # A signal or the clock must not change which checkpoint is the best.
-        if self._save_requested or self.stopped_by is StopReason.CALL:
-            self.may_be_best_at = self.iteration
         at_stop = bool(self.stopped_by) and is_wanted(self._training, "save")
-        saves = self._save_requested or at_stop or self._stop.is_save_due
-        is_validated = self._validated_at == self.iteration and not self.todo
-        if is_validated:
-            may_be_best = self.may_be_best_at == self.iteration
-            now = self.iteration, self.epoch
-            self._checkpointer.validations.add(*now, self._results, has_checkpoint=may_be_best)
-        if saves:
+        if self._save_requested or at_stop or self._stop.is_save_due:
             self._save_now()
-        if is_validated:
-            check_metric("training.monitor", self._training.monitor, self._results)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -435,16 +487,44 @@ class Loop:
         """Notes that the state is that of a checkpoint, of this run or of another one."""
         self.saved_at = self.iteration if is_own else -1
 
+    def note_begin(self) -> None:
+        """Notes from where training begins in this start."""
+        self._began = self.iteration
+
+    def note_parameters(self) -> None:
+        """Notes what the parameters are before the first update of this start."""
+        self._first_updates = FirstUpdates(self._state.optimizers().values())
+
     def end_training(self) -> None:
-        """Ends the loop after train(), maybe the user's; if it returned early, that is a stop()."""
+        """Ends the loop after train(), maybe the user's; if it returned early, that is a stop().
+
+        Raises:
+            RuntimeError: It has counted no iteration, or has not ended one.
+        """
         if self.step is Step.WITHIN:
             raise RuntimeError(
                 f"train: returned within iteration {self.iteration}; expected self.end_iteration() "
                 "after each self.train_batch()."
             )
+        if self._loop_began < 0:
+            self._check_own_loop(self.iteration - self._began)
         if not self.is_over:
             self._stop.add(StopReason.CALL, "train() returned")
             self.stopped_by = StopReason.CALL
             if is_wanted(self._training, "save"):
                 self._save_now()
         self.end()
+
+    def _check_own_loop(self, made: int) -> None:
+        """Warns of a loop without going_on and end_iteration; an error if it does not count."""
+        if made:
+            self._start.warn(
+                f"train: made {made} iterations without going_on() and end_iteration(): it heard "
+                "no signal and no stop(), wrote no line, called no on_train_batch_end, and saved "
+                f"nothing but by save(); expected {_LOOP}."
+            )
+        elif self._first_updates.has_changed():
+            raise RuntimeError(
+                f"train: made updates and counted no iteration, so nothing can be saved of them; "
+                f"expected {_LOOP}, or `self.iteration += 1` before each self.train_batch()."
+            )

@@ -88,10 +88,19 @@ class Report:
         for text in otherwise:
             self._logger.info("%s", text)
 
-    def validation(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
-        """Writes the results of the validation of an iteration."""
-        metrics = {f"valid/{name}": number for name, number in results.items()}
-        self.metrics.write(iteration, epoch, metrics)
+    def evaluation(
+        self, name: str, iteration: int, epoch: int, results: Mapping[str, float], checkpoint: str
+    ) -> None:
+        """Writes the results of an evaluation, `valid/…` say, maybe of a checkpoint's weights."""
+        metrics = {f"{name}/{key}": number for key, number in results.items()}
+        if metrics:
+            self.metrics.write(iteration, epoch, metrics, checkpoint=checkpoint)
+
+    def last_line(self, iteration: int, epoch: int) -> None:
+        """Writes what was logged after the last line of training, by on_train_end say."""
+        means = self.metrics.meter.means()
+        if means and self._config.training.log_interval:
+            self.metrics.write(iteration, epoch, {f"train/{n}": mean for n, mean in means.items()})
 
     def means(self, iteration: int, what: str, means: Mapping[str, float]) -> None:
         """Writes numbers that are no point on a curve into the text log only."""

@@ -136,9 +136,20 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
     run.start.logger.info("loaded %s (%s)", path.name, which)
 
 
+def _warn_of_left_validation(run: Run, path: Path) -> None:
+    """Warns that what is written may not be what was trained: valid() may have put it aside."""
+    if run.loop.validating_at >= 0 and run.loop.is_over:
+        run.start.warn(
+            f"{path}: written after the validation of iteration {run.loop.validating_at} was left, "
+            "with the weights that it had then: averages, if it had swapped them in. What was "
+            "trained is in the checkpoint."
+        )
+
+
 def save_model(run: Run, path: Path, layer: Any) -> None:
     """Writes the weights of a layer, by default the model, on rank 0."""
     run.directory.check()
+    _warn_of_left_validation(run, path)
     run.events.fire("on_save_model")
     model_files.save_model(path, objects.unwrap(run.experiment.model if layer is None else layer))
 
@@ -163,6 +174,7 @@ def export(run: Run, path: Path, input_spec: Sequence[Any] | None, layer: Any) -
     layer = objects.unwrap(run.experiment.model if layer is None else layer)
     spec = getattr(run.experiment, "input_spec", None) if input_spec is None else input_spec
     run.directory.check()
+    _warn_of_left_validation(run, path)
     with run.evaluation.begin("predict", run.loop.iteration, layers=[layer]):
         model_files.export(path, layer, spec)
     run.start.logger.info("exported %s", path)

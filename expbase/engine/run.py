@@ -194,6 +194,7 @@ class Run:
 
         def end(text: str, code: int) -> None:
             """Ends this rank, since another one ended; called in a thread."""
+            self.report.quietly("saving", self.checkpointer.write_now)
             self._note_end(text, code)
             how = "failed" if code == 1 else "was stopped"
             level = logging.ERROR if code == 1 else logging.WARNING
@@ -249,6 +250,7 @@ class Run:
         def end(text: str) -> None:
             """Ends the process, from a thread: the main one may be where no Python code runs."""
             try:
+                self.report.quietly("saving", self.checkpointer.write_now)
                 self._note_end(text, 1)
                 if self.rank_watch is not None:
                     self.rank_watch.tell(TimeoutError(text))
@@ -318,8 +320,7 @@ class Run:
             for guard in self._guards:
                 self._on_close.enter_context(guard)
             if loop.is_over:
-                self.life = Life.ENDED
-                self.report.already_finished(loop.iteration, loop.epoch)
+                self._train_no_more()
             else:
                 with self.report.progress(loop.iteration):
                     self._train()
@@ -330,18 +331,43 @@ class Run:
             sys.exit(code)
 
     def _train(self) -> None:
-        training = self.start.training
-        self.life = Life.TRAINING
-        rng.seed_for(training.seed, rng.SETUP, 1, self.start.seed_rank)
-        self.events.fire("on_train_begin")
-        if self.loop.todo:  # else it would be lost if the user's train() calls no going_on()
-            self.loop.begin()
+        loop = self.loop
+        self._begin_training()
+        loop.note_parameters()
+        if loop.todo:  # else it would be lost if the user's train() calls no going_on()
+            loop.begin()
         self.experiment.train()
-        self.loop.end_training()
+        loop.end_training()
+        self._end_training()
+        if loop.has_finished:
+            self.checkpointer.finish(loop.iteration, loop.shown_epoch)
+
+    def _train_no_more(self) -> None:
+        """Does for a run that has finished what surrounds training: on_train_end may load the best.
+
+        So the experiment has after run() what it had the first time. Its lines are there already.
+        """
+        loop = self.loop
+        self.report.already_finished(loop.iteration, loop.shown_epoch)
+        if self.checkpointer.resumable is not None:
+            self.report.metrics.write_no_more()
+        self._begin_training()
+        self._end_training()
+
+    def _begin_training(self) -> None:
+        self.life = Life.TRAINING
+        self.loop.note_begin()
+        rng.seed_for(self.start.training.seed, rng.SETUP, 1, self.start.seed_rank)
+        self.events.fire("on_train_begin")
+
+    def _end_training(self) -> None:
+        """Calls on_train_end; what it logs is a line of its own."""
+        loop = self.loop
         self.life = Life.ENDED
+        if not loop.has_finished:
+            self.report.metrics.meter.clear()  # a checkpoint has it, for the line of the next start
         self.events.fire("on_train_end")
-        if self.loop.has_finished:
-            self.checkpointer.finish(self.loop.iteration, self.loop.epoch)
+        self.report.last_line(loop.iteration, loop.shown_epoch)
 
     def _ensure_restored(self) -> None:
         """Prepares a loop that begins: perhaps the user's own, without run()."""
@@ -385,7 +411,7 @@ class Run:
             is_saved = loop.saved_at == loop.iteration
             self.report.stopped(loop.iteration, reason, self.stop.text, is_saved=is_saved)
         else:
-            self.report.finished(loop.iteration, loop.epoch)
+            self.report.finished(loop.iteration, loop.shown_epoch)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -434,9 +460,11 @@ class Run:
         loop.end()
         if self.life is Life.TRAINING:
             self.life = Life.ENDED
+            self.report.metrics.meter.clear()
             for event, *args in (("on_exception", error), ("on_train_end",)):
                 for name, handler in self.events.each(event, *args):
                     quietly(name, handler)
+            quietly("log", self.report.last_line, loop.iteration, loop.shown_epoch)
         if self.rank_watch is not None:
             quietly("telling the other ranks", self.rank_watch.tell, error)
         quietly("close", self.experiment.close)

@@ -11,12 +11,12 @@ whatever may take long on one rank; it finds out when the ranks wait at differen
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -127,19 +127,13 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def barrier(
-    place: str,
-    meanwhile: Callable[[], object] = lambda: None,
-    *,
-    within_seconds: float = math.inf,
-) -> None:
+def barrier(place: str, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Returns when every rank has called it, however late one is.
 
     Args:
         place: Where that is, in words that a user knows.
         meanwhile: Called until then. If it raises an exception, it must do so on all ranks that
-            wait, and all ranks then call `renumber_barriers`.
-        within_seconds: A TimeoutError if another rank is later than that.
+            wait, in `barriers_of_their_own`.
 
     Raises:
         RuntimeError: Another rank waits at another place; on all ranks.
@@ -152,11 +146,8 @@ def barrier(
     number = zlib.crc32(place.encode()) & 0xFFFF
     arrived = store.add(key, _ARRIVED + number)
     pause, longest = _POLL_SECONDS
-    deadline = time.monotonic() + within_seconds
     while arrived < _ARRIVED * world_size():
         meanwhile()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not all ranks have come to {place}")
         time.sleep(pause)
         pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
         arrived = store.add(key, 0)
@@ -169,9 +160,14 @@ def barrier(
         )
 
 
-def renumber_barriers() -> None:
-    """Counts the next barriers from 0 again, after one that not all ranks have come to."""
+@contextlib.contextmanager
+def barriers_of_their_own() -> Iterator[None]:
+    """Numbers the barriers in the block, and those after it, anew: a rank may leave it early."""
     _next_barrier[:] = _next_barrier[0] + 1, 0
+    try:
+        yield
+    finally:
+        _next_barrier[:] = _next_barrier[0] + 1, 0
 
 
 def weighted_average(

@@ -37,15 +37,24 @@ class MetricLog:
         self._num_drawn = 0  # points of the template
 
     def write(
-        self, iteration: int, epoch: int, metrics: Mapping[str, float], *, is_shown: bool = False
+        self,
+        iteration: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        *,
+        checkpoint: str = "",
+        is_shown: bool = False,
     ) -> None:
         """Writes one event: numbers by full name, `train/loss`.
 
-        One that the progress bar shows is not printed on the terminal.
+        They are about the weights of a `checkpoint`, if that is given. One that the progress bar
+        shows is not printed on the terminal.
         """
         text = words({"epoch": epoch, **metrics} if epoch else metrics)
+        text += f" of {checkpoint}" if checkpoint else ""
         self._logger.info("[%d] %s", iteration, text, extra={"is_shown": is_shown})
-        self._file.write(iteration, epoch, metrics)
+        about = {"checkpoint": checkpoint} if checkpoint else {}
+        self._file.write(iteration, epoch, {**metrics, **about})
         for name, value in metrics.items():
             # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
@@ -66,6 +75,11 @@ class MetricLog:
         self._file.cut(sizes.get("metrics_bytes", 0))
         self._visualizer().cut(sizes.get("visualdl_bytes", 0))
 
+    def write_no_more(self) -> None:
+        """Writes into the text log alone from now on: a run that has finished has its lines."""
+        self._file = MetricsFile(None)
+        self._visualizer().write_no_more()
+
     def close(self) -> None:
         """Closes the files. May be called twice."""
         self._file.close()
@@ -75,7 +89,8 @@ class MetricLog:
 class MetricsFile(AppendedFile):
     """metrics.jsonl: per line a JSON object of `iteration`, `epoch`, `time` and the metrics.
 
-    `time` is in seconds since 1970. Without a path nothing is written.
+    `time` is in seconds since 1970; `checkpoint` is there if the metrics are about its weights.
+    Without a path nothing is written.
     """
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:

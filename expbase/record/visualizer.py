@@ -101,6 +101,11 @@ class Visualizer:
             tag = tag.replace("%", "_")  # VisualDL takes none
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
 
+    def write_no_more(self) -> None:
+        """Writes nothing from now on: the record of a run that has finished stays as it is."""
+        self.close()
+        self._file = _RecordFile(None)
+
     def size(self) -> int:
         """Returns the size of the record file now, in bytes."""
         return self._file.size()

@@ -114,14 +114,19 @@ class Verified(ExperimentBase):
         return results
 
     def on_save_checkpoint(self) -> Mapping[str, Any] | None:
-        """Waits for the thread that writes what is captured now, and kills it."""
+        """Starts a thread that kills the run while its next checkpoint is written.
+
+        What is captured now may be none: a copy from before a validation can be let go.
+        """
         if self._is_time("inside a save"):
             threading.Thread(target=self._die_in_save, args=[self.iteration]).start()
         return super().on_save_checkpoint()
 
     def _die_in_save(self, iteration: int) -> None:
-        path = self.checkpoint_dir / layout.name_of(iteration)
-        while not path.exists() and not [*path.parent.glob(f".writing-{path.name}")]:
+        folder = self.checkpoint_dir
+        while layout.newest_iteration(self.output_dir) < iteration:
+            if [*folder.glob(".writing-*")]:
+                break
             time.sleep(0)
         self._die()
 

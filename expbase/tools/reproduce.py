@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ from expbase.tools.process import ended_by_signals, kill, run_script
 from expbase.tools.runs import sessions
 
 PLAN = "EXPBASE_REPRODUCE"
+_WRITE_SECONDS = 600.0  # for a checkpoint, at most; else it is missed when all is compared
 # What a start has noted that may explain a difference, likely causes first.
 _FACTS = (
     *("experiment", "config", "sources", "loaders", "first_batch", "ranks", "device"),
@@ -242,12 +244,11 @@ class Reproduced(ExperimentBase):
     def going_on(self) -> bool:
         """Ends when all that follows the last iteration is done; the run's end is as always."""
         last = _plan()["last"]
-        if self.iteration == last - 1:
-            self.config.training.background_save = False  # a save is done when it returns
         if self.iteration == last:
             self.save()
         is_going_on = super().going_on()
         if is_going_on and self.iteration > last:
+            self._wait_for_checkpoint()
             self._leave()
         return is_going_on
 
@@ -256,6 +257,13 @@ class Reproduced(ExperimentBase):
             Path(_plan()["done"]).touch()
         collectives.barrier("the end of what is reproduced")
         os._exit(0)  # no event tells the experiment that it had finished
+
+    def _wait_for_checkpoint(self) -> None:
+        """Waits on rank 0 until the last save, whose files are written meanwhile, is there."""
+        path = self.checkpoint_dir / layout.name_of(_plan()["last"])
+        deadline = time.monotonic() + _WRITE_SECONDS
+        while not (self.rank or path.exists()) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _plan() -> dict[str, Any]:

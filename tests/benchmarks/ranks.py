@@ -118,8 +118,7 @@ class Timed(ExperimentBase):
         self.iterations()
         self.measure_steps()
         self.measure_validations()
-        for self.config.training.background_save in (True, False):
-            self.measure_saves()
+        self.measure_saves()
         self.stop(on_all_ranks=True)
 
     def iterations(self) -> None:
@@ -170,9 +169,8 @@ class Timed(ExperimentBase):
             (until_step, _) = timed(lambda: dist.all_reduce(paddle.zeros([1])))
             rows.append([*self.gather(inside), inside + until_step])
         first, second, both = medians(rows[1:])
-        kind = "background" if self.config.training.background_save else "foreground"
         text = f"rank 0 {first:.1f} ms, rank 1 {second:.1f} ms, both at the next step {both:.1f} ms"
-        self.say(f"a save in the {kind}: {text}")
+        self.say(f"a save: {text}")
 
     def say(self, text: str) -> None:
         """Once, not by each rank."""

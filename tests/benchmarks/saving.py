@@ -5,9 +5,9 @@
 A model of 134 MB and its Adam state, together 403 MB, on the CPU. Each round measures one after
 the other, so that all of them meet the same machine; printed are medians and their ratios:
 
-- the stall of `save()` in the background, against copying the same bytes into memory that was
-  used before, which is the least that a snapshot can cost;
-- the durable save, against writing and flushing the same bytes as one plain file for each;
+- the stall of `save()`, against copying the same bytes into memory that was used before, which is
+  the least that a snapshot can cost;
+- the durable save, until `on_checkpoint_written`, against writing and flushing the same bytes as one plain file for each;
 - both against `paddle.save` of the state dicts with a flush.
 """
 
@@ -87,14 +87,13 @@ class Subjects:
             np.copyto(self.memory[start:end], array)
 
     def stall(self) -> None:
-        """`save()` with a thread that writes."""
-        self.exp.config.training.background_save = True
+        """`save()`, whose files a thread writes."""
         self.exp.save()
 
     def durable(self) -> None:
-        """`save()` without."""
-        self.exp.config.training.background_save = False
+        """`save()`, and until its files are on the disk."""
         self.exp.save()
+        self.exp._ExperimentBase__run.checkpointer.settle()
 
     def plain(self) -> None:
         """The same bytes, one file for each tensor file, flushed."""
@@ -133,7 +132,7 @@ def main() -> None:
         subjects = Subjects(directory, args.layers)
         measured: dict[str, Callable[[], None]] = {
             "copy into used memory": subjects.copy,
-            "stall of a background save": subjects.stall,
+            "stall of a save": subjects.stall,
             "write and flush plain files": subjects.plain,
             "durable save": subjects.durable,
             "paddle.save and flush": subjects.paddle_save,

@@ -128,8 +128,8 @@ def test_what_fails_after_the_checkpoint_is_done_again_to_the_same_bits(
     with pytest.raises(Broken):
         trained(breaking, tmp_path / "run", **OPTIONS)
     newest = layout.listed(tmp_path / "run/checkpoints")[-1]
-    # Where no checkpoint was due, a validation that fails makes one.
-    assert layout.iteration_of(newest) == (8 if place == ("epoch", 10) else place[1])
+    # Where no checkpoint was due, the copy from before what failed becomes one.
+    assert layout.iteration_of(newest) == place[1]
     trained(breaking, tmp_path / "run", **OPTIONS)
     same_run(straight, tmp_path / "run")
 
@@ -296,13 +296,10 @@ class Diverging(Tiny):
             tensor.set_value(paddle.full_like(tensor, float("nan")))
 
 
-@pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("what", ["parameter", "accumulator"])
-def test_no_checkpoint_holds_a_value_that_is_not_finite(
-    tmp_path: Path, what: str, background: bool
-) -> None:
+def test_no_checkpoint_holds_a_value_that_is_not_finite(tmp_path: Path, what: str) -> None:
     diverging = type("Diverging", (Diverging,), {"what": what, "log": lambda *_, **__: None})
-    options = {"save_interval": 2, "keep_last": 1, "background_save": background}
+    options = {"save_interval": 2, "keep_last": 1}
     with pytest.raises(NonFiniteError, match=r"after iteration 6\. .* last good one is step-0+4"):
         trained(diverging, tmp_path, max_iteration=20, **options)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]

@@ -30,7 +30,7 @@ RECIPES = DOCS / "recipes"
 STANDINS = TESTS / "standins"
 # A script in place of that of a recipe, in which one process kills itself once.
 KILLED = """
-import os, signal
+import os, signal, time
 import {recipe}
 
 class Killed({recipe}.{cls}):
@@ -38,6 +38,9 @@ class Killed({recipe}.{cls}):
         if self.rank == 0 and self.iteration == {iteration} and {condition}:
             if not os.path.exists("killed"):
                 open("killed", "w").close()
+                due = self.checkpoint_dir / f"step-{{self.iteration // 10 * 10:08d}}"
+                while not due.exists():  # it is written meanwhile
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
@@ -76,7 +79,7 @@ def points(lines: list[dict[str, Any]], name: str) -> dict[int, float]:
 # --- trackers ----------------------------------------------------------------------------------
 
 WORDS = ["training.max_iteration=40", "training.log_interval=5", "training.valid_interval=20"]
-WORDS += ["training.save_interval=10", "training.background_save=false"]
+WORDS += ["training.save_interval=10"]
 
 
 @pytest.mark.long
@@ -245,7 +248,7 @@ def test_the_trial_that_was_killed_is_continued(
         then=then,
     )  # fmt: skip
     script.write_text(text)
-    words = [sys.executable, str(script), *SHORT, "training.background_save=false"]
+    words = [sys.executable, str(script), *SHORT]
     killed = forks.run(words, cwd=tmp_path, env=environment(tmp_path))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     library = standin("optuna", "optuna", monkeypatch)

@@ -37,7 +37,7 @@ NET = Path(__file__).with_name("net.py")
 SHARED_MEMORY = Path("/dev/shm")
 VALID_INTERVAL = 10
 TRAINING = ["save_interval=3", f"valid_interval={VALID_INTERVAL}", "log_interval=2"]
-TRAINING += ["keep_last=2", "monitor=accuracy", "background_save=True"]
+TRAINING += ["keep_last=2", "monitor=accuracy"]
 KILLS_OF_A_RUN = 12  # at most; then it may finish
 _LONG_SECONDS = 300.0  # that nothing here takes
 _GONE_SECONDS = 60.0  # that what a dead process leaves behind may still be there

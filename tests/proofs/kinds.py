@@ -127,6 +127,8 @@ class Kind(ExperimentBase):
 
     def train_batch(self) -> None:
         if self.iteration == DIES_IN and os.environ.get(_DIES):
+            while not (self.checkpoint_dir / f"step-{SAVED_AT:08d}").exists():
+                time.sleep(0.01)  # it is written meanwhile
             os.kill(os.getpid(), signal.SIGKILL)
         if self.iteration == SAVED_AT + 1 and os.environ.get(_FORGETS):
             self.make()
@@ -297,7 +299,7 @@ def _train(kind: type[Kind], output: Path, processes: int, how: dict[str, bool])
     os.environ.update({f"KINDS_{name}": "1" for name in how})
     os.fsync = lambda fd: None  # no disk is lost here, and it is a fifth of the time
     training = {"max_iteration": END, "save_interval": SAVED_AT, "valid_interval": 0}
-    training |= {"background_save": False, **kind.training}
+    training |= kind.training
     try:
         if processes > 1:
             words = ["--output", str(output), "--device", "cpu", "--nprocs", str(processes)]

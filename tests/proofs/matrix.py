@@ -338,7 +338,6 @@ CASES: dict[str, tuple[Start, Start, str]] = {
     "another seed": (SAME, config(seed=1), REFUSED),
     "accumulation": (SAME, config(accumulation_steps=2), REFUSED),
     "other intervals": (SAME, config(valid_interval=2, save_interval=3), TOLD),
-    "without background saving": (SAME, config(background_save=False), TOLD),
     # what is state
     "an object with a state": (SAME, with_(more=named("tally", Tally)), REFUSED),
     "an object with a state less": (with_(more=named("tally", Tally)), SAME, REFUSED),
