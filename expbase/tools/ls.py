@@ -21,7 +21,7 @@ from expbase.tools import add_tool
 from expbase.tools.runs import Run, find, printable, read_run
 
 _WIDTH = 70  # characters of a cell; --json has all of it
-_COLUMNS = [*"run experiment state iteration best loss age commit".split(), "differs in"]
+_COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
 
 
 def add_parser(tools: Any) -> None:
@@ -46,10 +46,15 @@ def main(args: argparse.Namespace) -> int:
             print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
     elif runs:
         _check_columns("--columns", args.columns or [], runs)
-        print_table(runs, args.columns or _COLUMNS)
+        print_table(runs, args.columns or _usual_columns(runs))
     else:
         print(f"no runs in {printable(str(args.dir))}")
     return 0
+
+
+def _usual_columns(runs: Sequence[Run]) -> list[str]:
+    has_test = any(name.startswith("test/") for run in runs for name in run.metrics)
+    return [name for name in _COLUMNS if name != "test" or has_test]
 
 
 def print_table(runs: Sequence[Run], columns: Sequence[str]) -> None:
@@ -107,6 +112,7 @@ def _row(run: Run, columns: Sequence[str]) -> list[str]:
     named = {name.partition("/")[2]: _number(run.metrics[name]) for name in losses}
     cells = {key: _number(value) for key, value in _values(run).items()} | {
         "iteration": f"{run.iteration}{limit}",
+        "test": _joined(_group(run, "test")),
         "loss": named.get("loss", _joined(named)),
         "age": str(datetime.timedelta(seconds=round(run.age))),
         "commit": (run.commit or "")[:7] + "*" * run.dirty,
@@ -114,6 +120,12 @@ def _row(run: Run, columns: Sequence[str]) -> list[str]:
     }
     texts = [printable(cells.get(name, "")) for name in columns]
     return [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…" for text in texts]
+
+
+def _group(run: Run, word: str) -> dict[str, str]:
+    """Returns the metrics of a word, `test/accuracy` as `accuracy`."""
+    named = {name.partition("/")[2]: name for name in run.metrics if name.startswith(f"{word}/")}
+    return {short: _number(run.metrics[name]) for short, name in named.items()}
 
 
 def _number(value: Any) -> str:

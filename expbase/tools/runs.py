@@ -92,6 +92,9 @@ class Run:
     max_iteration: int = 0  # that its config asks for; 0 if epochs decide
     best: float | None = None  # the best saved value of training.monitor
     best_iteration: int | None = None
+    tested: str = (
+        ""  # the checkpoint of the last final test; "": of other weights, or there was none
+    )
     loss: float | str | None = None  # the last logged training loss; "nan" is a text
     metrics: dict[str, Any] = field(default_factory=dict)  # the last value of each that was logged
     age: float = 0.0  # seconds since it last wrote something
@@ -126,6 +129,8 @@ def _read_progress(run: Run, path: Path) -> None:
     for line in metric_lines(path, last=1 << 20):  # the last validation may be a while ago
         run.iteration = line["iteration"]
         run.metrics |= {name: value for name, value in line.items() if "/" in name}
+        if any(name.startswith("test/") for name in line):
+            run.tested = str(line.get("checkpoint", ""))
     run.loss = run.metrics.get("train/loss")
     if saved := layout.listed(path / layout.FOLDER):
         run.iteration = max(run.iteration, layout.iteration_of(saved[-1]) or 0)

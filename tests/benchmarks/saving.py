@@ -7,7 +7,8 @@ the other, so that all of them meet the same machine; printed are medians and th
 
 - the stall of `save()`, against copying the same bytes into memory that was used before, which is
   the least that a snapshot can cost;
-- the durable save, until `on_checkpoint_written`, against writing and flushing the same bytes as one plain file for each;
+- the durable save, until its files are on the disk, against writing and flushing the same bytes as
+  one plain file for each;
 - both against `paddle.save` of the state dicts with a flush.
 """
 

@@ -1,11 +1,12 @@
-"""What a validation puts in the place of what was trained is never saved, and the best of all counts.
+"""What a validation puts in the place of what was trained is never saved; the best of all counts.
 
-A copy of the state stands before each validation: it is written if the run stops or fails within it,
-or if its results are among the best.
+A copy of the state stands before each validation: it is written if the run stops or fails within
+it, or if its results are among the best.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -22,7 +23,7 @@ from expbase.checkpoint.best import best_of
 from expbase.engine.evaluation import Evaluation
 
 EVERY_FOURTH: dict[str, Any] = {"max_iteration": 8, "valid_interval": 4, "save_interval": 100}
-CODES = {"SIGTERM": 143, "time limit": 124, "STOP": 0, "exception": None}
+CODES = {"SIGTERM": 143, "time limit": 124, "STOP": 0, "exception": 1}
 
 
 class Swapping(Tiny):
@@ -92,11 +93,14 @@ def test_averages_that_stand_in_the_model_when_a_validation_is_left_are_not_save
     tmp_path: Path, straight: Path, cause: str, in_valid: bool
 ) -> None:
     swapping = type("Swapping", (Swapping,), {"cause": cause, "swaps_in_valid": in_valid})
-    with pytest.raises((SystemExit, ArithmeticError, StopIteration)) as ended:
+    code: Any = 0
+    try:
         trained(swapping, tmp_path / "run", **EVERY_FOURTH)
-        raise StopIteration  # STOP is no failure
-    if isinstance(ended.value, SystemExit):
-        assert ended.value.code == CODES[cause]
+    except SystemExit as end:
+        code = end.code
+    except ArithmeticError:
+        code = 1
+    assert code == CODES[cause]
     assert saved(tmp_path / "run") == [4]
     trained(swapping, tmp_path / "run", **EVERY_FOURTH)
     same_bits(*(run / "checkpoints/step-00000008" for run in (straight, tmp_path / "run")))
@@ -148,9 +152,8 @@ def test_weights_that_are_written_after_a_validation_was_left_are_told(
             self.save_model(self.output_dir / "final.pdparams")
 
     writing: Any = type("Writing", (Writing,), {"cause": cause})
-    with pytest.raises(SystemExit):
+    with contextlib.suppress(SystemExit):
         trained(writing, tmp_path, **EVERY_FOURTH)
-        raise SystemExit
     log = (tmp_path / "worker_0.log").read_text()
     text = "final.pdparams: written after the validation of iteration 4 was left"
     assert (text in log) == bool(cause)

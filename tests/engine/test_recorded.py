@@ -1,0 +1,240 @@
+"""What is logged and evaluated round training is recorded: once, under its name, at its iteration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paddle.io import DataLoader
+from tiny import Helped, Notes, Points, Tiny, curve, metrics, saved, trained, validations
+
+from expbase.extras.mixins import EarlyStopping
+from expbase.tools.ls import main as ls_main  # noqa: F401  # the column is tested in test_ls
+
+VALIDATED: dict[str, Any] = {"max_iteration": 6, "valid_interval": 3, "save_interval": 100}
+
+
+def test_what_on_evaluate_end_logs_is_one_of_the_validation_s_numbers(tmp_path: Path) -> None:
+    class Late(Tiny):
+        def on_evaluate_begin(self) -> None:
+            self.log(first=1.0)
+
+        def on_evaluate_end(self, results: Any) -> None:
+            assert results["first"] == 1.0
+            self.log(doubled=2 * results["accuracy"])
+
+    trained(Late, tmp_path, monitor="doubled", **VALIDATED)
+    doubled = {n: 2 * value for n, value in curve(tmp_path, "valid/accuracy").items()}
+    assert curve(tmp_path, "valid/doubled") == doubled
+    assert "valid/doubled" in validations(tmp_path)[0]
+    assert 3 in saved(tmp_path)  # it was among the best by that metric
+
+
+def test_what_on_train_end_logs_is_a_last_line(tmp_path: Path) -> None:
+    class Last(Tiny):
+        def on_train_epoch_end(self) -> None:
+            self.log(of_epoch=self.epoch)
+
+        def on_train_end(self) -> None:
+            self.log(final=0.25)
+
+    trained(Last, tmp_path / "run", **{**VALIDATED, "max_iteration": 10})
+    assert metrics(tmp_path / "run")[-1].items() >= {"iteration": 10, "train/final": 0.25}.items()
+    assert curve(tmp_path / "run", "train/of_epoch") == {10: 1.0}  # it was logged after its line
+    trained(Last, tmp_path / "none", **VALIDATED, log_interval=0)
+    assert curve(tmp_path / "none", "train/final") == {}  # an interval of 0 means never
+
+
+def test_numbers_of_a_line_that_a_later_start_writes_are_not_in_the_last_one(
+    tmp_path: Path,
+) -> None:
+    class Stopped(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 5 and not self.resumed:
+                (self.output_dir / "STOP").touch()
+
+        def on_train_begin(self) -> None:
+            self.resumed = self.iteration > 0
+            self.exclude = None
+
+        def on_train_end(self) -> None:
+            self.log(final=self.iteration)
+
+    class Straight(Stopped):
+        def on_train_begin(self) -> None:
+            self.resumed = True
+
+    options = {**VALIDATED, "log_interval": 4, "max_iteration": 9, "valid_interval": 0}
+    trained(Straight, tmp_path / "straight", **options)
+    trained(Stopped, tmp_path / "run", **options)
+    first = metrics(tmp_path / "run")[-1]
+    assert first["train/final"] == first["iteration"] < 9
+    assert "train/loss" not in first
+    trained(Stopped, tmp_path / "run", **options)
+    losses = [curve(tmp_path / name, "train/loss") for name in ("straight", "run")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("place", ["setup_model", "on_setup_end", "terminal"])
+def test_a_number_that_cannot_count_is_an_error(tmp_path: Path, place: str) -> None:
+    def method(self: Any, *args: Any) -> None:
+        getattr(Tiny, place)(self, *args)
+        self.log(lost=1.0)
+
+    when = "after the end" if place == "terminal" else "in setup"
+    with pytest.raises(RuntimeError, match=f"log: called {when}, where it would be lost; expected"):
+        trained(type("Losing", (Tiny,), {place: method}), tmp_path, **VALIDATED)
+
+
+def test_what_an_override_of_evaluate_logs_after_its_end_is_an_error(tmp_path: Path) -> None:
+    class Late(Tiny):
+        def evaluate(self, loader: Any = None, **options: Any) -> dict[str, float]:
+            results = super().evaluate(loader, **options)
+            self.log(late=1.0)
+            return results
+
+    with pytest.raises(RuntimeError, match="log: called in an evaluation after its results"):
+        trained(Late, tmp_path, **VALIDATED)
+
+
+class Tested(Tiny):
+    """Tests the best weights at the end, as the recipe does."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.test_loader = DataLoader(Points(7), batch_size=7)
+        self.other = DataLoader(Points(6), batch_size=6)
+
+    def valid(self) -> dict[str, float]:
+        for _ in self.valid_batches():
+            pass
+        return {"score": -float(self.iteration)}
+
+    def on_train_end(self) -> None:
+        if self.finished:
+            self.load_checkpoint("best")
+            self.evaluate(self.test_loader)
+            self.evaluate(self.other, name="other")
+            self.evaluate(self.other)  # which nobody has named
+
+
+SCORED = {**VALIDATED, "monitor": "score", "keep_last": 1}
+
+
+def test_the_numbers_of_a_final_test_are_recorded_with_their_checkpoint(tmp_path: Path) -> None:
+    trained(Tested, tmp_path, **SCORED)
+    lines = [line for line in metrics(tmp_path) if "checkpoint" in line]
+    assert [{**line, "time": 0} for line in lines] == [
+        {"iteration": 6, "epoch": 1, "time": 0, "checkpoint": "step-00000003", f"{word}/score": -6}
+        for word in ("test", "other")
+    ]
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "[6] epoch=1 test/score=-6 of step-00000003" in log
+    assert "evaluated step-00000003: [6] score=-6" in log
+    assert sorted(curve(tmp_path, "valid/score")) == [3, 6]
+
+
+@pytest.mark.parametrize("name", ["train", "valid", "speed", "a/b", "a b"])
+def test_a_word_that_cannot_stand_before_metrics_is_an_error(tmp_path: Path, name: str) -> None:
+    class Named(Tiny):
+        def on_train_epoch_begin(self) -> None:
+            self.evaluate(name=name)
+
+    with pytest.raises(ValueError, match=f"evaluate: name='{name}' given; expected a word"):
+        trained(Named, tmp_path)
+
+
+def test_a_validation_before_the_first_update_is_point_zero_once(tmp_path: Path) -> None:
+    class Before(EarlyStopping, Tiny):
+        def on_train_begin(self) -> None:
+            self.evaluate()
+            self.evaluate()
+
+        def valid(self) -> dict[str, float]:
+            return {"score": -float(self.iteration)}
+
+    options = {**VALIDATED, "monitor": "score", "save_interval": 2}
+    exp = trained(Before, tmp_path, **{**options, "max_iteration": 4})
+    assert exp.early_stopping["best"] == -3  # it counts neither there …
+    assert [line["iteration"] for line in validations(tmp_path)][0] == 3  # … nor as the best
+    trained(Before, tmp_path, **options)
+    assert sorted(curve(tmp_path, "valid/score")) == [0, 3, 4, 6]
+    points = [line["iteration"] for line in metrics(tmp_path) if "valid/score" in line]
+    assert points == [0, 3, 4, 6]
+
+
+def test_a_validation_by_epochs_says_how_many_have_ended(tmp_path: Path) -> None:
+    # 10 batches an epoch, 3 of them in an update: the fourth update begins the second epoch.
+    options = {"max_iteration": 0, "max_epoch": 6, "valid_interval": 0, "valid_every_epoch": 1}
+    trained(Helped, tmp_path, **options, accumulation_steps=3, save_interval=4)
+    epochs = [line["epoch"] for line in metrics(tmp_path) if "valid/accuracy" in line]
+    assert epochs == [1, 2, 3, 4, 5, 6]
+    assert [line["epoch"] for line in validations(tmp_path)] == [*epochs, 6]
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "[20] FINISHED: epoch 6" in log
+    trained(Helped, tmp_path, **options, accumulation_steps=3, save_interval=4)
+    assert "FINISHED already: iteration 20, epoch 6" in (tmp_path / "worker_0.log").read_text()
+
+
+class Stopping(EarlyStopping, Tested):
+    """Is never better than at first."""
+
+
+@pytest.mark.parametrize("how", [Tested, Stopping])
+def test_after_run_one_has_the_same_in_hand_however_often_it_was_given(
+    tmp_path: Path, how: type[Tested]
+) -> None:
+    options = {**SCORED, "max_iteration": 6 if how is Tested else 60}
+    first = trained(how, tmp_path, **options)
+    lines = [{**line, "time": 0} for line in metrics(tmp_path)]
+    record = (tmp_path / "vdlrecords.run.log").stat().st_size
+    for _ in range(2):
+        again = trained(how, tmp_path, **options)
+        assert np.array_equal(first.model[0].weight.numpy(), again.model[0].weight.numpy())
+        assert again.finished
+        assert again.iteration == first.iteration
+        tests = [line for line in metrics(tmp_path) if "test/score" in line]
+        assert len(tests) == 1
+        assert len(metrics(tmp_path)) == len(lines)
+        if how is Tested:
+            assert (tmp_path / "vdlrecords.run.log").stat().st_size == record
+
+
+def test_a_train_that_counts_no_iteration_is_an_error_before_anything_is_saved(
+    tmp_path: Path,
+) -> None:
+    class Uncounted(Tiny):
+        def train(self) -> None:
+            for _ in range(8):
+                self.train_batch()
+
+    with pytest.raises(RuntimeError, match=r"train: made updates and counted no iteration.*while"):
+        trained(Uncounted, tmp_path)
+    assert saved(tmp_path) == []
+
+
+def test_a_loop_of_one_s_own_that_counts_by_itself_is_told_what_it_lacks(tmp_path: Path) -> None:
+    class Counting(Tiny):
+        def train(self) -> None:
+            for _ in range(self.iteration, 8):
+                self.iteration += 1
+                self.train_batch()
+
+    trained(Counting, tmp_path)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert "train: made 8 iterations without going_on() and end_iteration()" in log
+    assert saved(tmp_path) == [8]
+
+
+def test_the_lines_of_a_final_test_are_in_json_as_ls_reads_it(tmp_path: Path) -> None:
+    trained(Tested, tmp_path / "run", **SCORED)
+    from expbase.tools.runs import read_run
+
+    run = read_run(tmp_path / "run", "run")
+    assert json.loads(json.dumps(run.metrics))["test/score"] == -6.0
+    assert run.tested == "step-00000003"
+    assert Notes() == []
