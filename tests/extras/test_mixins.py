@@ -131,7 +131,7 @@ nan, inf = float("nan"), float("inf")
         ((nan, 1, nan, nan), {}, 4),
         ((1, nan, 2, nan, 3, 1, nan), {}, 7),
         ((nan, 3, 2, nan, 2), {"mode": "min"}, 5),
-        ((inf, inf, inf), {}, 3),
+        ((inf, inf, inf), {}, 2),
         ((inf, 5, 5, 5), {"mode": "min"}, 4),
         ((*range(12),), {}, 12),
     ],
@@ -243,7 +243,7 @@ def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
     with exp.closing():
         run_of(exp).loop.iteration = 1
         exp.evaluate()
-    assert exp.early_stopping == {"best": None, "failures": 0, "iteration": 0}
+    assert exp.early_stopping == {"monitor": "", "best": None, "failures": 0, "iteration": 0}
 
 
 # --- averages of the weights -------------------------------------------------------------------
