@@ -93,25 +93,23 @@ class EarlyStopping(ExperimentBase):
     def begin_count(self) -> None:
         """Begins to count; anew, with a line, if it was by another metric or another mode."""
         state = self.early_stopping
-        monitor = criterion(self.config.training)
-        if state.get("monitor") == monitor:
+        before, now = state.get("monitor"), criterion(self.config.training)
+        if before == now:
             return
         if state["iteration"]:
             self.logger.info(
-                f"[{self.iteration}] early stopping: counts anew, by {monitor!r}; until iteration "
-                f"{state['iteration']} it was by {state.get('monitor')!r}"
+                f"[{self.iteration}] early stopping: counts anew, by {now!r}; until iteration "
+                f"{state['iteration']} it was by {before!r}"
             )
-        state |= {"monitor": monitor, "best": None, "failures": 0}
+        state |= {"monitor": now, "best": None, "failures": 0}
 
     @on("on_train_begin")  # patience may have run out before this start
     def stop_when_exhausted(self) -> None:
         """Stops if the metric has not become better for too long."""
-        patience = self.config.early_stopping.patience
-        if patience:
-            self.begin_count()
         best = self.early_stopping["best"]
         failures = self.early_stopping["failures"]
-        if 0 < patience <= failures:
+        is_same = self.early_stopping.get("monitor") == criterion(self.config.training)
+        if is_same and 0 < self.config.early_stopping.patience <= failures:
             reached = "never finite" if best is None else f"{best:.6g} at best"
             self.stop(
                 f"early stopping: {self.config.training.monitor} was {reached}, and not better in "
