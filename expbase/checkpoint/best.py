@@ -99,3 +99,17 @@ def _best(run: Path, lines: Lines, coming: Iterable[int] = ()) -> Scores:
 
 def _lines(path: Path | None) -> Lines:
     return [*json_lines(path, _MOST_BYTES)] if path else []
+
+
+def merit(score: float, mode: str) -> float:
+    """Returns how good a score is, by a `monitor_mode`: the more, the better, and an equal one is
+    not better; nan for one that is not finite, which is never the best.
+    """
+    if not math.isfinite(score):
+        return math.nan
+    return score if mode == "max" else -score
+
+
+def criterion(training: Any) -> str:
+    """Returns by what scores are compared: "max accuracy". Those by another one do not count."""
+    return f"{training.monitor_mode} {training.monitor.removeprefix('valid/')}"

@@ -186,11 +186,15 @@ class ShareStates:
 def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
     """Yields every buffer, and what a normalization keeps of the batches that it has seen."""
     for path, part in found.sublayers():
-        names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
-        running = {name: part._parameters.get(name) for name in names}
-        for name, tensor in {**running, **part._buffers}.items():
+        for name, tensor in {**running_statistics(part), **part._buffers}.items():
             if tensor is not None and tensor._is_initialized():
                 yield f"{path}.{name}", tensor
+
+
+def running_statistics(part: Any) -> dict[str, Any]:
+    """Returns the parameters of a layer, not of those within it, that its forward writes."""
+    names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
+    return {name: part._parameters.get(name) for name in names}
 
 
 def _is_filled(path: str, before: Looked, now: Looked) -> bool:

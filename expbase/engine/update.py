@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import paddle
@@ -20,7 +21,7 @@ from expbase.engine.shares import ShareStates, statistics
 from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.objects import StatefulObjects, named_parameters
+from expbase.state.objects import StatefulObjects, named_parameters, parameters_of
 
 
 class Update:
@@ -184,18 +185,28 @@ class Update:
         return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
 
 
-# Paddle's scaler, seen in its source: with several optimizers it remembers of the last one alone
-# whether its gradients were finite, and with a fixed scale it forgets with each step whose
-# gradients were unscaled.
+# Paddle's scaler, seen in its source: it unscales the gradients of an optimizer's list, whatever it
+# unscaled before; with several optimizers it remembers of the last one alone whether its gradients
+# were finite; with a fixed scale it forgets with each step whose gradients were unscaled.
 
 
 def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
-    """Unscales the gradients of all; one that is not finite keeps all from stepping."""
+    """Unscales each gradient once; one that is not finite keeps all from stepping."""
+    if not scaler.is_enable():
+        return
     found: list[Any] = []
+    unscaled: set[int] = set()
     for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-        if scaler.is_enable():
-            found.append(scaler._found_inf.reshape([]))
+        given = parameters_of(optimizer)
+        new = {id(p): p for p in given if id(p) not in unscaled}
+        unscaled |= new.keys()
+        if len(new) == len(given):
+            scaler.unscale_(optimizer)
+        else:  # some stand in an optimizer before, or twice in this one, as tied weights may
+            others = SimpleNamespace(_param_groups=None, _parameter_list=[*new.values()])
+            scaler.unscale_(others)
+            del scaler._optimizer_states[id(others)]  # another object may get this id
+        found.append(scaler._found_inf.reshape([]))
     if len(found) > 1:
         scaler._found_inf = paddle.stack(found).any().reshape([1])
 

@@ -17,9 +17,11 @@ from typing import Any
 
 import paddle
 
+from expbase.checkpoint.best import criterion, merit
 from expbase.config import Config, ConfigError
 from expbase.engine.evaluation import check_metric
 from expbase.engine.life import Life
+from expbase.engine.shares import running_statistics
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.state import objects
@@ -31,7 +33,8 @@ class EarlyStopping(ExperimentBase):
     """Ends training when the metric `training.monitor` has not become better for a while.
 
     All ranks stop at the same iteration. A run that was stopped early stays stopped: started
-    again, it does not train on. `early_stopping.patience: 0` switches it off.
+    again, it does not train on. `early_stopping.patience: 0` switches it off. With another
+    `training.monitor` or `training.monitor_mode` it begins to count anew.
     """
 
     @classmethod
@@ -49,19 +52,25 @@ class EarlyStopping(ExperimentBase):
                 "training.monitor: not given; expected the metric of valid() that early_stopping "
                 "watches."
             )
-        # The best value, the validations without a better one since, and the last that counted.
-        self.early_stopping: dict[str, Any] = {"best": None, "failures": 0, "iteration": 0}
+        # What it counts by, the best value, the validations without a better one since, and the
+        # iteration of the last that counted.
+        self.early_stopping: dict[str, Any] = {
+            "monitor": "", "best": None, "failures": 0, "iteration": 0,
+        }  # fmt: skip
         super().check_setup()
 
-    def evaluate(self, loader: Any = None) -> dict[str, float]:
-        results = super().evaluate(loader)
-        # Other data does not count, and neither does an iteration that was judged before:
-        # valid() may be called by hand, or again after a resume.
-        is_new = loader is None and self.iteration > self.early_stopping["iteration"]
-        if self.config.early_stopping.patience and is_new and self.life is Life.TRAINING:
+    def evaluate(self, loader: Any = None, **options: Any) -> dict[str, float]:
+        results = super().evaluate(loader, **options)
+        # Other data does not count, and neither does an iteration that was judged before: valid()
+        # may be called by hand, or again after a resume, or before the first update.
+        is_own = loader is None or loader is self.valid_loader
+        is_own = is_own and options.get("name", "") in ("", "valid")
+        is_new = self.iteration > self.early_stopping["iteration"]
+        if self.config.early_stopping.patience and self.life is Life.TRAINING and is_own and is_new:
             monitor = self.config.training.monitor
             check_metric("training.monitor", monitor, results)
             value = results[monitor.removeprefix("valid/")]
+            self.begin_count()
             self.early_stopping["iteration"] = self.iteration
             if self.is_better(value):
                 self.early_stopping |= {"best": value, "failures": 0}
@@ -71,20 +80,37 @@ class EarlyStopping(ExperimentBase):
         return results
 
     def is_better(self, value: float) -> bool:
-        """Returns whether a value is better than the best by more than min_delta; nan never is."""
+        """Returns whether a value is better than the best by more than min_delta; one that is not
+        finite never is.
+        """
+        mode = self.config.training.monitor_mode
         best = self.early_stopping["best"]
         if best is None:
-            return not math.isnan(value)
-        gain = value - best if self.config.training.monitor_mode == "max" else best - value
+            return not math.isnan(merit(value, mode))
+        gain = merit(value, mode) - merit(best, mode)
         return bool(gain > self.config.early_stopping.min_delta)
+
+    def begin_count(self) -> None:
+        """Begins to count; anew, with a line, if it was by another metric or another mode."""
+        state = self.early_stopping
+        before, now = state.get("monitor"), criterion(self.config.training)
+        if before == now:
+            return
+        if state["iteration"]:
+            self.logger.info(
+                f"[{self.iteration}] early stopping: counts anew, by {now!r}; until iteration "
+                f"{state['iteration']} it was by {before!r}"
+            )
+        state |= {"monitor": now, "best": None, "failures": 0}
 
     @on("on_train_begin")  # patience may have run out before this start
     def stop_when_exhausted(self) -> None:
         """Stops if the metric has not become better for too long."""
         best = self.early_stopping["best"]
         failures = self.early_stopping["failures"]
-        if 0 < self.config.early_stopping.patience <= failures:
-            reached = "never a number" if best is None else f"{best:.6g} at best"
+        is_same = self.early_stopping.get("monitor") == criterion(self.config.training)
+        if is_same and 0 < self.config.early_stopping.patience <= failures:
+            reached = "never finite" if best is None else f"{best:.6g} at best"
             self.stop(
                 f"early stopping: {self.config.training.monitor} was {reached}, and not better in "
                 f"the last {failures} validations (early_stopping.patience=0 and --force train on)",
@@ -93,10 +119,20 @@ class EarlyStopping(ExperimentBase):
 
 
 class WeightAverages:
-    """Moving averages of a layer's trained weights; the checkpoint holds them."""
+    """Moving averages of all weights of a layer; the checkpoint holds them.
+
+    Of frozen ones, too: they may be thawed later. Running statistics (batch norm) and integers are
+    not averaged: they are the layer's own.
+    """
 
     def __init__(self, layer: Any) -> None:
-        self._weights = {n: p for n, p in layer.named_parameters() if not p.stop_gradient}
+        parts = layer.sublayers(include_self=True)
+        running = {id(p) for part in parts for p in running_statistics(part).values()}
+        self._weights = {
+            name: parameter
+            for name, parameter in layer.named_parameters()
+            if id(parameter) not in running and not paddle.is_integer(parameter)
+        }
         self.updates = 0  # how often the averages were updated
         self.begin()
 
@@ -115,8 +151,8 @@ class WeightAverages:
         with paddle.no_grad():
             for name, average in self._averages.items():
                 weight = self._weights[name].detach().astype(average.dtype)
-                average.scale_(decay)
-                average.add_(weight * (1 - decay))
+                # In this form the average of a weight that does not move has that weight's bits.
+                average.add_((weight - average) * (1 - decay))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -147,11 +183,12 @@ class WeightAverages:
 
 
 class ExponentialMovingAverage(ExperimentBase):
-    """Averages the trained weights of self.model, and evaluates, predicts and exports with them.
+    """Averages the weights of self.model, and evaluates, predicts and exports with the averages.
 
     After each update average = decay * average + (1 - decay) * weight. Training itself goes on
-    with the weights as they are; they are restored, bit for bit, after each evaluation. Running
-    statistics (batch norm) are not averaged: they are the model's own.
+    with the weights as they are; they are restored, bit for bit, after each evaluation. All weights
+    are averaged, also while they are frozen, so memory and checkpoints have each of them twice.
+    Running statistics (batch norm) are not averaged: they are the model's own.
     """
 
     @classmethod
@@ -179,9 +216,9 @@ class ExponentialMovingAverage(ExperimentBase):
         """Takes the new weights into the averages."""
         self.weight_averages.update(self.config.ema.decay)
 
-    def evaluate(self, loader: Any = None) -> dict[str, float]:
+    def evaluate(self, loader: Any = None, **options: Any) -> dict[str, float]:
         with self.weight_averages.applied():
-            return super().evaluate(loader)
+            return super().evaluate(loader, **options)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -198,8 +235,8 @@ class ExponentialMovingAverage(ExperimentBase):
 class GradientClipping(ExperimentBase):
     """Scales gradients down to a greatest norm in step_optimizers, and logs the norm before.
 
-    The norm is taken over all parameters that step together. In a step that is written by hand
-    call `self.clip_gradients(optimizer)` between backward and step.
+    The norm is taken over all parameters that step together, each once. In a step that is written
+    by hand call `self.clip_gradients(optimizer)` between backward and step.
     """
 
     @classmethod
@@ -222,8 +259,9 @@ class GradientClipping(ExperimentBase):
             ValueError: A gradient is sparse.
         """
         stepping = optimizers or self.stepping
-        parameters = [p for optimizer in stepping for p in objects.parameters_of(optimizer)]
-        gradients = [p.grad_ for p in parameters if p.grad_ is not None]
+        # By identity: several optimizers may have a parameter, or one has it twice.
+        parameters = {id(p): p for each in stepping for p in objects.parameters_of(each)}
+        gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
             raise ValueError(
                 "clip_gradients: an Embedding with sparse=True; expected dense gradients."

@@ -344,11 +344,22 @@ def test_losses_are_scaled_and_gradients_unscaled_before_they_can_be_changed(
     assert accuracies[0] == accuracies[1]
 
 
+class Tied(Pair):
+    """Three optimizers that have the first layer, and the last one has it twice."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        both = [*self.model.parameters(), *self.other.parameters()]
+        self.third = paddle.optimizer.SGD(0.05, parameters=both)
+        self.fourth = paddle.optimizer.SGD(0.02, parameters=self.model.parameters() * 2)
+
+
+@pytest.mark.parametrize("several", [Pair, Tied])
 @pytest.mark.parametrize("name", ["model", "other"])
 def test_an_infinite_gradient_of_one_optimizer_has_none_step_and_lowers_the_scale(
-    tmp_path: Path, enabled_scaler: Callable[..., Any], name: str
+    tmp_path: Path, enabled_scaler: Callable[..., Any], name: str, several: type[Pair]
 ) -> None:
-    class Overflowing(Pair):
+    class Overflowing(several):  # type: ignore[misc, valid-type]
         def on_train_begin(self) -> None:
             self.weights = [self.both()]
             self.scales: list[float] = []
@@ -405,6 +416,19 @@ def test_a_fixed_scale_is_taken_out_of_each_gradient_once(
     fixed = with_scaler(Pair, enabled_scaler, use_dynamic_loss_scaling=False)
     plain = trained(Pair, tmp_path / "plain", max_iteration=3)
     scaled = trained(fixed, tmp_path / "scaled", max_iteration=3)
+    assert (weights_of(scaled.model) == weights_of(plain.model)).all()
+    assert (weights_of(scaled.other) == weights_of(plain.other)).all()
+
+
+@pytest.mark.parametrize("is_dynamic", [True, False])
+def test_the_scale_is_taken_out_once_of_a_gradient_that_several_optimizers_have(
+    tmp_path: Path, enabled_scaler: Callable[..., Any], is_dynamic: bool
+) -> None:
+    options = {"use_dynamic_loss_scaling": is_dynamic}
+    plain = trained(Tied, tmp_path / "plain", max_iteration=3)
+    scaled = trained(
+        with_scaler(Tied, enabled_scaler, **options), tmp_path / "scaled", max_iteration=3
+    )
     assert (weights_of(scaled.model) == weights_of(plain.model)).all()
     assert (weights_of(scaled.other) == weights_of(plain.other)).all()
 

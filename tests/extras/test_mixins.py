@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from paddle.base.framework import EagerParamBase
 from paddle.io import DataLoader
 from tiny import (
     Facts,
@@ -29,6 +30,7 @@ from tiny import trained as trained_without_mixins
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.checkpoint import model_files
+from expbase.checkpoint.best import best_of
 from expbase.extras.mixins import (
     EarlyStopping,
     ExponentialMovingAverage,
@@ -131,8 +133,10 @@ nan, inf = float("nan"), float("inf")
         ((nan, 1, nan, nan), {}, 4),
         ((1, nan, 2, nan, 3, 1, nan), {}, 7),
         ((nan, 3, 2, nan, 2), {"mode": "min"}, 5),
-        ((inf, inf, inf), {}, 3),
+        ((inf, inf, inf), {}, 2),
+        ((inf, 1, 1, 1), {}, 4),  # never the best
         ((inf, 5, 5, 5), {"mode": "min"}, 4),
+        ((-inf, 5, 5, 5), {"mode": "min"}, 4),
         ((*range(12),), {}, 12),
     ],
 )
@@ -214,6 +218,78 @@ def test_patience_goes_on_over_a_resume(tmp_path: Path, last: int) -> None:
     same_bits(tmp_path / "whole" / end, tmp_path / "parts" / end)
 
 
+class Otherwise(Scored):
+    """Ever better in another metric, and in the other mode, though worse than what was before."""
+
+    def valid(self) -> dict[str, float]:
+        return {"score": 100.0 - self.iteration, "other": self.iteration - 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "by"),
+    [
+        ({"monitor": "other"}, "max other"),
+        ({"monitor": "valid/other"}, "max other"),
+        ({"monitor_mode": "min"}, "min score"),
+    ],
+)
+@pytest.mark.parametrize("end", [3, 12])  # it is counting; its patience has run out, at 4
+def test_with_another_metric_or_mode_it_counts_anew(
+    tmp_path: Path, changed: dict[str, Any], by: str, end: int
+) -> None:
+    options = {**stopping(patience=3), "save_interval": 5}
+    first = trained(scored(9, 8), tmp_path / "run", **{**options, "max_iteration": end})
+    assert first.iteration == min(end, 4)
+    exp = trained(Otherwise, tmp_path / "run", **{**options, **changed})
+    assert (exp.iteration, exp.early_stopping["failures"]) == (12, 0)
+    log = (tmp_path / "run/worker_0.log").read_text()
+    assert log.count("counts anew") == 1
+    assert f"early stopping: counts anew, by {by!r}; until iteration " in log
+    assert " it was by 'max score'\n" in log
+    assert "not exact" not in log
+
+
+def test_the_prefix_of_the_monitor_is_no_change(tmp_path: Path) -> None:
+    trained(scored(1), tmp_path / "run", **{**stopping(), "max_iteration": 2})
+    options = {**stopping(), "monitor": "valid/score"}
+    assert trained(scored(1), tmp_path / "run", **options).iteration == 3
+    assert "counts anew" not in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_a_count_that_does_not_say_by_what_begins_anew(tmp_path: Path) -> None:
+    exp = make(scored(1), tmp_path / "run", **stopping())
+    exp.setup()
+    with exp.closing():
+        exp.early_stopping = {"best": 7.0, "failures": 9, "iteration": 4}
+        exp.begin_count()
+    assert (exp.early_stopping["best"], exp.early_stopping["failures"]) == (None, 0)
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize(
+    "scores", [(2, 3, 1, 1, 3, 2), (inf, nan, 2, -inf, 2), (-1, 0, -0.0, -1), (inf, nan)]
+)
+def test_its_best_is_the_best_of_the_checkpoints(
+    tmp_path: Path, scores: tuple[float, ...], mode: str
+) -> None:
+    options = {**stopping(patience=99, mode=mode), "max_iteration": len(scores)}
+    exp = trained(scored(*scores), tmp_path / "run", **options)
+    best = exp.early_stopping["best"]
+    expected = [] if best is None else [(exp.iteration - exp.early_stopping["failures"], best)]
+    assert best_of(tmp_path / "run")[:1] == expected
+
+
+def test_a_validation_before_the_first_update_does_not_count(tmp_path: Path) -> None:
+    class Early(scored(1)):  # type: ignore[misc]
+        def on_train_begin(self) -> None:
+            self.evaluate()
+            self.counted = dict(self.early_stopping)
+
+    exp = trained(Early, tmp_path / "run", **stopping())
+    assert (exp.counted["best"], exp.counted["iteration"]) == (None, 0)
+    assert exp.iteration == 3
+
+
 def test_evaluating_other_data_or_again_does_not_count(tmp_path: Path) -> None:
     class Curious(scored(1)):  # type: ignore[misc]
         def on_train_begin(self) -> None:
@@ -243,7 +319,7 @@ def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
     with exp.closing():
         run_of(exp).loop.iteration = 1
         exp.evaluate()
-    assert exp.early_stopping == {"best": None, "failures": 0, "iteration": 0}
+    assert exp.early_stopping == {"monitor": "", "best": None, "failures": 0, "iteration": 0}
 
 
 # --- averages of the weights -------------------------------------------------------------------
@@ -301,6 +377,72 @@ def test_averaging_leaves_the_bits_of_training_alone(tmp_path: Path) -> None:
     exp = trained(Averaged, tmp_path / "with", max_iteration=12, valid_interval=1, **EMA)
     assert same_training(tmp_path / "without", tmp_path / "with")
     assert same_weights(weights_of(exp), exp.trajectory[-1])
+
+
+class Thawing(Averaged):
+    """Its first layer is frozen until after an update, or until training begins."""
+
+    thawed_at = 2
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        for parameter in self.model[0].parameters():
+            parameter.stop_gradient = True
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self.thaw()
+
+    def on_train_batch_end(self) -> None:
+        super().on_train_batch_end()
+        self.thaw()
+
+    def thaw(self) -> None:
+        if self.iteration == self.thawed_at:
+            for parameter in self.model.parameters():  # the usual loop: running statistics, too
+                parameter.stop_gradient = False
+
+
+@pytest.mark.parametrize("thawed_at", [0, 2])
+def test_what_is_thawed_after_setup_is_averaged(tmp_path: Path, thawed_at: int) -> None:
+    thawing = type("Thawing", (Thawing,), {"thawed_at": thawed_at})
+    exp = trained(thawing, tmp_path / "run", valid_interval=1, **EMA)
+    weights, averages = exp.trajectory[6], exp.seen[6]
+    assert not np.allclose(weights["0.weight"], exp.trajectory[thawed_at]["0.weight"])
+    assert close(averages, averages_of(exp.trajectory, 0.8))
+    assert not np.allclose(averages["0.weight"], weights["0.weight"])
+    frozen = [exp.seen[n]["0.weight"] for n in range(1, thawed_at + 1)]
+    assert all((bits == exp.trajectory[0]["0.weight"]).all() for bits in frozen)
+
+
+def test_averages_of_what_is_thawed_continue_exactly(tmp_path: Path) -> None:
+    trained(Thawing, tmp_path / "whole", max_iteration=6, **EMA)
+    for end in (1, 4, 6):  # the second start thaws, and the third begins with it frozen
+        trained(Thawing, tmp_path / "parts", max_iteration=end, valid_interval=0, **EMA)
+    assert same_training(tmp_path / "whole", tmp_path / "parts")
+    values = "checkpoints/step-00000006/@values.safetensors"
+    assert (tmp_path / "whole" / values).read_bytes() == (tmp_path / "parts" / values).read_bytes()
+
+
+def test_all_weights_are_averaged_but_for_running_statistics_and_integers() -> None:
+    norms = [paddle.nn.BatchNorm1D(2), paddle.nn.BatchNorm(2), paddle.nn.SpectralNorm([2, 2])]
+    layer = paddle.nn.Sequential(*norms, paddle.nn.Linear(2, 2), paddle.nn.LayerNorm(2))
+    codes = EagerParamBase.from_tensor(paddle.to_tensor([1, 2]), trainable=False)
+    layer[3].add_parameter("codes", codes)
+    layer[3].weight.stop_gradient = True
+    averages = WeightAverages(layer)
+    averages.update(0.9)
+    weights = [f"{number}.{name}" for number in (0, 1, 3, 4) for name in ("weight", "bias")]
+    assert sorted(averages.state_dict()["averages"]) == sorted(weights)
+
+
+def test_the_average_of_a_weight_that_does_not_move_has_its_bits() -> None:
+    layer = paddle.nn.Linear(100, 100)
+    averages = WeightAverages(layer)
+    for _ in range(20):
+        averages.update(0.999)
+    average = averages.state_dict()["averages"]["weight"].numpy()
+    assert average.tobytes() == layer.weight.numpy().tobytes()
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict", "export"])
@@ -470,6 +612,41 @@ def test_gradients_that_step_together_are_scaled_to_the_greatest_norm(
     if not apart:
         logged = curve(tmp_path / "run", "train/grad_norm")
         np.testing.assert_allclose(list(logged.values()), norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["two have it", "one has it twice", "given twice"])
+def test_a_gradient_counts_once_and_is_scaled_once(tmp_path: Path, how: str) -> None:
+    class Shared(GradientClipping, Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            parameters = self.model.parameters()
+            other = paddle.nn.Linear(4, 2)
+            self.noted: list[list[np.ndarray]] = []
+            self.optimizers = [paddle.optimizer.SGD(0.1, parameters=parameters)]
+            if how == "two have it":
+                self.other = other
+                parameters = [*parameters, *other.parameters()]
+                self.optimizers += [paddle.optimizer.Adam(0.1, parameters=parameters)]
+            elif how == "one has it twice":
+                self.optimizers[0] = paddle.optimizer.SGD(0.1, parameters=[*parameters] * 2)
+
+        def train_batch(self) -> None:
+            points, labels = self.read_batch()
+            F.cross_entropy(self.model(points), labels).backward()
+            trained = [p for p in self.model.parameters() if p.grad is not None]
+            before = joined([p.grad for p in trained])
+            self.clip_gradients(*self.optimizers * (2 if how == "given twice" else 1))
+            self.noted.append([before, joined([p.grad for p in trained])])
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.clear_grad()
+
+    exp = trained(Shared, tmp_path / "run", valid_interval=0, clipping={"max_norm": 0.125})
+    norms = [np.linalg.norm(before) for before, _ in exp.noted]
+    logged = curve(tmp_path / "run", "train/grad_norm")
+    np.testing.assert_allclose(list(logged.values()), norms, rtol=1e-5)
+    for norm, (before, after) in zip(norms, exp.noted, strict=True):
+        np.testing.assert_allclose(after, before * min(1, 0.125 / norm), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 7.3])
