@@ -320,8 +320,8 @@ def test_a_mistyped_column_is_answered_with_the_nearest_name(
     logged(tmp_path / "a", {"valid/accuracy": 0.5})
     for name, hint in (
         ("acuracy", "Did you mean 'accuracy'?"),
-        ("§", "Expected run, experiment, state, iteration, best, loss, age, commit, differs in, a "
-         "metric or a config value."),
+        ("§", "Expected run, experiment, state, iteration, best, test, loss, age, commit, "
+         "differs in, a metric or a config value."),
     ):  # fmt: skip
         assert main(["ls", str(tmp_path), "--columns", name]) == 1
         assert f"unknown column {name!r}. {hint}\n" in capsys.readouterr().err
