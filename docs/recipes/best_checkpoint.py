@@ -14,7 +14,7 @@ class Best(ExperimentBase):
         config = super().default_config()
         config.training.max_iteration, config.training.monitor = 300, "accuracy"
         # Each validation at a checkpoint: the best one is one of these.
-        config.training.valid_interval = config.training.save_interval = 50
+        config.training.valid_interval = 50
         return config
 
     def setup_dataloader(self):

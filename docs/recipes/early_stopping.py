@@ -14,8 +14,7 @@ class Stopping(EarlyStopping, ExperimentBase):
     def default_config(cls):
         config = super().default_config()
         config.training.monitor, config.training.monitor_mode = "loss", "min"
-        # A validation and a checkpoint at the same iterations: the best one can be loaded.
-        config.training.valid_interval = config.training.save_interval = 20
+        config.training.valid_interval = 20
         config.early_stopping.patience = 3  # validations in a row that are not better
         return config
 
