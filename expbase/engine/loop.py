@@ -173,6 +173,7 @@ class Loop:
         """Ends the iteration under way: on_train_batch_end, then whatever is due."""
         self.need(Step.WITHIN, "end_iteration")
         self.step = Step.ENDING
+        self._update.wrappers.check()
         self._events.fire("on_train_batch_end")
         self._log_and_save()
         self._report.move(self.iteration)
@@ -376,7 +377,6 @@ class Loop:
         with self._stopwatch.exclude():
             self._check_finite()
             self._update.check_complete()
-            self._update.check_wrapped()
             needed = self.is_last or bool(self.stopped_by)  # there will be no later one
             sizes = self._report.metrics.sizes()
             self._checkpointer.save(self.iteration, sizes, needed=needed)
