@@ -59,11 +59,11 @@ class Parting:
 
     def kept(self, names: Iterable[Name], found: StatefulObjects) -> set[Name]:
         """Returns those that are known to differ and are saved for each rank."""
-        return {name for name in names if found.owner(*name) in self._kept}
+        return {name for name, owner in _owners(names, found).items() if owner in self._kept}
 
     def too_large(self, names: Iterable[Name], found: StatefulObjects) -> set[Name]:
         """Returns those that are known to differ and are not."""
-        return {name for name in names if found.owner(*name) in self._too_large}
+        return {name for name, owner in _owners(names, found).items() if owner in self._too_large}
 
     def sample(self, trained: Arrays, found: StatefulObjects) -> Sample:
         """Returns a sample of what is not known to differ."""
@@ -93,8 +93,9 @@ class Parting:
         unequal = {name for of in of_ranks for name in watched if of.get(name) != first.get(name)}
         if not unequal:
             return set()
-        parted = {found.owner(*name) for name in unequal}
-        size = sum(a.data.nbytes for n, a in watched.items() if found.owner(*n) in parted)
+        owners = _owners(watched, found)
+        parted = {owners[name] for name in unequal}
+        size = sum(array.data.nbytes for n, array in watched.items() if owners[n] in parted)
         is_kept = self._bytes + size <= MOST_BYTES
         if is_kept:
             self._kept |= parted
@@ -115,7 +116,8 @@ class Parting:
 
     def _watched(self, trained: Arrays, found: StatefulObjects) -> Arrays:
         known = self._kept | self._too_large
-        return {name: array for name, array in trained.items() if found.owner(*name) not in known}
+        owners = _owners(trained, found)
+        return {name: array for name, array in trained.items() if owners[name] not in known}
 
     def _tell_rates(self, of_ranks: Sequence[Mapping[str, str]]) -> None:
         for name, rate in of_ranks[0].items():
@@ -132,17 +134,25 @@ class Parting:
         self, unequal: Set[Name], parted: Set[str], watched: Arrays, found: StatefulObjects
     ) -> list[tuple[list[str], str]]:
         """Returns the parameters that differ, by cause; a collective."""
-        wrapped = {id(p) for wrapper in found.parallel.values() for p in wrapper.parameters()}
-        outside = {name for name, p in named_parameters(found) if id(p) not in wrapped} & parted
+        owners = _owners(watched, found)
         names = parameter_names(found)
-        updated = {
-            name: {names.get(p.name, "") for p in parameters_of(optimizers.innermost(o))}
-            for name, o in found.optimizers.items()
+        wrapped = {
+            names[p.name]
+            for wrapper in found.parallel.values()
+            for p in wrapper.parameters()
+            if p.name in names
         }
-        rated = set().union(*(updated.get(name, set()) for name in self._rates)) & parted - outside
+        rated = {
+            names[p.name]
+            for name in self._rates & found.optimizers.keys()
+            for p in parameters_of(optimizers.innermost(found.optimizers[name]))
+            if p.name in names
+        }
+        outside = parted - wrapped
+        rated &= parted - outside
         rest = parted - outside - rated
-        of_rest = {name for name in unequal if found.owner(*name) in rest}
-        steps = {found.owner(*name) for name in of_rest if "_pow_acc" in name[1]}
+        of_rest = {name for name in unequal if owners[name] in rest}
+        steps = {owners[name] for name in of_rest if "_pow_acc" in name[1]}
         by_cause: dict[str, Set[str]] = {
             "each trains a model of its own. Put what you train into self.data_parallel and call "
             "that in train_batch.": outside,
@@ -165,6 +175,14 @@ class Parting:
                 "rank's own numbers (self.average them first).": rest - steps,
             }
         return [(sorted(names), cause) for cause, names in by_cause.items() if names]
+
+
+def _owners(names: Iterable[Name], found: StatefulObjects) -> dict[Name, str]:
+    """Returns whose each is, a parameter's: by one name, also where several layers have it."""
+    one = parameter_names(found)
+    canonical = {name: one[parameter.name] for name, parameter in named_parameters(found)}
+    owners = {name: found.owner(*name) for name in names}
+    return {name: canonical.get(owner, owner) for name, owner in owners.items()}
 
 
 def checksums(arrays: Arrays) -> dict[Name, tuple[str, int]]:

@@ -173,7 +173,6 @@ class Loop:
         """Ends the iteration under way: on_train_batch_end, then whatever is due."""
         self.need(Step.WITHIN, "end_iteration")
         self.step = Step.ENDING
-        self._update.wrappers.check()
         self._events.fire("on_train_batch_end")
         self._log_and_save()
         self._report.move(self.iteration)

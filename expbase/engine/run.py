@@ -298,7 +298,6 @@ class Run:
         self.facts["loaders"] = {name: facts[name] for name in facts if name.startswith("self.")}
         alike.check_alike({**facts, **found.shapes()})
         self.update.wrappers.note_all()
-        self.update.wrappers.check()
         self.checkpointer.expect(found)
         self.report.card(experiment, found.layers, self.update.batches)
         if not start.read_only:
