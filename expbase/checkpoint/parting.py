@@ -171,8 +171,8 @@ class Parting:
                 "each trains a model of its own, although its layer is in data_parallel. The usual "
                 "causes: a loss of the layer itself, not of what data_parallel has returned; a "
                 "part that the first forward did not use (find_unused_parameters=True), or that "
-                "was unfrozen since (call data_parallel again); an update that depends on this "
-                "rank's own numbers (self.average them first).": rest - steps,
+                "was unfrozen since (call data_parallel again); an update or a learning rate that "
+                "depends on this rank's own numbers (self.average them first).": rest - steps,
             }
         return [(sorted(names), cause) for cause, names in by_cause.items() if names]
 

@@ -1,4 +1,4 @@
-"""Proves that ranks which part are told so, and go on exactly; and that those which do not part are.
+"""Proves that ranks which part are told so, and go on exactly, and that others are told nothing.
 
 The experiment is parted.py, which freezes and thaws, sets rates and leaves out updates in the ways
 that people do; on one process, on two, and on two with training.shares=2. Each run is made without
@@ -39,7 +39,7 @@ LINES = {  # what a log may say, in short
     r"Error: .*was frozen when its layer was given": "error: wrap it again",
     r"Error: .*find_unused_parameters=True": "error: Paddle's, find_unused_parameters",
     r"Error: .*training.shares expected": "error: differs with shares",
-    r"Error: .*within the loop over micro_batches": "error: changed within the loop",
+    r"Error: .*has changed within the loop over micro_batches": "error: changed within the loop",
 }
 # What must be said, by way and setup; elsewhere nothing may be.
 THAWED = {"2 ranks": {"error: wrap it again"}}
