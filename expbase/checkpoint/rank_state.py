@@ -1,7 +1,7 @@
 """Per-rank state: what is the same on all ranks, and what each has; to rank 0 and back.
 
-    trained     what is trained, and its accumulators: DataParallel keeps them equal. The first save
-                compares them; a warning names what is not equal then; it counts as different.
+    trained     what is trained, and its accumulators: DataParallel keeps them equal. Each save
+                compares a sample; what has parted (parting.py) is compared as all else.
     compared    all else: running statistics, generators, values. Each save compares checksums, and
                 what a rank has otherwise than rank 0 is its per-rank state.
     pieces      tensors of which each rank has another part (by placements, or marked
@@ -33,13 +33,12 @@ from expbase.base.files import checksum_of
 from expbase.checkpoint import storage
 from expbase.checkpoint.contents import SHARES
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
+from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
 from expbase.ranks import collectives
-from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors
+from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors, statistics
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 
-Name = tuple[str, str]  # file and key of a tensor
-Arrays = dict[Name, Array]
 Outline = dict[Name, tuple[str, tuple[int, ...], int]]  # of each array its type, shape and bytes
 
 
@@ -72,7 +71,7 @@ class Gatherer:
     def __init__(self, logger: logging.Logger, *, has_shares: bool = False) -> None:
         self._logger = logger
         self._has_shares = has_shares  # then only they differ
-        self._drifted: set[Name] | None = None  # what is trained and differs; None before a save
+        self._parting = Parting(logger)
 
     def gather(
         self,
@@ -131,23 +130,22 @@ class Gatherer:
     def _different(
         self, compared: Arrays, values: dict[str, Any], found: StatefulObjects
     ) -> tuple[set[Name], dict[str, Any]]:
-        """Returns what this rank has otherwise than rank 0; of what is trained what has drifted."""
-        trained = set() if self._has_shares else _trained(compared, found)
-        skipped = set() if self._drifted is None else trained - self._drifted
-        sums = {
-            name: (str(array), checksum_of([array.data]))
-            for name, array in compared.items()
-            if name not in skipped
-        }
-        sums_of_zero, values_of_zero = collectives.broadcast_object((sums, values))
+        """Returns what this rank has otherwise than rank 0; with shares nothing may."""
+        parting = self._parting
+        names = set() if self._has_shares else _trained(compared, found)
+        trained = {name: compared[name] for name in sorted(names)}  # alike on all ranks
+        whole = compared.keys() - (names - parting.kept(names, found))
+        whole -= parting.too_large(whole, found)
+        sums = checksums({name: compared[name] for name in whole})
+        sample = parting.sample(trained, found) if not self._has_shares else Sample(0, {})
+        of_zero = None if collectives.rank() else (sums, values)
+        of_ranks = collectives.all_gather_object((sample, of_zero))
+        assert of_ranks[0][1] is not None
+        sums_of_zero, values_of_zero = of_ranks[0][1]
         different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
-        if self._drifted is None:
-            self._drifted = trained & set().union(*collectives.all_gather_object(different))
-            for file, key in sorted(self._drifted)[:1]:
-                self._logger.warning(
-                    f"{file}.{key} differs between the ranks: each trains a model of its own. Put "
-                    "what you train into self.data_parallel and call that in train_batch."
-                )
+        samples = [of_rank[0] for of_rank in of_ranks]
+        if parting.shows(samples):
+            different |= parting.look(trained, found, samples)
         return different, {
             entry: {n: v for n, v in parts.items() if values_of_zero[entry].get(n) != v}
             for entry, parts in values.items()
@@ -208,11 +206,18 @@ def _first_had(names: Set[Name], found: StatefulObjects) -> set[Name]:
 
 
 def _trained(names: Iterable[Name], found: StatefulObjects) -> set[Name]:
-    """Returns the names of what is trained, and of its accumulators; no running statistics."""
+    """Returns the names of what is trained, and of its accumulators; no running statistics, which a
+    loop that unfreezes all parameters reaches, too.
+    """
     layers = {name: layer.named_parameters() for name, layer in found.layers.items()}
     files = {**layers, PARAMETERS: found.parameters.items()}
     named = [(file, key, p) for file, parameters in files.items() for key, p in parameters]
-    trained = {(file, key) for file, key, parameter in named if not parameter.stop_gradient}
+    written = {path for path, _ in statistics(found)}
+    trained = {
+        (file, key)
+        for file, key, parameter in named
+        if not parameter.stop_gradient and f"{file}.{key}" not in written
+    }
     return {n for n in names if _origin(n) in trained or _origin(n)[0] in found.optimizers}
 
 

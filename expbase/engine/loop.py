@@ -439,7 +439,6 @@ class Loop:
         with self._stopwatch.exclude():
             self._check_finite()
             self._update.check_complete()
-            self._update.check_wrapped()
             yield self._report.metrics.sizes()
         self._report.leave_log_to_zero()
 

@@ -102,6 +102,7 @@ def _restore(run: Run, path: Path) -> list[str]:
     """Restores a checkpoint, and says where the run goes on; returns what is not exact."""
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
+    run.update.wrappers.follow()
     run.state.values.expect("" if run.start.rank else run.checkpointer.inventory)
     run.loop.note_checkpoint(is_own=is_own)
     position = f"iteration {run.loop.iteration}, "

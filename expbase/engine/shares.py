@@ -32,15 +32,15 @@ from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
 from expbase.state.fingerprint import checksum
-from expbase.state.objects import StatefulObjects, get_state, has_state, set_state
+from expbase.state.objects import (
+    StatefulObjects,
+    get_state,
+    has_state,
+    set_state,
+    statistics,
+)
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
-# Layers whose parameters of these names are written in the forward.
-_RUNNING = {
-    paddle.nn.layer.norm._BatchNormBase: ("_mean", "_variance"),
-    paddle.nn.BatchNorm: ("_mean", "_variance"),
-    paddle.nn.SpectralNorm: ("weight_u", "weight_v"),
-}
 
 
 class Looked(NamedTuple):
@@ -181,20 +181,6 @@ class ShareStates:
         if len(state) == self._count:
             return []
         return [f"training.shares: {len(state)} there, {self._count} now"]
-
-
-def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
-    """Yields every buffer, and what a normalization keeps of the batches that it has seen."""
-    for path, part in found.sublayers():
-        for name, tensor in {**running_statistics(part), **part._buffers}.items():
-            if tensor is not None and tensor._is_initialized():
-                yield f"{path}.{name}", tensor
-
-
-def running_statistics(part: Any) -> dict[str, Any]:
-    """Returns the parameters of a layer, not of those within it, that its forward writes."""
-    names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
-    return {name: part._parameters.get(name) for name in names}
 
 
 def _is_filled(path: str, before: Looked, now: Looked) -> bool:

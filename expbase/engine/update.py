@@ -7,7 +7,6 @@ attribute of the experiment, and the events in between. Schedules are not steppe
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +16,12 @@ from paddle.amp.grad_scaler import OptimizerState
 
 from expbase.base import rng
 from expbase.engine.gradient_tree import GradientTree
-from expbase.engine.shares import ShareStates, statistics
+from expbase.engine.shares import ShareStates
+from expbase.engine.wrappers import Wrappers
 from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.objects import StatefulObjects, named_parameters, parameters_of
+from expbase.state.objects import StatefulObjects, named_parameters, parameters_of, unwrap
 
 
 class Update:
@@ -45,8 +45,7 @@ class Update:
             training.shares // collectives.world_size() or training.accumulation_steps
         )
         self.shares = ShareStates(training, state)
-        # By wrapper, the ids of what its DataParallel does not average.
-        self._frozen: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        self.wrappers = Wrappers(state.found)
         self._tree = GradientTree(lambda: named_parameters(state.found()))
         self._training = training
         self._state = state
@@ -74,31 +73,14 @@ class Update:
         """Returns the layer, in a DataParallel if that has to average its gradients."""
         if collectives.world_size() == 1 or self.has_shares:  # these are added up by micro_batches
             return layer
+        if isinstance(layer, paddle.DataParallel):  # after something was unfrozen
+            options = {"find_unused_parameters": layer.find_unused_parameters, **options}
+            layer = unwrap(layer)
         found = StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
         alike.check_alike(found.shapes())  # paddle's check would hang, or end the process
-        return self.note_wrapped(paddle.DataParallel(layer, **options))
-
-    def note_wrapped(self, wrapper: Any) -> Any:
-        """Notes which parameters a DataParallel does not average: those that are frozen now."""
-        frozen = {id(p) for p in wrapper.parameters() if p.stop_gradient}
-        self._frozen.setdefault(wrapper, frozen)
+        wrapper = paddle.DataParallel(layer, **options)
+        self.wrappers.note(wrapper)
         return wrapper
-
-    def check_wrapped(self) -> None:
-        """Raises a RuntimeError if such a parameter is trained now: each rank trains its own."""
-        found = self._state.found()
-        moving = {id(tensor) for _, tensor in statistics(found)}
-        for wrapper in found.parallel.values():
-            self.note_wrapped(wrapper)
-        names = {id(parameter): name for name, parameter in named_parameters(found)}
-        for wrapper, frozen in self._frozen.items():
-            for p in wrapper.parameters() if wrapper in found.parallel.values() else ():
-                if id(p) in frozen - moving and not p.stop_gradient:
-                    raise RuntimeError(
-                        f"self.{names.get(id(p))}: was frozen when its layer was given to "
-                        "data_parallel, which does not average its gradients, so each rank trains "
-                        "its own. Unfreeze it before data_parallel, or call that again."
-                    )
 
     def check_first(self) -> None:
         """Raises a ValueError if the first update did not accumulate, and had to."""

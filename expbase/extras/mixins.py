@@ -21,7 +21,6 @@ from expbase.checkpoint.best import criterion, merit
 from expbase.config import Config, ConfigError
 from expbase.engine.evaluation import check_metric
 from expbase.engine.life import Life
-from expbase.engine.shares import running_statistics
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.state import objects
@@ -127,7 +126,7 @@ class WeightAverages:
 
     def __init__(self, layer: Any) -> None:
         parts = layer.sublayers(include_self=True)
-        running = {id(p) for part in parts for p in running_statistics(part).values()}
+        running = {id(p) for part in parts for p in objects.running_statistics(part).values()}
         self._weights = {
             name: parameter
             for name, parameter in layer.named_parameters()

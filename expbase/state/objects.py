@@ -16,7 +16,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,12 @@ _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wra
 OF_PADDLE = {*paddle.nn.Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
 OF_PADDLE |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their first forward
 _MANY = 1000  # items, of data and not of layers: a history of losses may have millions
+# Layers whose parameters of these names are written in the forward.
+_RUNNING = {
+    paddle.nn.layer.norm._BatchNormBase: ("_mean", "_variance"),
+    paddle.nn.BatchNorm: ("_mean", "_variance"),
+    paddle.nn.SpectralNorm: ("weight_u", "weight_v"),
+}
 LEARNING_RATES: Any = (LRScheduler, Optimizer)
 
 
@@ -398,6 +404,20 @@ def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
     layers = found.layers.items()
     of_layers = [(f"{n}.{key}", p) for n, layer in layers for key, p in layer.named_parameters()]
     return [*found.parameters.items(), *of_layers]
+
+
+def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
+    """Yields every buffer, and what a normalization keeps of the batches that it has seen."""
+    for path, part in found.sublayers():
+        for name, tensor in {**running_statistics(part), **part._buffers}.items():
+            if tensor is not None and tensor._is_initialized():
+                yield f"{path}.{name}", tensor
+
+
+def running_statistics(part: Any) -> dict[str, Any]:
+    """Returns the parameters of a layer, not of those within it, that its forward writes."""
+    names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
+    return {name: part._parameters.get(name) for name in names}
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

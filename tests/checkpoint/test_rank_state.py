@@ -248,26 +248,6 @@ def test_what_differs_comes_to_rank_zero_in_chunks_and_what_is_the_same_does_not
     assert zero.of_ranks == [{"own": {}}, {"own": {"rank": 1}}, {"own": {"rank": 2}}]
 
 
-def test_what_should_be_the_same_is_compared_once_and_then_only_what_was_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = objects_of(sharded=False)
-
-    def gathered(rank: int) -> Any:
-        gatherer = rank_state.Gatherer(LOGGER)
-        saves = [{"weight": array(rank), "bias": array(bias)} for bias in (1, rank)]
-        return [gatherer.gather(found, {"model": tensors}, {}) for tensors in saves]
-
-    caplog.set_level("WARNING", "expbase")
-    zero, _ = Ranks(monkeypatch, 2).run(gathered)
-    for snapshot in zero:
-        assert snapshot.tensors["@local_1"].keys() == {"model/weight"}
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" the ranks")[0] for text in told] == [
-        "model.weight differs between"
-    ] * 2
-
-
 def test_accumulators_that_some_ranks_have_stand_once_and_the_first_one_sends_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
