@@ -5,6 +5,7 @@ numpy and paddle are seeded anew there: for an iteration and each of its batches
 an epoch, for a validation and each of its batches, and for each batch that a data set makes.
 
     seed_for(0, TRAIN, iteration, share)       # one seed for all three libraries
+    with unmoved(): ...                        # what is drawn in the block moves nothing
 
 Generators that a user makes (`np.random.default_rng`) are not among them: one that is an attribute
 of the experiment is saved as such (objects.py).
@@ -12,8 +13,11 @@ of the experiment is saved as such (objects.py).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from paddle.base import core, framework
@@ -37,17 +41,40 @@ def seed_for(seed: int, *path: int) -> None:
 def seed_all(seed: int) -> None:
     """Seeds python, numpy and paddle, on the CPU and on this process's device."""
     seed_cpu(seed)
+    for generator in _of_device():
+        generator.manual_seed(seed)
+
+
+def _of_device() -> list[Any]:
+    """Returns paddle's generator of this process's device, unless that is the CPU."""
     device = framework._current_expected_place_()
     if isinstance(device, core.CPUPlace):
-        return
+        return []
     place = core.Place()  # the classes of paddle 3.0 cannot be asked themselves
     place.set_place(device)
     if place.is_gpu_place():
-        core.default_cuda_generator(place.gpu_device_id()).manual_seed(seed)
-    elif place.is_xpu_place():
-        core.default_xpu_generator(place.xpu_device_id()).manual_seed(seed)
-    elif place.is_custom_place():
-        core.default_custom_device_generator(device).manual_seed(seed)
+        return [core.default_cuda_generator(place.gpu_device_id())]
+    if place.is_xpu_place():
+        return [core.default_xpu_generator(place.xpu_device_id())]
+    if place.is_custom_place():
+        return [core.default_custom_device_generator(device)]
+    return []
+
+
+@contextlib.contextmanager
+def unmoved() -> Iterator[None]:
+    """Puts back, when the block ends, what all that `seed_all` seeds draws next."""
+    of_paddle = [core.default_cpu_generator(), *_of_device()]
+    states = [generator.get_state() for generator in of_paddle]
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        for generator, state in zip(of_paddle, states, strict=True):
+            generator.set_state(state)
 
 
 def seed_cpu(seed: int) -> None:

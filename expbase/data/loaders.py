@@ -14,14 +14,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
+from paddle.io import DataLoader, IterableDataset
+from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from expbase.base import rng
-from expbase.data.order import BatchOrder, IndexBatch, numbered, seeded, unmoved
+from expbase.data.order import (
+    BatchOrder,
+    IndexBatch,
+    is_distributed,
+    numbered,
+    seeded,
+    undistributed,
+    unmoved,
+)
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 from expbase.state.fingerprint import checksum
@@ -54,9 +64,22 @@ class Shard:
 class Batches:
     """The batches of one rank in one epoch, or in the rest of one."""
 
-    def __init__(self, items: Items, position: int = 0, *, ended: bool = False) -> None:
+    def __init__(
+        self,
+        items: Items,
+        position: int = 0,
+        *,
+        ended: bool = False,
+        of: LoaderAdapter | None = None,
+        keeps_indices: bool = False,
+    ) -> None:
         self.ended = ended  # whether the last batch was returned
         self.taken = IndexBatch(position, end=position)  # the batch returned last
+        self.of = of
+        self.count = 0  # batches returned
+        self.has_none = False  # whether the loop came to its end without a batch
+        # Of all samples returned, if they are to be compared between the ranks.
+        self.kept: list[Any] | None = [] if keeps_indices else None
         self._items = items
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,7 +88,14 @@ class Batches:
     def __next__(self) -> Any:
         # If the data set raises an exception, the batch before is not the one that failed.
         self.taken = IndexBatch(self.taken.end, end=self.taken.end)
-        batch, self.taken, self.ended = next(self._items)
+        try:
+            batch, self.taken, self.ended = next(self._items)
+        except StopIteration:
+            self.has_none = not self.count
+            raise
+        self.count += 1
+        if self.kept is not None:
+            self.kept += self.taken.indices
         return batch
 
     @property
@@ -84,6 +114,7 @@ class LoaderAdapter:
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
+    num_read: int | None = None  # of them by all ranks in an epoch; None: unknown
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
     sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
     kind = ""  # of the order of the samples, in words
@@ -113,8 +144,15 @@ class LoaderAdapter:
 
         It does not move the data position. Its random numbers depend on the purpose, VALID or
         PREDICT of rng, and on the number.
+
+        Raises:
+            ValueError: There is one rank, and it has no batch; maybe at the end of the loop only.
         """
         raise NotImplementedError
+
+    def is_empty(self) -> bool:
+        """Tells whether it is known, before anything is read, that `once` gives no batch here."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the loader itself remembers, beside the position; empty if nothing."""
@@ -154,10 +192,10 @@ class LoaderAdapter:
 
     def no_batch(self) -> ValueError:
         """Returns the error to raise when there is no batch."""
-        return ValueError(
-            f"{self.name}: has no batch; expected at least one. "
-            "Look at the data set, batch_size and drop_last."
-        )
+        return ValueError(f"{self.name}: has no batch; expected at least one. {self._why_none()}")
+
+    def _why_none(self) -> str:
+        return "Look at the data set, batch_size and drop_last."
 
 
 def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
@@ -174,14 +212,21 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
     )
 
 
-def _undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -> BatchSampler:
-    """Returns a sampler that gives all samples, each once."""
-    return BatchSampler(
-        sampler.dataset,
-        shuffle=shuffle,
-        batch_size=sampler.batch_size,
-        drop_last=sampler.drop_last,
-    )
+def check_begins_anew(loader: Any, name: str) -> None:
+    """Raises a TypeError for a generator, and for iterators of python and paddle: a second pass
+    over one would be empty. One of the user's may begin anew.
+    """
+    module = type(loader).__module__.partition(".")[0]
+    if isinstance(loader, _DataLoaderIterBase):
+        is_used_up = True
+    else:
+        is_used_up = isinstance(loader, Iterator) and module in sys.stdlib_module_names
+    if is_used_up:
+        raise TypeError(
+            f"{name}: {loader!r} given, which can be read once; expected what begins anew in each "
+            "pass: the DataLoader itself, not iter(loader) or loader(); a list of batches; or an "
+            "object whose __iter__ is a generator function, not the generator that it returns."
+        )
 
 
 def num_samples(loader: Any) -> int | None:
@@ -190,6 +235,15 @@ def num_samples(loader: Any) -> int | None:
     with contextlib.suppress(AttributeError, TypeError, RuntimeError):
         return len(loader.dataset)
     return None
+
+
+def num_validated(loader: Any) -> int | None:
+    """Returns how many samples all ranks together read in a validation; None: unknown."""
+    if not is_map_style(loader):
+        return None
+    sampler = loader.batch_sampler
+    sampler = undistributed(sampler) if is_distributed(sampler) else sampler
+    return BatchOrder(loader, sampler, 0).num_read
 
 
 def _is_paddles(loader: Any) -> bool:
@@ -212,11 +266,12 @@ class MapStyleLoader(LoaderAdapter):
     def __init__(self, loader: DataLoader, name: str, shard: Shard) -> None:
         super().__init__(loader, name, shard)
         sampler = loader.batch_sampler
-        if shard.has_shares and type(sampler) is DistributedBatchSampler:
-            sampler = _undistributed(sampler, shuffle=sampler.shuffle)
+        if shard.has_shares and is_distributed(sampler):
+            sampler = undistributed(sampler, shuffle=sampler.shuffle)
         self._order = BatchOrder(loader, sampler, shard.seed)
         self._fetcher = Fetcher(loader, name)
         self.num_samples = num_samples(loader)
+        self.num_read = self._order.num_read
         self.batches_per_epoch = self._order.length
         self.kind = self._order.kind
         if shard.round > 1:
@@ -236,10 +291,10 @@ class MapStyleLoader(LoaderAdapter):
             self.sharding = "sharded by its sampler"
             return
         if shard.has_shares and shard.world_size > 1:
-            with unmoved(self._order.stateful):
-                first = next(self._order.batches(1), IndexBatch(0, []))
+            first = [] if self._order.is_read_once else self._order.ask(1)
             rng.seed_cpu(shard.seed)
-            self.compare_ranks([self.loader.dataset[index] for index in [*first.indices][:1]])
+            indices = [index for batch in first for index in batch.indices][:1]
+            self.compare_ranks([self.loader.dataset[index] for index in indices])
         whom = "shares" if shard.has_shares else "ranks"
         self.sharding = f"dealt out over {shard.round} {whom}"
         if self.batches_per_epoch is not None:
@@ -298,23 +353,51 @@ class MapStyleLoader(LoaderAdapter):
                 yield batch._replace(end=end)
 
     def once(self, purpose: int, number: int) -> Batches:
-        """Returns each sample exactly once over all ranks; a rank may get none."""
-        sampler = self._order.sampler
-        has_one_order = self.has_one_order
-        if type(sampler) is DistributedBatchSampler:  # it pads, so some samples would count twice
-            sampler = _undistributed(sampler)
-            has_one_order = True
+        """Returns each sample exactly once over all ranks; a rank may get none.
+
+        Of a sampler that shards by itself each sample that it gives: their indices are kept.
+        """
+        order = self._once_order()
+        has_one_order = self.has_one_order or order is not self._order
         seed = rng.derive(self.shard.seed, purpose, number)
         rng.seed_cpu(seed)
-        with unmoved(self._order.stateful):
+        with unmoved(order.stateful):
             # `iter`, because list() asks a sampler for its length, which may fail.
-            is_known = self.kind == "in order"  # and may be too long for a list
-            batches = self._order.batches(1) if is_known else numbered(list(iter(sampler)))
+            is_known = order.kind == "in order"  # and may be too long for a list
+            batches = order.batches(1) if is_known else numbered(list(iter(order.sampler)))
         if has_one_order:
             batches = itertools.islice(batches, self.shard.rank, None, self.shard.world_size)
         else:
             batches = self._placed(batches)
-        return Batches(self._fetcher.fetch(batches, seed))
+        head = list(itertools.islice(batches, 1))
+        if not head and self.shard.world_size == 1:
+            raise self.no_batch()
+        items = self._fetcher.fetch(itertools.chain(head, batches), seed)
+        return Batches(items, of=self, keeps_indices=not has_one_order)
+
+    def _once_order(self) -> BatchOrder:
+        sampler = self._order.sampler
+        if not is_distributed(sampler):
+            return self._order
+        # It pads, so some samples would count twice.
+        return BatchOrder(self.loader, undistributed(sampler), self.shard.seed)
+
+    def is_empty(self) -> bool:
+        order = self._once_order()
+        # A sampler of one's own may be wrong about its length.
+        return order.length == 0 and (order.kind != "own" or order.head()[1] == 0)
+
+    def _why_none(self) -> str:
+        order = self._order
+        sampler = order.sampler
+        settings = {name: getattr(sampler, name, None) for name in ("batch_size", "drop_last")}
+        size, drops = settings.values()
+        text = f"It has {num_samples(self.loader)} samples, batch_size={size}, drop_last={drops}"
+        if order.kind == "own":
+            text += f", and its batch_sampler is a {type(sampler).__name__}"
+        if order.is_read_once:
+            text += ", which draws from an iterator that can be read once"
+        return f"{text}."
 
     def checksum(self) -> int | None:
         # Rank 0 writes it for all ranks.
@@ -347,8 +430,14 @@ class IterableLoader(LoaderAdapter):
         super().__init__(loader, name, shard)
         self._stateful: Any = loader if state_setter(loader) else None
         self._is_list = isinstance(loader, (list, tuple))
+        # It gives itself as its iterator, and may begin anew or not.
+        parts = (loader, getattr(loader, "dataset", None))
+        self._is_iterator = any(isinstance(part, Iterator) for part in parts)
+        self._was_read = False  # whether a pass had a batch
         self._state: dict[str, Any] = {}  # of a stateful loader, after the batch returned last
-        if self._is_list and (shard.has_shares or shard.world_size == 1):
+        if self.is_empty():
+            self.batches_per_epoch = 0
+        elif self._is_list and (shard.has_shares or shard.world_size == 1):
             self.batches_per_epoch = len(loader) // shard.round * shard.batches
         self._batches_here = _is_paddles(loader) and not loader.num_workers
         workers = getattr(loader, "num_workers", 0)
@@ -401,6 +490,7 @@ class IterableLoader(LoaderAdapter):
         # that is resumed from a later state would never see that batch.
         placed = ((batch, self._place()) for batch in ahead)
         for (batch, state), last in with_last(placed):
+            self._was_read = True
             # After the last batch it is the one behind the end, where the next epoch starts.
             self._state = self._place() if last else state
             position += (self.batch_size or 1) * self.shard.world_size
@@ -415,16 +505,40 @@ class IterableLoader(LoaderAdapter):
 
     def once(self, purpose: int, number: int) -> Batches:
         seed = rng.derive(self.shard.seed, purpose, number, self.shard.rank)
-        return Batches(self._read_once(self._source(seed)))
+        return Batches(self._read_once(self._source(seed)), of=self)
 
     def _read_once(self, source: Iterator[Any]) -> Items:
         with unmoved(self._stateful):
             batch = _NOTHING
+            was_read = self._was_read
             for number, batch in enumerate(source):
+                self._was_read = True
                 place = number * self.shard.world_size + self.shard.rank
                 yield batch, IndexBatch(place, end=place), False
-            if batch is _NOTHING and self.shard.world_size == 1:  # a generator that is used up, say
+            # Of several ranks one may have none, but not because it had all of it before.
+            is_used_up = self._is_iterator and was_read
+            if batch is _NOTHING and (self.shard.world_size == 1 or is_used_up):
                 raise self.no_batch()
+
+    def is_empty(self) -> bool:
+        return self._is_list and not len(self.loader)
+
+    def _why_none(self) -> str:
+        loader = self.loader
+        kind = type(getattr(loader, "dataset", loader)).__name__
+        if self._is_list:
+            text = f"It is a {kind} of {len(loader)} batches"
+            return text + f", and an update takes {self.shard.round}." * self.shard.has_shares
+        text = f"It is a {kind}"
+        if isinstance(loader, DataLoader):
+            size, drops = loader.batch_size, loader.drop_last
+            text = f"It has a {kind} of unknown length, batch_size={size}, drop_last={drops}"
+        if self._is_iterator or self._was_read:
+            text += (
+                ", and a pass before it may have taken all: expected an __iter__ that begins anew, "
+                "a generator function say, not an iterator that is kept"
+            )
+        return f"{text}."
 
     def state_dict(self) -> dict[str, Any]:
         return self._state

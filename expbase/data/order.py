@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from paddle.io import (
     BatchSampler,
     DataLoader,
@@ -25,10 +26,14 @@ from paddle.io import (
 )
 
 from expbase.base import rng
+from expbase.base.generators import GENERATORS
 from expbase.base.processes import forking
+from expbase.state.inventory import attributes_of, remove
 from expbase.state.objects import state_setter
+from expbase.state.plain_values import Places, Rollback
 
 _MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
+_MOST_KEPT_BYTES = 1 << 26  # of a sampler's attribute that is put back after a question
 _HEAD = 1 << 10  # batches of an order by which the ranks are compared
 
 
@@ -53,6 +58,7 @@ class BatchOrder:
         # None: batch_size=None, and paddle takes the samples one by one, in order.
         self.sampler = BatchSampler(loader.dataset) if sampler is None else sampler
         self._inner: Any = getattr(self.sampler, "sampler", None)  # of single samples
+        self._dataset = loader.dataset
         self._seed = seed
         # The one of the two that has a state; None: neither has.
         self.stateful = next(filter(state_setter, (self.sampler, self._inner)), None)
@@ -63,6 +69,26 @@ class BatchOrder:
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.length = len(self.sampler)
         self.kind = self._find_kind()
+
+    @property
+    def num_read(self) -> int | None:
+        """How many samples of the data set all ranks read in an epoch; None: unknown."""
+        sampler = self.sampler
+        if self.length is None:
+            return None
+        if _is_like(DistributedBatchSampler, sampler, "__iter__", "__len__"):
+            whole, ranks = len(sampler.dataset), sampler.nranks
+        elif _is_like(BatchSampler, sampler, "__iter__", "__len__"):
+            whole, ranks = len(self._inner), 1
+        else:
+            return None
+        return int(min(whole, self.length * sampler.batch_size * ranks))  # less with drop_last
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether the sampler is an iterator, or draws from one: an answer would use it up."""
+        parts = (self.sampler, self._inner, getattr(self._inner, "generator", None))
+        return any(isinstance(part, Iterator) for part in parts)
 
     def _find_kind(self) -> str:
         if type(self.sampler) is BatchSampler:
@@ -95,17 +121,43 @@ class BatchOrder:
 
         Both are None of a sampler that can be read only once, or not yet.
         """
-        if isinstance(self.sampler, Iterator) or isinstance(self._inner, Iterator):
+        if self.is_read_once:
             return None, None
-        order = copy.copy(self)
-        order.length = None  # then it is not listed
         try:
-            with unmoved(self.stateful):
-                batches = [batch.indices for batch in itertools.islice(order.batches(1), _HEAD)]
+            batches = [batch.indices for batch in self.ask(_HEAD)]
         except Exception:  # it may need what a later step makes
             return None, None
         count = len(batches) if len(batches) < _HEAD else None
         return zlib.crc32(repr(batches).encode()), count
+
+    def ask(self, count: int) -> list[IndexBatch]:
+        """Returns the first batches of epoch 1. On one rank nobody asks, so the sampler is left as
+        it was: its counters, lists, and generators of its own.
+        """
+        order = copy.copy(self)
+        order.length = None  # then it is not listed
+        before = Rollback(self._places, _MOST_KEPT_BYTES)
+        names = {(id(owner), name) for owner, name, _ in self._attributes()}
+        try:
+            with unmoved(self.stateful):
+                return [*itertools.islice(order.batches(1), count)]
+        finally:
+            before.restore()
+            for owner, name, _ in self._attributes():
+                if (id(owner), name) not in names:  # it was made for the first order
+                    remove(owner, name)
+
+    def _attributes(self) -> list[tuple[Any, str, Any]]:
+        parts = (self.sampler, self._inner)
+        return [(part, *item) for part in parts for item in attributes_of(part).items()]
+
+    def _places(self) -> Places:
+        """Returns the attributes by which an order may depend on those before it."""
+        return {
+            f"{'samples' if owner is self._inner else 'batches'}.{name}": (owner, name, value)
+            for owner, name, value in self._attributes()
+            if value is not self._dataset and _may_move(value)
+        }
 
     def _go_to_start(self, epoch: int) -> None:
         # The order of a sampler with a state depends on that state, so the state before the epoch
@@ -139,7 +191,8 @@ class BatchOrder:
         """Returns the sampler's state, or the order, if only the sampler knows how it came."""
         if self.stateful is not None:
             return {"begun": self._begun, "now": self.stateful.state_dict()}
-        is_known = self.kind != "own" or type(self.sampler) is DistributedBatchSampler
+        is_of_epoch = _is_like(DistributedBatchSampler, self.sampler, "__iter__", "set_epoch")
+        is_known = self.kind != "own" or is_of_epoch
         if is_known or self._listing is None or len(self._listing[1]) > _MOST_LISTED:
             return {}
         return {"listing": [*self._listing]}
@@ -153,6 +206,35 @@ class BatchOrder:
             self._begun = state["begun"]
             self._listing = None  # it came from another state
             state_setter(self.stateful)(state["now"])
+
+
+def is_distributed(sampler: Any) -> bool:
+    """Tells whether it gives each rank a part as paddle's DistributedBatchSampler, or as one."""
+    return _is_like(DistributedBatchSampler, sampler, "__iter__")
+
+
+def undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -> BatchSampler:
+    """Returns a sampler that gives all samples of a distributed one, each once."""
+    return BatchSampler(
+        sampler.dataset,
+        shuffle=shuffle,
+        batch_size=sampler.batch_size,
+        drop_last=sampler.drop_last,
+    )
+
+
+def _is_like(base: type, value: Any, *methods: str) -> bool:
+    """Tells whether it is one of a class, or of a subclass that has these methods of it."""
+    own = type(value)
+    return isinstance(value, base) and all(getattr(own, m) is getattr(base, m) for m in methods)
+
+
+def _may_move(value: Any) -> bool:
+    """Tells whether it is a number, a text, an array or a generator, or a list of numbers."""
+    if isinstance(value, list):
+        return not value or isinstance(value[0], (int, float, np.generic))
+    kinds = (type(None), bool, int, float, str, np.ndarray, *GENERATORS)
+    return isinstance(value, kinds)
 
 
 def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[IndexBatch]:

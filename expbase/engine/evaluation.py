@@ -20,6 +20,7 @@ from expbase.base.arrays import gradient
 from expbase.base.generators import GENERATORS
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
+from expbase.data.read import Read, check_read, counted_twice, what_was_read
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit
 from expbase.ranks import alike, collectives
@@ -72,6 +73,7 @@ class Evaluation:
         ranks = (0, 1) if self._has_all else (collectives.rank(), collectives.world_size())
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
+        self._told: set[str] = set()  # of what a line was said already
 
     def need_training(self) -> None:
         """Raises a RuntimeError in another phase, where a training batch would be taken."""
@@ -134,8 +136,11 @@ class Evaluation:
         results = valid()
         numbers = numbers_of_valid(self.meter.means(), results)
         self.wait("the end of valid()")
-        of_ranks = collectives.all_gather_object((numbers, self._loops_begun))
+        read = what_was_read(self._running, with_indices=True)
+        of_all = collectives.all_gather_object((numbers, self._loops_begun, read))
+        of_ranks = [(metrics, begun) for metrics, begun, _ in of_all]
         alike.check_loops([begun for _, begun in of_ranks])
+        self._check_read([read for *_, read in of_all], iteration)
         first = of_ranks[0][0]  # what only rank 0 returns was left to it
         is_silent = results is None and drawn_before == num_drawn()
         difference = alike.first_difference([{**first, **numbers} for numbers, _ in of_ranks])
@@ -159,6 +164,14 @@ class Evaluation:
     def logged_since(self) -> dict[str, float]:
         """Returns what was logged after valid(), on rank 0, on every rank."""
         return collectives.broadcast_object(self.meter.means())
+
+    def _check_read(self, of_ranks: list[list[Read]], iteration: int) -> None:
+        """Raises a ValueError if no rank had a batch; warns, once, of what counts twice."""
+        check_read(self._running, of_ranks)
+        for name, text in counted_twice(self._running, of_ranks).items():
+            if name not in self._told:
+                self._told.add(name)
+                self._start.warn(f"[{iteration}] {name}: {text}")
 
     def check_loader_was_read(self) -> None:
         """Warns if valid() has not asked for the loader that evaluate() was given."""
@@ -228,15 +241,24 @@ class Evaluation:
         """Of the samples of the batch that was read last; None: unknown."""
         return self._running[-1].indices if self._running else None
 
-    def adapter(self, loader: Any) -> LoaderAdapter:
+    def adapter(self, loader: Any, name: str = "") -> LoaderAdapter:
         """Returns what drives a loader that is not the training's; makes it once."""
         if id(loader) not in self._adapters:
-            is_own = loader is self._state.everything.get("valid_loader")
-            name = "self.valid_loader" if is_own else "valid_batches"
             if loader is None:
-                raise LoaderAdapter(None, name, self._shard).not_set()
-            self._adapters[id(loader)] = adapt_loader(loader, name, self._shard)
+                raise LoaderAdapter(None, "self.valid_loader", self._shard).not_set()
+            self._adapters[id(loader)] = adapt_loader(
+                loader, name or self._name_of(loader), self._shard
+            )
         return self._adapters[id(loader)]
+
+    def _name_of(self, loader: Any) -> str:
+        """Returns what a user calls a loader: an attribute, or what was given to a method."""
+        everything = self._state.everything
+        for name in (*LOADERS, *everything):
+            if everything.get(name) is loader:
+                return f"self.{name}"
+        given_to = "predict" if self.phase == "predict" else "valid_batches"
+        return f"the loader given to {'evaluate' if loader is self.loader else given_to}"
 
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends loops that were left early, and the workers of loaders that are not kept."""
@@ -250,12 +272,21 @@ class Evaluation:
         if self._has_all and self.phase != "train":
             return [value]
         self.wait(name)
-        return collectives.all_gather_object(value)
+        of_ranks = collectives.all_gather_object((value, what_was_read(self._running)))
+        check_read(self._running, [read for _, read in of_ranks])
+        return [value for value, _ in of_ranks]
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """Returns the mean of each metric over the parts of the data; see ExperimentBase."""
         gather = functools.partial(self.gather, name="self.average()")
-        return collectives.weighted_average(metrics, weight, gather)
+        means = collectives.weighted_average(metrics, weight, gather)
+        if metrics and not means and "average" not in self._told:
+            self._told.add("average")
+            self._start.warn(
+                f"average: weight 0 given on all ranks, so {', '.join(metrics)} has no value here; "
+                "expected the number of samples."
+            )
+        return means
 
     def wait(self, name: str) -> None:
         """Waits for all ranks before a collective, which waits less long than a phase takes."""

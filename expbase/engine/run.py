@@ -26,7 +26,13 @@ from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.contents import Entry, in_order
 from expbase.config import flatten
-from expbase.data.loaders import Shard, adapt_loader, num_samples
+from expbase.data.loaders import (
+    LoaderAdapter,
+    Shard,
+    adapt_loader,
+    check_begins_anew,
+    num_samples,
+)
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import explain_dead_worker
@@ -178,7 +184,8 @@ class Run:
 
         self.events.fire("on_setup_begin")
         experiment.setup_dataloader()
-        self._attach_data()
+        with rng.unmoved():  # one rank asks less, and setup_model is to draw the same on all
+            self._attach_data()
         experiment.setup_model()
         experiment.startup()
         experiment.check_setup()
@@ -274,14 +281,34 @@ class Run:
             in_round = update.batches if update.has_shares else 1
             ranks = start.rank, start.world_size
             shard = Shard(start.training.seed, *ranks, in_round, update.has_shares)
+            check_begins_anew(experiment.train_loader, "self.train_loader")
             adapter = adapt_loader(experiment.train_loader, "self.train_loader", shard)
-            if update.has_shares:  # several ranks have drawn from their data, to compare it
-                rng.seed_for(start.training.seed, rng.SETUP)
             self.data.attach(adapter, leaves_epochs=start.options.force)
         self._on_close.callback(self.data.close)
         self._on_close.callback(self.evaluation.let_go)
-        if start.parallel and isinstance(experiment.valid_loader, Iterable):
-            self.evaluation.adapter(experiment.valid_loader)
+        self._adapt_evaluated()
+
+    def _adapt_evaluated(self) -> dict[str, LoaderAdapter]:
+        """Takes the loaders that do not train, by name; a TypeError if one can be read only once.
+
+        It is collective: the ranks compare their samplers.
+        """
+        adapters = {}
+        for name in ("self.valid_loader", "self.test_loader"):
+            loader = getattr(self.experiment, name.removeprefix("self."))
+            if isinstance(loader, Iterable):
+                check_begins_anew(loader, name)
+                adapters[name] = self.evaluation.adapter(loader, name)
+        return adapters
+
+    def _check_evaluated(self) -> None:
+        """Raises a ValueError if no rank has a batch of a loader; one of several may have none."""
+        with rng.unmoved():
+            adapters = self._adapt_evaluated()  # some may have been set since
+            empty = [name for name, adapter in adapters.items() if adapter.is_empty()]
+        collectives.barrier("check_setup")
+        for name in set(empty).intersection(*collectives.all_gather_object(empty)):
+            raise adapters[name].no_batch()
 
     def check_setup(self) -> None:
         """Checks that training has what it needs, and says what there is."""
@@ -291,6 +318,7 @@ class Run:
         found = self.state.saved()
         check_visualizer(experiment.visualizer)
         self.data.check(experiment.train_loader, start.training)
+        self._check_evaluated()
         check_state(found)
         if self.update.has_shares:
             check_whole(found)

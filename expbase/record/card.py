@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expbase.data.loaders import LoaderAdapter, num_samples
+from expbase.data.loaders import LoaderAdapter, num_samples, num_validated
 from expbase.record.provenance import device, repeatable, versions
 
 
@@ -55,16 +55,22 @@ def _layer_rows(layers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _data(adapter: LoaderAdapter, valid_loader: Any, world_size: int) -> str:
-    samples = adapter.num_samples
     batches = adapter.batches_per_epoch
     whose = "a rank's epoch" if world_size > 1 else "an epoch"
-    known = [f"{samples:,} samples"] if samples is not None else []
+    known = _samples(adapter.num_read, adapter.num_samples)
     known += [f"{batches:,} batches {whose}"] if batches is not None else []
     text = ", ".join(known) or "a stream of unknown length"
     text += f", {adapter.sharding}" if adapter.sharding else ""
-    if (samples := num_samples(valid_loader)) is not None:
-        text += f"; validation: {samples:,} samples"
+    for samples in _samples(num_validated(valid_loader), num_samples(valid_loader)):
+        text += f"; validation: {samples}"
     return text
+
+
+def _samples(read: int | None, there: int | None) -> list[str]:
+    """Says how many samples are read, or else how many there are; nothing of a stream."""
+    if read is not None:
+        return [f"{read:,} samples"]
+    return [] if there is None else [f"a data set of {there:,} samples"]
 
 
 def _update(adapter: LoaderAdapter, batches: int) -> str:

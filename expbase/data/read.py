@@ -1,0 +1,62 @@
+"""What the loops of a validation have read, compared between the ranks: nothing, or some twice.
+
+read = what_was_read(loops)                       # of this rank; of all they are gathered
+check_read(loops, of_ranks)                       # raises if no rank had a batch
+counted_twice(loops, of_ranks)                    # {"self.valid_loader": "1 of 14 samples …"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from expbase.data.loaders import Batches
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Read(NamedTuple):
+    """What one loop of one rank has read."""
+
+    has_none: bool  # it came to its end without a batch
+    indices: Array | None = None  # of its samples, if its sampler shards by itself
+
+
+def what_was_read(loops: Sequence[Batches], *, with_indices: bool = False) -> list[Read]:
+    """Returns what each loop of this rank has read."""
+    return [
+        Read(loop.has_none, _as_array(loop.kept) if with_indices and loop.kept else None)
+        for loop in loops
+    ]
+
+
+def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> None:
+    """Raises a ValueError, on each rank, if a loop had no batch on any: that is no result."""
+    for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
+        if loop.of is not None and all(read.has_none for read in reads):
+            raise loop.of.no_batch()
+
+
+def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> dict[str, str]:
+    """Returns, by the loader's name, how many samples the ranks have read more than once."""
+    found = {}
+    for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
+        arrays = [read.indices for read in reads if read.indices is not None]
+        count = sum(map(len, arrays))
+        again = count - len(np.unique(np.concatenate(arrays))) if arrays else 0
+        if again and loop.of is not None:
+            found[loop.of.name] = (
+                f"{again} of {count} samples were counted twice: its sampler gives them to the "
+                "ranks more than once, to fill the last batches, say; expected each once. A "
+                "sampler that does not look at the rank is dealt out, each sample once."
+            )
+    return found
+
+
+def _as_array(indices: Sequence[Any]) -> Array:
+    """Returns indices, which may be keys of any kind, as numbers or texts that can be compared."""
+    if all(isinstance(index, (int, np.integer)) for index in indices):
+        return np.asarray(indices)
+    return np.asarray([repr(index) for index in indices])
