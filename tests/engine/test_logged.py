@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader, IterableDataset, TensorDataset
-from tiny import Tiny, make, metrics, run_script, trained
+from tiny import Tiny, curve, make, metrics, run_script, trained
 
 # Of ten samples in batches of 4, 4 and 2, whose means have the mean 14.42.
 ERRORS = [3.0] * 4 + [4.54] * 4 + [35.72] * 2
@@ -181,7 +181,47 @@ def test_outside_of_loops_a_call_weighs_what_was_read_since_its_name_was_logged(
         for value in (0.0, 1.0):  # nothing was read for the second one: it weighs as much
             self.log(parts=value)
 
-    assert results(tmp_path, valid) == {"error": 10 / 13, "late": 5.0, "parts": 0.5}
+    exp = made(tmp_path, valid)
+    with exp.closing():
+        assert exp.evaluate() == {"error": 10 / 13, "late": 5.0, "parts": 0.5}
+        assert exp.evaluate()["error"] == 10 / 13  # what was read before does not count
+
+
+def test_a_loop_that_is_held_after_a_validation_is_over(tmp_path: Path) -> None:
+    held: list[Any] = []
+
+    def valid(self: Any) -> None:
+        held.append(self.valid_batches())
+        list(self.valid_batches(self.other))
+        self.log(error=0.0)
+        next(held[-1])
+        self.log(error=1.0)
+
+    exp = made(tmp_path, valid)
+    with exp.closing():
+        assert exp.evaluate() == exp.evaluate() == {"error": 4 / 7}
+
+
+def test_each_evaluation_has_its_own_numbers(tmp_path: Path) -> None:
+    class Twice(Tiny):
+        def evaluate(self, loader: Any = None) -> dict[str, float]:
+            super().evaluate(errors())
+            return super().evaluate(loader)
+
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.valid_loader = errors(3)
+
+        def valid(self) -> None:  # type: ignore[override]
+            self.log({f"of {len(self.evaluated_loader.dataset)}": 1.0})  # weighs nothing
+            log_each(self)
+            with self.evaluating():
+                self.log(error=100.0)
+
+    trained(Twice, tmp_path, max_iteration=1)
+    assert curve(tmp_path, "valid/error") == {1: 3.0}
+    assert curve(tmp_path, "valid/of 3") == {1: 1.0}
+    assert curve(tmp_path, "valid/of 10") == {}
 
 
 def test_what_is_logged_without_data_gives_way_to_what_has_some(tmp_path: Path) -> None:
@@ -299,9 +339,13 @@ def test_batches_of_a_size_that_nobody_can_tell_weigh_1_and_a_line_says_so_once(
 
 def test_who_logs_nothing_is_told_nothing_of_weights(tmp_path: Path) -> None:
     def valid(self: Any) -> dict[str, float]:
-        return self.average({"batches": 1.0}, weight=len(list(self.valid_batches())))
+        return self.average({"batches": 1.0}, weight=len(list(self.valid_batches([["a"]]))))
 
-    results(tmp_path, valid, [["a"]])
+    exp = made(tmp_path, valid)
+    with exp.closing():
+        exp.evaluate()
+        with exp.evaluating():
+            log_each(exp)
     assert "weighs 1" not in (tmp_path / "worker_0.log").read_text()
 
 
