@@ -206,8 +206,14 @@ class ExperimentBase(Events):
         raise NotImplementedError
 
     def valid(self) -> Mapping[str, Any] | None:
-        """Validates, on every rank; in eval mode and without gradients already. Returns numbers by
-        name; those of rank 0 count. `self.average` makes them the same on all.
+        """Validates, on every rank; in eval mode and without gradients already.
+
+            for x, y in self.valid_batches():
+                self.log(error=(self.model(x) - y).abs().mean())
+
+        Returns:
+            Numbers by name, beside what was logged, or None; those of rank 0 count, and win over
+            what was logged under the same name.
         """
         raise NotImplementedError
 
@@ -340,8 +346,18 @@ class ExperimentBase(Events):
         self.__run.update.step(optimizers)
 
     def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
-        """Notes numbers or one-element tensors of this iteration, by name; at log_interval their
-        means become one line. A TypeError if something has no name.
+        """Notes numbers or one-element tensors by name.
+
+        In training their means over the times they were logged become one line at log_interval;
+        they are rank 0's. In a validation the result is the mean over all samples of all ranks:
+        each call weighs as many samples as the batch in hand of valid_batches() has, and outside of
+        loops as many as this rank has read since the name was last logged there. Ready-made
+        batches (batch_size=None) and those without a tensor or indices weigh 1. Means over tokens,
+        frames or pixels are average()'s. Within evaluating() it is this rank's own mean, weighed
+        likewise, in the text log.
+
+        Raises:
+            TypeError: Something has no name, or is not one number.
         """
         scalars |= named_scalars(mapping, misplaced)
         if self.phase == "train":
@@ -380,8 +396,14 @@ class ExperimentBase(Events):
         return self.__run.evaluation.batches(loader, self.iteration)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-        """Returns each metric's weighted mean over the ranks, on all. Call it once, after the
-        batches, with this rank's means and, as weight, its number of samples.
+        """Returns each metric's weighted mean over the ranks, on all; one collective.
+
+        It is for what is no mean over samples, which log() gives: a mean over tokens, say. Call it
+        once, after the batches.
+
+        Args:
+            metrics: This rank's means, by name.
+            weight: What they are means over: this rank's number of tokens. With 0 it has no part.
         """
         return self.__run.evaluation.average(metrics, weight)
 

@@ -154,6 +154,20 @@ class LoaderAdapter:
         """Tells whether it is known, before anything is read, that `once` gives no batch here."""
         return False
 
+    @property
+    def is_ready_made(self) -> bool:
+        """Whether what the data set holds is a batch already: batch_size=None."""
+        return _is_paddles(self.loader) and self.loader.batch_sampler is None
+
+    def samples_in(self, batch: Any, indices: Any) -> int | None:
+        """Returns how many samples a batch has; None: nobody can tell.
+
+        `indices` are theirs; None: then the first axis of the first tensor with axes tells.
+        """
+        if self.is_ready_made:
+            return None
+        return _first_axis(batch) if indices is None else len(indices)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what the loader itself remembers, beside the position; empty if nothing."""
         return {}
@@ -249,6 +263,16 @@ def num_validated(loader: Any) -> int | None:
 def _is_paddles(loader: Any) -> bool:
     """Tells whether paddle iterates over it: a subclass may have another `__iter__`."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+
+
+def _first_axis(batch: Any) -> int | None:
+    """Returns the length of the first tensor or array with axes in a batch; None: it has none."""
+    if isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    if isinstance(batch, (list, tuple)):
+        return next((size for part in batch if (size := _first_axis(part)) is not None), None)
+    shape: Any = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else None
 
 
 def is_map_style(loader: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import paddle
@@ -24,10 +24,11 @@ from expbase.data.read import Read, check_read, counted_twice, what_was_read
 from expbase.engine.start import Start
 from expbase.engine.stop import ValidationExit
 from expbase.ranks import alike, collectives
-from expbase.record.meter import Meter
+from expbase.record.meter import Meter, Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch
 from expbase.state import objects
 from expbase.state.attributes import UserState
+from expbase.state.inventory import LOADERS
 from expbase.state.plain_values import Places, Rollback
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class Evaluation:
         state: The attributes of the experiment.
         stopwatch: Counts the time of training without these phases.
         fire: Calls an event.
-        meter: What `log` adds to in training; a phase has its own.
+        meter: What `log` adds to in training.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Evaluation:
     ) -> None:
         training = start.training
         self.phase = "train"
-        self.meter = meter
+        self._meter = meter
         self.loader: Any = None  # what evaluate was given
         self.batches_read = 0  # in all; who watches for a hang asks
         self._loops_begun = 0  # over a loader, in this call of valid()
@@ -74,6 +75,10 @@ class Evaluation:
         self._shard = Shard(training.seed, *ranks)
         self._running: list[Batches] = []  # loops that may have been left early
         self._told: set[str] = set()  # of what a line was said already
+        self._reading = Reading()
+        self.logged = SampleMeter(self._reading)  # what `log` adds to in another phase
+        self._unsized = ""  # why a batch that was read in this phase weighs 1, if one does
+        self._has_said_unsized = False
 
     def need_training(self) -> None:
         """Raises a RuntimeError in another phase, where a training batch would be taken."""
@@ -91,7 +96,7 @@ class Evaluation:
 
         `loader` is what valid_batches reads by default, `layers` are no attributes.
         """
-        before = self.phase, self.loader, self.meter
+        before = self.phase, self.loader, self.logged
         isolation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.phase == "train":
             self.phase = phase
@@ -99,17 +104,18 @@ class Evaluation:
         if loader is not None:
             self.loader = loader
         if before[0] == "train" or phase == "predict":
-            self.meter = Meter()
+            self.logged = SampleMeter(self._reading)
+            self._unsized = ""
         try:
             with isolation:
                 yield
-            if before[0] == "train" and self.meter.means():
+            if before[0] == "train" and any(self.logged.take()):
                 raise RuntimeError(
                     "log: called in an evaluation after its results were taken; expected it in "
                     "valid, on_evaluate_begin or on_evaluate_end."
                 )
         finally:
-            self.phase, self.loader, self.meter = before
+            self.phase, self.loader, self.logged = before
 
     @contextlib.contextmanager
     def may_be_left_by(self, way_out: ValidationExit) -> Iterator[None]:
@@ -123,7 +129,8 @@ class Evaluation:
     def validate(
         self, valid: Callable[[], Any], num_drawn: Callable[[], int], iteration: int
     ) -> dict[str, float]:
-        """Returns what valid() returns on rank 0, and what is logged in it, on every rank.
+        """Returns what valid() returns on rank 0, and the means of what is logged in it on all
+        ranks, on every rank.
 
         `num_drawn` counts what is on the board.
 
@@ -134,16 +141,20 @@ class Evaluation:
         self._loops_begun = 0
         drawn_before = num_drawn()
         results = valid()
-        numbers = numbers_of_valid(self.meter.means(), results)
+        here = numbers_of_valid(results), self.logged.take(), self._loops_begun
         self.wait("the end of valid()")
         read = what_was_read(self._running, with_indices=True)
-        of_all = collectives.all_gather_object((numbers, self._loops_begun, read))
-        of_ranks = [(metrics, begun) for metrics, begun, _ in of_all]
-        alike.check_loops([begun for _, begun in of_ranks])
-        self._check_read([read for *_, read in of_all], iteration)
-        first = of_ranks[0][0]  # what only rank 0 returns was left to it
+        of_all = collectives.all_gather_object((*here, read))
+        returned, taken, begun, read_on_ranks = zip(*of_all, strict=True)
+        alike.check_loops(begun)
+        self._check_read([*read_on_ranks], iteration)
+        of_ranks = [
+            {**means, **numbers}
+            for means, numbers in zip(self._means_on_ranks(taken), returned, strict=True)
+        ]
+        first = of_ranks[0]  # what only rank 0 returns was left to it
         is_silent = results is None and drawn_before == num_drawn()
-        difference = alike.first_difference([{**first, **numbers} for numbers, _ in of_ranks])
+        difference = alike.first_difference([{**first, **numbers} for numbers in of_ranks])
         if self._has_warned:
             return first
         if is_silent and not first:
@@ -155,15 +166,17 @@ class Evaluation:
         elif difference:
             self._has_warned = True
             self._start.warn(
-                f"[{iteration}] valid: {difference}; rank 0's is used for all. For the mean "
-                "over all samples `return self.average(metrics, weight)`, the weight being this "
-                "rank's samples."
+                f"[{iteration}] valid: {difference}; rank 0's is used for all. For the mean over "
+                "all samples call self.log(name=value) for each batch; for what is no mean over "
+                "samples self.average(metrics, weight) or self.gather(value), after the loop."
             )
         return first
 
     def logged_since(self) -> dict[str, float]:
-        """Returns what was logged after valid(), on rank 0, on every rank."""
-        return collectives.broadcast_object(self.meter.means())
+        """Returns what was logged after valid(), as it is on rank 0, on every rank."""
+        here = self.logged.take()
+        self.wait("the end of on_evaluate_end")
+        return self._means_on_ranks(collectives.all_gather_object(here))[0]
 
     def _check_read(self, of_ranks: list[list[Read]], iteration: int) -> None:
         """Raises a ValueError if no rank had a batch; warns, once, of what counts twice."""
@@ -172,6 +185,15 @@ class Evaluation:
             if name not in self._told:
                 self._told.add(name)
                 self._start.warn(f"[{iteration}] {name}: {text}")
+
+    def _means_on_ranks(self, taken: Sequence[Taken]) -> list[dict[str, float]]:
+        """Returns the means of what was logged, for each rank: over all ranks, the same on each.
+
+        With shares each rank has all samples, so its own means are those over all.
+        """
+        if self._has_all:
+            return [means_over([of_rank]) for of_rank in taken]
+        return [means_over(taken)] * len(taken)
 
     def check_loader_was_read(self) -> None:
         """Warns if valid() has not asked for the loader that evaluate() was given."""
@@ -207,29 +229,60 @@ class Evaluation:
 
     def log(self, iteration: int, scalars: Mapping[str, Any], *, repeats_rank_zero: bool) -> None:
         """Adds to the meter; but what a rank logs in training that only repeats rank 0's."""
-        if repeats_rank_zero and self.phase == "train":
-            self.meter.note_used()
+        if self.phase != "train":
+            self._say_unsized(iteration)
+            self.logged.add(iteration, scalars)
+        elif repeats_rank_zero:
+            self._meter.note_used()
         else:
-            self.meter.add(iteration, scalars)
+            self._meter.add(iteration, scalars)
+
+    def _say_unsized(self, iteration: int) -> None:
+        """Says, once, if batches weigh 1, whatever their size, in the means of this phase."""
+        if self._unsized and not self._has_said_unsized:
+            self._has_said_unsized = True
+            self._start.logger.info(
+                f"[{iteration}] log: {self._unsized}, so each batch weighs 1 in the means. If they "
+                "have unequal numbers of samples, call self.average(metrics, weight) after the "
+                "loop."
+            )
 
     def batches(self, loader: Any, iteration: int) -> Iterator[Any]:
         """Begins a loop over this rank's part of a loader's batches, at once."""
         loader = self.evaluated_loader if loader is None else loader
         purpose = _PURPOSES.get(self.phase, rng.VALID)
-        loop = self.adapter(loader).once(purpose, iteration)
+        adapter = self.adapter(loader)
+        loop = adapter.once(purpose, iteration)
         self._loops_begun += 1
         self._running.append(loop)
-        return self._watched(loop, purpose, iteration)
+        return self._watched(adapter, loop, purpose, iteration)
 
-    def _watched(self, loop: Batches, purpose: int, iteration: int) -> Iterator[Any]:
-        for batch in loop:
-            self.batches_read += 1
-            rng.seed_for(self._training.seed, purpose, iteration, loop.taken[0], 1)
-            if self.exit is not None:
-                self.exit.before_batch()
-            yield batch
-            if purpose == rng.VALID:
-                self._fire("on_valid_batch_end", batch, loop.indices)
+    def _watched(
+        self, adapter: LoaderAdapter, loop: Batches, purpose: int, iteration: int
+    ) -> Iterator[Any]:
+        try:
+            for batch in loop:
+                self.batches_read += 1
+                rng.seed_for(self._training.seed, purpose, iteration, loop.taken[0], 1)
+                if self.exit is not None:
+                    self.exit.before_batch()
+                num_samples = self._samples_in(batch, adapter, loop)
+                self._reading.enter(loop, num_samples)
+                self._reading.num_samples += num_samples
+                yield batch
+                self._reading.enter(loop, num_samples)  # loops within it are over
+                if purpose == rng.VALID:
+                    self._fire("on_valid_batch_end", batch, loop.indices)
+        finally:  # at once after a `break`, too: nobody has this generator then
+            self._reading.leave(loop)
+
+    def _samples_in(self, batch: Any, adapter: LoaderAdapter, loop: Batches) -> int:
+        num_samples = adapter.samples_in(batch, loop.taken.indices)
+        if num_samples is not None:
+            return num_samples
+        why = "are ready-made (batch_size=None)" if adapter.is_ready_made else "hold no tensor"
+        self._unsized = f"the batches of {adapter.name} {why}"
+        return 1
 
     @property
     def evaluated_loader(self) -> Any:
@@ -263,7 +316,9 @@ class Evaluation:
     def let_go(self, kept: Iterable[Any] = ()) -> None:
         """Ends loops that were left early, and the workers of loaders that are not kept."""
         while self._running:
-            self._running.pop().close()
+            loop = self._running.pop()
+            self._reading.leave(loop)
+            loop.close()
         for key in self._adapters.keys() - {id(loader) for loader in kept}:
             self._adapters.pop(key).close()
 
@@ -327,12 +382,12 @@ def _set_gradients(copied: Iterable[tuple[Any, Any]]) -> None:
             parameter._set_grad_ivar(kept)
 
 
-def numbers_of_valid(logged: Mapping[str, float], results: Any) -> dict[str, float]:
-    """Returns what valid() has logged and returned, as numbers; a TypeError if that cannot be."""
+def numbers_of_valid(results: Any) -> dict[str, float]:
+    """Returns what valid() has returned, as numbers; a TypeError if that cannot be."""
     if results is not None and not isinstance(results, Mapping):
         raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
     numbers = {}
-    for name, value in {**logged, **(results or {})}.items():
+    for name, value in (results or {}).items():
         try:
             numbers[name] = collectives.number(value)
         except (TypeError, ValueError):

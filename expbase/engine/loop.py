@@ -31,7 +31,7 @@ from expbase.engine.stop import StopReason, StopRequests, ValidationExit, Valida
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import collectives
-from expbase.record.meter import NonFiniteError
+from expbase.record.meter import NonFiniteError, means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
 from expbase.state.fingerprint import checksum
@@ -411,7 +411,7 @@ class Loop:
         """Makes the block a phase "predict"; what is logged in it goes into the text log."""
         with self._evaluation.begin("predict", self.iteration):
             yield
-            self._report.means(self.iteration, "", self._evaluation.meter.means())
+            self._report.means(self.iteration, "", means_over([self._evaluation.logged.take()]))
 
     # --- checkpoints ---------------------------------------------------------------------
 

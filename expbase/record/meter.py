@@ -1,7 +1,9 @@
-"""What training logs between two lines, summed up: nothing waits for the device before a line.
+"""What is logged, summed up: nothing waits for the device before a line.
 
-meter.add(400, {"loss": loss})          # a tensor, copied but not read
+meter.add(400, {"loss": loss})          # in training; a tensor, copied but not read
 metrics = meter.means()                 # numbers; the meter is empty again
+samples.add(400, {"loss": loss})        # in a validation, for the mean over samples
+metrics = means_over([samples.take()])  # of all ranks, what each has taken
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Meter:
         self._sums: dict[str, _Sum] = {}
         self.is_used = False  # whether anything was added, since it was made
 
-    def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
-        """Adds one value for each name; a TypeError if it is not one number."""
+    def add(self, iteration: int, scalars: Mapping[str, Any], weight: int = 1) -> None:
+        """Adds one value for each name, so many times; a TypeError if it is not one number."""
         for name, value in scalars.items():
             # `size` of a tensor takes ten times as long as its shape.
             is_number = hasattr(value, "item") or isinstance(value, (int, float))
@@ -52,7 +54,7 @@ class Meter:
                 )
             if name not in self._sums:
                 self._sums[name] = _Sum()
-            self._sums[name].add(iteration, value)
+            self._sums[name].add(iteration, value, weight)
             self.is_used = True
 
     def note_used(self) -> None:
@@ -110,20 +112,98 @@ class Meter:
         return self._sums
 
 
+class Reading:
+    """What the loops over data of one process have read, and the batch in hand."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0  # in all
+        # The samples of the batch that each open loop is at; the innermost loop is the last.
+        self._open: dict[object, int] = {}
+
+    @property
+    def in_hand(self) -> int | None:
+        """Samples of the batch that the innermost open loop is at; None: there is no loop."""
+        return next(reversed(self._open.values()), None)
+
+    def enter(self, loop: object, num_samples: int) -> None:
+        """Makes a loop the innermost one, at a batch: those begun within it are over."""
+        while loop in self._open and next(reversed(self._open)) is not loop:
+            self._open.popitem()
+        self._open[loop] = num_samples
+
+    def leave(self, loop: object) -> None:
+        """Notes that a loop is over. May be called twice."""
+        self._open.pop(loop, None)
+
+
+Taken = tuple[Mapping[str, list[Any]], Mapping[str, list[Any]]]  # of several ranks: means_over
+
+
+class SampleMeter:
+    """The scalars that are logged outside of training, each weighed by the samples that it is of.
+
+    These are the samples of the batch in hand; outside of loops those that were read since the
+    name was last logged there. What weighs nothing counts, once each time, if nothing else has the
+    name: of a rank without data it is no result, in a validation without a loader it is.
+
+    Args:
+        reading: What is read, and was read before.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._began = reading.num_samples
+        self._read: dict[str, tuple[int, int]] = {}  # by name, from where to where it was logged
+        self._weighed = Meter()
+        self._weightless = Meter()
+
+    def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+        """Adds one value for each name; a TypeError if it is not one number."""
+        for name, value in scalars.items():
+            in_hand = self._reading.in_hand
+            weight = self._num_read_for(name) if in_hand is None else in_hand
+            meter = self._weighed if weight else self._weightless
+            meter.add(iteration, {name: value}, weight or 1)
+
+    def _num_read_for(self, name: str) -> int:
+        """Returns the samples read since a name was last logged; as then, if that is nothing."""
+        begin, end = self._read.get(name, (self._began, self._began))
+        if end < self._reading.num_samples:
+            begin, end = end, self._reading.num_samples
+            self._read[name] = begin, end
+        return end - begin
+
+    def take(self) -> Taken:
+        """Returns what was added, for means_over; the meter is empty afterwards."""
+        taken = self._weighed.state_dict(), self._weightless.state_dict()
+        self._weighed.clear()
+        self._weightless.clear()
+        return taken
+
+
+def means_over(of_ranks: Sequence[Taken]) -> dict[str, float]:
+    """Returns the mean of each name over the samples of all ranks, of which any may lack a name."""
+    weighed, weightless = Meter(), Meter()
+    weighed.take_all([taken[0] for taken in of_ranks])
+    weightless.take_all([taken[1] for taken in of_ranks])
+    return {**weightless.means(), **weighed.means()}
+
+
 @dataclass(slots=True)
 class _Sum:
     """The numbers of one name, added up: a line may be far away, or never come."""
 
-    count: int = 0
+    count: int = 0  # of the numbers, or of the samples that they are of
     # In units of the smallest float, so it is exact, and does not depend on the order.
     total: int = 0
     bad: list[tuple[int, float]] = field(default_factory=list)  # the first, with their iterations
-    unread: list[tuple[int, Any]] = field(default_factory=list)  # with their iterations, too
+    # With their iterations, too, and with their weights.
+    unread: list[tuple[int, Any, int]] = field(default_factory=list)
 
-    def add(self, iteration: int, value: Any) -> None:
+    def add(self, iteration: int, value: Any, weight: int) -> None:
         # A copy, because the value may be changed in place before it is read.
         kept = value.detach().clone() if hasattr(value, "detach") else copy.copy(value)
-        self.unread.append((iteration, kept))
+        self.unread.append((iteration, kept, weight))
         if len(self.unread) == _UNREAD:
             self.read()
 
@@ -132,12 +212,12 @@ class _Sum:
 
     def read(self) -> None:
         """Adds up what is unread; waits for the device if that has something of it."""
-        for iteration, value in self.unread:
+        for iteration, value, weight in self.unread:
             number = float(value.item() if hasattr(value, "item") else value)
-            self.count += 1
+            self.count += weight
             if math.isfinite(number):
                 numerator, denominator = number.as_integer_ratio()
-                self.total += numerator * (_UNITS // denominator)
+                self.total += weight * numerator * (_UNITS // denominator)
             elif len(self.bad) < _NAMED:
                 self.bad.append((iteration, number))
         self.unread = []

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 import pytest
 
-from expbase.record.meter import Meter
+from expbase.record.meter import Meter, Reading, SampleMeter, means_over
 
 
 class Graph:
@@ -119,3 +119,18 @@ def test_what_a_meter_holds_survives_json() -> None:
     meter.add(4, {"loss": 2})
     assert other.load_state_dict(json.loads(json.dumps(meter.state_dict()))) == []
     assert other.means() == meter.means() != {}
+
+
+@pytest.mark.parametrize("cuts", [(), (3,), (1, 2, 4)])
+def test_a_mean_over_samples_has_the_same_bits_whoever_has_which_batch(cuts: tuple[int]) -> None:
+    logged = [(0.1, 4), (1e300, 3), (1 / 3, 5), (-1e300, 3), (5e-324, 1)]
+    reading = Reading()
+    taken = []
+    for part in np.split(np.arange(5), cuts)[::-1]:  # of a rank each
+        meter = SampleMeter(reading)
+        for number in part:
+            value, samples = logged[number]
+            reading.enter("a loop", samples)
+            meter.add(1, {"loss": value})
+        taken.append(meter.take())
+    assert means_over(taken) == {"loss": math.fsum([4 * 0.1, 5 * (1 / 3)]) / 16}
