@@ -98,7 +98,7 @@ class Checkpointer:
         # While one copy is being written another one can be made.
         self._memories = _Memory(), _Memory()
         self._copy: _Copy | None = None  # on rank 0, if one is kept
-        self._under_way: _Copy | None = None  # that is being written, or was last
+        self._under_way: _Copy | None = None  # that is being written
         self._writing_now = threading.Lock()
         self._written: list[Path] = []  # of which `on_written` does not know yet
         self._expected: Mapping[str, str] | None = None  # what had state after setup
@@ -226,8 +226,8 @@ class Checkpointer:
 
     def write(self, *, needed: bool = True) -> None:
         """Writes the copy, if there is one, while training goes on; see `save`. On rank 0."""
+        self.settle()
         if (copy := self._taken()) is not None:
-            self.settle()
             kept = self.validations.kept(self._coming(copy))
             self._under_way = copy
             self._background.start(functools.partial(self._write, copy, kept, needed=needed))
@@ -289,6 +289,7 @@ class Checkpointer:
         """
         if wait or self._background.is_done:
             self._background.wait()
+            self._under_way = None
             while self._written:
                 self._on_written(self._written.pop())
 

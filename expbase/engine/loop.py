@@ -318,7 +318,10 @@ class Loop:
 
     def _keep_copy(self) -> None:
         """Copies the state before a validation, unless a checkpoint holds it."""
+        # What an epoch's end calls may validate, and be the best.
+        at_end = END_EPOCH in self.todo and "on_train_epoch_end" in self._events.subscribed
         is_due = VALIDATE in self.todo or (VALIDATE_IF_LAST in self.todo and self.is_last)
+        is_due = is_due or (at_end and bool(self._training.monitor))
         if is_due and self.saved_at < self.iteration and is_wanted(self._training, "save"):
             with self._capturing() as sizes:
                 self._checkpointer.capture(self.iteration, sizes)
@@ -389,9 +392,11 @@ class Loop:
         if name:
             check_group(name)
             return name
-        if loader is None or loader is self._experiment.valid_loader:
+        if loader is None:
             return "valid"
-        return "test" if loader is self._experiment.test_loader else ""
+        if loader is self._experiment.test_loader:
+            return "test"
+        return "valid" if loader is self._experiment.valid_loader else ""
 
     @property
     def _is_at_a_point(self) -> bool:

@@ -216,6 +216,20 @@ def test_a_validation_that_is_made_again_writes_no_second_copy(
     assert writes == []
 
 
+def test_a_validation_of_one_s_own_at_an_epoch_s_end_may_be_the_best(tmp_path: Path) -> None:
+    class ByHand(Tiny):
+        def on_train_epoch_end(self) -> None:
+            self.evaluate()
+
+        def valid(self) -> dict[str, float]:
+            return {"score": -float(self.epoch)}
+
+    options = {"valid_interval": 0, "save_interval": 100, "monitor": "score"}
+    trained(ByHand, tmp_path, max_iteration=25, **options)
+    assert best_of(tmp_path) == [(10, -1.0)]
+    assert saved(tmp_path) == [10, 25]
+
+
 def test_each_capture_asks_on_save_checkpoint(tmp_path: Path) -> None:
     class Asked(Scored):
         def setup_model(self) -> None:
