@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.server
 import importlib
+import re
 import runpy
 import sys
 import tarfile
@@ -72,7 +73,8 @@ def test_it_trains_is_continued_to_the_same_bits_tested_and_exported(
     run(tmp_path / "broken", "training.max_iteration=0")
     told = capsys.readouterr().err
     assert "CONTINUING" in told
-    assert "evaluated step-" in told  # of the best checkpoint, on the test images
+    # Of the best checkpoint, on the test images.
+    assert re.search(r"test/accuracy=.* of step-", told)
     files = [*(tmp_path / "straight").glob(f"checkpoints/step-{UPDATES:08}/*.safetensors")]
     assert {"model.safetensors", "optimizer.safetensors", "@values.safetensors"} == {
         file.name for file in files

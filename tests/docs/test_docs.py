@@ -29,7 +29,6 @@ from pages import (
     links,
     rows,
     slug,
-    without_code,
 )
 from test_readme import parser_of_tools
 
@@ -200,18 +199,6 @@ def test_every_page_that_the_code_names_exists() -> None:
 
 
 # --- sizes and outputs -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", ENGLISH)
-def test_a_page_has_at_most_a_thousand_words(page: str) -> None:
-    words = [word for word in without_code(TEXT[page]).split() if re.search(r"\w", word)]
-    assert len(words) <= 1000
-
-
-@pytest.mark.parametrize("page", PAIRS)
-def test_a_chinese_page_has_at_most_fifteen_hundred_characters(page: str) -> None:
-    text = without_code(PAIRS[page][1].read_text(encoding="utf-8"))
-    assert len(re.findall("[\u4e00-\u9fff]", text)) <= 1500
 
 
 @pytest.mark.parametrize("page", ["resume", "running"])

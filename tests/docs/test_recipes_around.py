@@ -33,14 +33,20 @@ KILLED = """
 import os, signal, time
 import {recipe}
 
+DUE = "step-{iteration:08d}"[:-1] + "0"  # it is written meanwhile, and told at an iteration's end
+
 class Killed({recipe}.{cls}):
+    def on_checkpoint_written(self, path):
+        super().on_checkpoint_written(path)
+        (self.output_dir / f"told-{{path.name}}").touch()
+
     def on_train_batch_end(self):
-        if self.rank == 0 and self.iteration == {iteration} and {condition}:
-            if not os.path.exists("killed"):
+        due = self.checkpoint_dir / DUE
+        while self.rank == 0 and self.iteration == {iteration} - 1 and not due.exists():
+            time.sleep(0.01)
+        if self.rank == 0 and self.iteration >= {iteration} and {condition}:
+            if not os.path.exists("killed") and (self.output_dir / f"told-{{DUE}}").exists():
                 open("killed", "w").close()
-                due = self.checkpoint_dir / f"step-{{self.iteration // 10 * 10:08d}}"
-                while not due.exists():  # it is written meanwhile
-                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":

@@ -333,7 +333,8 @@ def test_batches_of_a_size_that_nobody_can_tell_weigh_1_and_a_line_says_so_once(
         assert exp.evaluate() == {"number": (1 * 4 + 2 * 2) / 10}
         assert exp.evaluate(loader) == exp.evaluate(loader) == {"number": 1 / 2}
     log = (tmp_path / "worker_0.log").read_text()
-    text = f"[0] log: the batches of valid_batches {why}, so each batch weighs 1 in the means. If"
+    what = f"the batches of the loader given to evaluate {why}"
+    text = f"[0] log: {what}, so each batch weighs 1 in the means. If"
     assert log.count(text) == log.count("weighs 1") == 1
 
 

@@ -211,11 +211,10 @@ def _validated(output: Path) -> Figures:
 
 
 def _tested(output: Path) -> Figures:
-    """Returns the figures of the test at the end, which the log alone has; none without a test."""
-    text = (output / "worker_0.log").read_text(encoding="utf-8")
-    tests = re.findall(r" evaluated step-\d+: \[\d+\] (.*)", text)
-    pairs = [word.split("=") for word in (tests[-1].split() if tests else [])]
-    return {key: float(figure) for key, figure in pairs}
+    """Returns the figures of the test at the end; none without a test."""
+    lines = [line for line in logged(output) if any(key.startswith("test/") for key in line)]
+    last = lines[-1] if lines else {}
+    return {k.removeprefix("test/"): v for k, v in last.items() if k.startswith("test/")}
 
 
 def verify(name: str, folder: Path) -> bool:
