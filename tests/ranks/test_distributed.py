@@ -285,7 +285,7 @@ def test_a_forked_child_does_not_keep_the_connection_of_a_rank_that_dies(launche
 def test_ranks_that_wait_at_different_places_are_told_where_each_is(launched: Path) -> None:
     for facts in facts_of(launched):
         assert "rank 0 at self.gather(), rank 1 at the end of valid()" in facts["places differ"]
-        place = "rank 0 at the sampler of valid_batches, rank 1 at the end of valid()"
+        place = "rank 0 at the sampler of the loader given to valid_batches, rank 1 at the end of"
         assert place in facts["one sampler"]
 
 
