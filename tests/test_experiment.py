@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import functools
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 import pytest
-from tiny import Tiny, make, saved, trained, training_config
+from paddle.io import DataLoader
+from tiny import Notes, Points, Tiny, make, saved, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.front import put_in_front
@@ -179,6 +182,98 @@ def test_an_empty_loader_is_an_error_before_training(tmp_path: Path) -> None:
     exp = make(Empty, tmp_path / "run")
     with pytest.raises(ValueError, match=r"self\.train_loader: has no batch"):
         exp.setup()
+
+
+def six(**options: Any) -> DataLoader:
+    return DataLoader(Points(6), batch_size=8, **options)
+
+
+@pytest.mark.parametrize("name", ["train_loader", "valid_loader", "test_loader"])
+@pytest.mark.parametrize("step", ["setup_dataloader", "setup_model"])
+@pytest.mark.parametrize(
+    ("loader", "kind", "text"),
+    [
+        (
+            lambda: six(drop_last=True),
+            ValueError,
+            "has no batch; expected at least one. It has 6 samples, batch_size=8, drop_last=True.",
+        ),
+        (list, ValueError, "has no batch; expected at least one. It is a list of 0 batches."),
+        (lambda: iter(six()), TypeError, "Iter"),
+        (lambda: (batch for batch in six()), TypeError, "<generator"),
+    ],
+    ids=["drop_last", "list", "iter", "generator"],
+)
+def test_a_loader_that_can_give_no_result_is_an_error_in_setup(
+    tmp_path: Path, name: str, step: str, loader: Any, kind: type[Exception], text: str
+) -> None:
+    class Setting(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            if step == "setup_dataloader":
+                setattr(self, name, loader())
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            if step == "setup_model":
+                setattr(self, name, loader())
+
+    if (name, step) == ("train_loader", "setup_model"):
+        kind, text = ValueError, "set too late; expected it in setup_dataloader"
+    with pytest.raises(kind, match=rf"self\.{name}: .*{re.escape(text)}"):
+        make(Setting, tmp_path / "run").setup()
+
+
+def test_what_setup_asks_of_loaders_moves_no_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Points):
+        draws = False
+
+        def __len__(self) -> int:
+            if self.draws:
+                paddle.rand([1]), np.random.rand(), random.random()
+            return super().__len__()
+
+    def first(folder: str, step: str, **options: int) -> list[Any]:
+        """What is drawn after a step of setup, whose loader draws when it is asked, or not."""
+
+        class Drawing(Tiny):
+            def setup_dataloader(self) -> None:
+                super().setup_dataloader()
+                paddle.rand([1]), np.random.rand(), random.random()
+                self.noted = Notes()
+                if step != "startup":
+                    self.give()
+
+            def give(self) -> None:
+                for name in ("train_loader", "valid_loader", "test_loader"):
+                    if step != "startup" or name != "train_loader":
+                        setattr(self, name, DataLoader(Asked(8), batch_size=2))
+                monkeypatch.setattr(Asked, "draws", bool(step))
+
+            def setup_model(self) -> None:
+                self.draw()
+                super().setup_model()
+
+            def draw(self) -> None:
+                self.noted.extend([paddle.rand([1]).item(), np.random.rand(), random.random()])
+
+            def startup(self) -> None:
+                if step == "startup":
+                    self.give()
+
+            def on_setup_end(self) -> None:
+                self.draw()
+
+        monkeypatch.setattr(Asked, "draws", False)
+        exp: Any = make(Drawing, tmp_path / folder, **options)
+        exp.setup()
+        exp.close()
+        return list(exp.noted)
+
+    assert first("silent", "") == first("asked", "setup_dataloader") == first("late", "startup")
+    assert first("shares", "setup_dataloader", shares=2) == first("plain", "")
 
 
 def test_two_experiments_in_one_process_do_not_meet(tmp_path: Path) -> None:

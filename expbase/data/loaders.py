@@ -118,6 +118,7 @@ class LoaderAdapter:
     filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
     sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
     kind = ""  # of the order of the samples, in words
+    is_used_up = False  # `once` gave no batch, and gave some before
     has_one_order = True  # of all ranks, so that a position says which samples were before it
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
@@ -539,10 +540,10 @@ class IterableLoader(LoaderAdapter):
                 self._was_read = True
                 place = number * self.shard.world_size + self.shard.rank
                 yield batch, IndexBatch(place, end=place), False
-            # Of several ranks one may have none, but not because it had all of it before.
-            is_used_up = self._is_iterator and was_read
-            if batch is _NOTHING and (self.shard.world_size == 1 or is_used_up):
+            if batch is _NOTHING and self.shard.world_size == 1:
                 raise self.no_batch()
+            # Of several ranks one may have none, but not because it had all of it before.
+            self.is_used_up = batch is _NOTHING and self._is_iterator and was_read
 
     def is_empty(self) -> bool:
         return self._is_list and not len(self.loader)
@@ -551,8 +552,8 @@ class IterableLoader(LoaderAdapter):
         loader = self.loader
         kind = type(getattr(loader, "dataset", loader)).__name__
         if self._is_list:
-            text = f"It is a {kind} of {len(loader)} batches"
-            return text + f", and an update takes {self.shard.round}." * self.shard.has_shares
+            needed = f", and an update takes {self.shard.round}" * self.shard.has_shares
+            return f"It is a {kind} of {len(loader)} batches{needed}."
         text = f"It is a {kind}"
         if isinstance(loader, DataLoader):
             size, drops = loader.batch_size, loader.drop_last

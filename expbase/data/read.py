@@ -1,8 +1,8 @@
 """What the loops of a validation have read, compared between the ranks: nothing, or some twice.
 
-read = what_was_read(loops)                       # of this rank; of all they are gathered
-check_read(loops, of_ranks)                       # raises if no rank had a batch
-counted_twice(loops, of_ranks)                    # {"self.valid_loader": "1 of 14 samples …"}
+read = what_was_read(loops)       # of this rank; those of all ranks are gathered
+check_read(loops, of_ranks)       # raises if no rank had a batch
+counted_twice(loops, of_ranks)    # {"self.valid_loader": "1 of 14 samples …"}
 """
 
 from __future__ import annotations
@@ -21,20 +21,28 @@ class Read(NamedTuple):
     """What one loop of one rank has read."""
 
     has_none: bool  # it came to its end without a batch
+    used_up: str = ""  # that its loader could be read only once, if that is why
     indices: Array | None = None  # of its samples, if its sampler shards by itself
 
 
 def what_was_read(loops: Sequence[Batches], *, with_indices: bool = False) -> list[Read]:
     """Returns what each loop of this rank has read."""
-    return [
-        Read(loop.has_none, _as_array(loop.kept) if with_indices and loop.kept else None)
-        for loop in loops
-    ]
+    reads = []
+    for loop in loops:
+        is_used_up = loop.has_none and loop.of is not None and loop.of.is_used_up
+        used_up = str(loop.of.no_batch()) if is_used_up and loop.of else ""
+        indices = _as_array(loop.kept) if with_indices and loop.kept else None
+        reads.append(Read(loop.has_none, used_up, indices))
+    return reads
 
 
 def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> None:
-    """Raises a ValueError, on each rank, if a loop had no batch on any: that is no result."""
+    """Raises a ValueError on each rank if a loop had no batch on any, for that is no result, or if
+    the loader of one was used up.
+    """
     for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
+        if used_up := next(filter(None, (read.used_up for read in reads)), ""):
+            raise ValueError(used_up)
         if loop.of is not None and all(read.has_none for read in reads):
             raise loop.of.no_batch()
 

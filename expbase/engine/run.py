@@ -184,8 +184,7 @@ class Run:
 
         self.events.fire("on_setup_begin")
         experiment.setup_dataloader()
-        with rng.unmoved():  # one rank asks less, and setup_model is to draw the same on all
-            self._attach_data()
+        self._attach_data()
         experiment.setup_model()
         experiment.startup()
         experiment.check_setup()
@@ -272,6 +271,7 @@ class Run:
             )
             self._guards.append(guard)
 
+    @rng.unmoved()  # several ranks ask for more, and setup_model is to draw the same on any number
     def _attach_data(self) -> None:
         """Takes the loaders that setup_dataloader has set; the ranks compare their samplers."""
         experiment = self.experiment
@@ -303,13 +303,13 @@ class Run:
 
     def _check_evaluated(self) -> None:
         """Raises a ValueError if no rank has a batch of a loader; one of several may have none."""
-        with rng.unmoved():
-            adapters = self._adapt_evaluated()  # some may have been set since
-            empty = [name for name, adapter in adapters.items() if adapter.is_empty()]
+        adapters = self._adapt_evaluated()  # some may have been set since
+        empty = [name for name, adapter in adapters.items() if adapter.is_empty()]
         collectives.barrier("check_setup")
         for name in set(empty).intersection(*collectives.all_gather_object(empty)):
             raise adapters[name].no_batch()
 
+    @rng.unmoved()
     def check_setup(self) -> None:
         """Checks that training has what it needs, and says what there is."""
         experiment = self.experiment

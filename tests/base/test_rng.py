@@ -209,6 +209,11 @@ def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPat
         def manual_seed(self, seed: int) -> None:
             seeded.append(seed)
 
+        def get_state(self) -> int:
+            return 7
+
+        set_state = manual_seed
+
     def generator_of(index: int) -> Generator:
         assert index == 3
         return Generator()
@@ -220,3 +225,15 @@ def test_only_the_device_of_this_process_is_seeded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rng.core, "default_cuda_generator", generator_of, raising=False)
     rng.seed_all(5)
     assert seeded == [5]
+    with rng.unmoved():
+        pass
+    assert seeded == [5, 7]  # what it was
+
+
+def test_what_is_drawn_in_a_block_moves_nothing_after_it() -> None:
+    rng.seed_all(5)
+    draws()
+    with rng.unmoved():
+        drawn = draws()
+        paddle.seed(3)
+    assert draws() == drawn

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import itertools
+import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +30,14 @@ from paddle.io import (
     DataLoader,
     Dataset,
     DistributedBatchSampler,
+    IterableDataset,
+    RandomSampler,
     WeightedRandomSampler,
 )
 
 from expbase.base import rng
 from expbase.data import loaders
-from expbase.data.loaders import LoaderAdapter
+from expbase.data.loaders import LoaderAdapter, Shard, adapt_loader, check_begins_anew
 from expbase.data.position import DataPosition
 
 
@@ -83,13 +89,20 @@ def test_a_distributed_sampler_is_driven_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert drawn(one, epoch=3, position=8) == part[2:]
 
 
+class Sub(DistributedBatchSampler):
+    """Gives each rank what its base does."""
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(10 * epoch)
+
+
 @pytest.mark.parametrize("size", [1, 4, 10])
-@pytest.mark.parametrize("distributed", [False, True])
-def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, distributed: bool) -> None:
+@pytest.mark.parametrize("kind", [None, DistributedBatchSampler, Sub])
+def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, kind: Any) -> None:
     def make(rank: int) -> DataLoader:
-        if not distributed:
+        if kind is None:
             return DataLoader(Noisy(size), batch_size=3)
-        sampler = DistributedBatchSampler(Noisy(size), 3, num_replicas=3, rank=rank)
+        sampler = kind(Noisy(size), 3, num_replicas=3, rank=rank)
         return DataLoader(Noisy(size), batch_sampler=sampler)
 
     seen = [plain(b) for rank in range(3) for b in adapted(make(rank), rank, 3).once(rng.VALID, 1)]
@@ -246,6 +259,49 @@ def test_one_order_of_all_ranks_is_dealt_out_and_stays_where_it_is(
         assert [*looked_at] == [*alone]
 
 
+class Past(BatchSampler):
+    """What it draws next depends on what it was asked before, in six ways."""
+
+    def __init__(self) -> None:
+        super().__init__(Noisy(16), batch_size=4)
+        self.state = np.random.RandomState(3)
+        self.generators = np.random.default_rng(3)
+        self.python = random.Random(3)
+        self.passes = 0
+        self.listed = [*range(16)]
+        self.array = np.arange(16)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.passes += 1
+        self.made = getattr(self, "made", 0) + 1  # only when it is first asked
+        self.python.shuffle(self.listed)
+        self.generators.shuffle(self.array)
+        moved = np.array(self.listed)[self.array][self.state.permutation(16)]
+        return iter(np.roll(moved, self.passes + self.made).reshape([4, 4]).tolist())
+
+
+@pytest.mark.parametrize("deals", ["ranks", "shares"])
+def test_a_sampler_with_a_past_is_left_as_it_was_by_what_the_ranks_ask(
+    monkeypatch: pytest.MonkeyPatch, deals: str
+) -> None:
+    alone, asked = Past(), Past()
+    monkeypatch.setattr(loaders, "all_gather_object", lambda value: [value, value])
+    shard = Shard(3, 0, 2, 1, has_shares=deals == "shares")
+    adapter = adapt_loader(DataLoader(Noisy(16), batch_sampler=asked), "self.l", shard)
+    assert adapter.sharding == f"dealt out over 2 {deals}"
+    assert [[*asked] for _ in range(3)] == [[*alone] for _ in range(3)]
+
+
+def test_a_sampler_over_an_iterator_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "all_gather_object", lambda value: [value, value])
+    for has_shares in (False, True):
+        numbers = iter(range(9))
+        inner = RandomSampler(Noisy(9), replacement=True, num_samples=9, generator=numbers)
+        one = DataLoader(Noisy(9), batch_sampler=BatchSampler(sampler=inner, batch_size=3))
+        adapt_loader(one, "self.l", Shard(3, 0, 2, 1, has_shares=has_shares))
+        assert next(numbers) == 0
+
+
 def test_a_sampler_that_cannot_be_asked_at_setup_is_dealt_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -319,7 +375,190 @@ def test_something_that_cannot_be_iterated_is_refused_by_name() -> None:
         adapted(5)
 
 
-@pytest.mark.parametrize("empty", [[], iter(())])
-def test_an_empty_loader_is_an_error_that_names_it(empty: Any) -> None:
-    with pytest.raises(ValueError, match=r"self\.train_loader: has no batch"):
-        next(adapted(empty).open(1))
+class Nothing(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class NoBatches(BatchSampler):
+    """Its length is not the one of its base; it gives nothing, or more than it says."""
+
+    def __init__(self, *batches: list[int]) -> None:
+        super().__init__(Noisy(), batch_size=8)
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return 0
+
+
+SIX = "It has 6 samples, batch_size=8, drop_last="
+EMPTY: dict[str, tuple[Any, str]] = {
+    "drop_last": (lambda: DataLoader(Noisy(6), batch_size=8, drop_last=True), f"{SIX}True."),
+    "no samples": (lambda: DataLoader(Noisy(0), batch_size=8), "It has 0 samples, batch_size=8"),
+    "distributed": (
+        lambda: DataLoader(
+            Noisy(6), batch_sampler=DistributedBatchSampler(Noisy(6), 8, 1, 0, drop_last=True)
+        ),
+        f"{SIX}True, and its batch_sampler is a DistributedBatchSampler.",
+    ),
+    "a sampler": (
+        lambda: DataLoader(Noisy(6), batch_sampler=NoBatches()),
+        f"{SIX}False, and its batch_sampler is a NoBatches.",
+    ),
+    "a list": (list, "It is a list of 0 batches."),
+    "a stream": (
+        lambda: DataLoader(Nothing(), batch_size=4, drop_last=True),
+        "It has a Nothing of unknown length, batch_size=4, drop_last=True.",
+    ),
+    "an iterator": (lambda: iter(()), "It is a tuple_iterator, and a pass before it may have"),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), EMPTY.values(), ids=EMPTY)
+def test_a_loader_without_a_batch_is_an_error_that_says_what_it_has(make: Any, text: str) -> None:
+    expected = re.escape(f"self.train_loader: has no batch; expected at least one. {text}")
+    for read in (lambda of: of.open(1), lambda of: of.once(rng.VALID, 1)):
+        with pytest.raises(ValueError, match=expected):
+            next(read(adapted(make())))
+    assert list(adapted(make(), 1, 2).once(rng.VALID, 1)) == []  # another rank may have some
+
+
+def test_what_is_known_to_be_empty_is_known_before_it_is_read() -> None:
+    streams = ("a stream", "an iterator")
+    assert [name for name, (make, _) in EMPTY.items() if not adapted(make()).is_empty()] == [
+        *streams
+    ]
+    for full in ([1], DataLoader(Noisy(6), batch_size=8), Countdown()):
+        assert not adapted(full).is_empty()
+    # Its length is wrong, and what it gives is validated.
+    wrong = adapted(DataLoader(Noisy(6), batch_sampler=NoBatches([1, 2], [3])))
+    assert not wrong.is_empty()
+    assert len(list(wrong.once(rng.VALID, 1))) == 2
+
+
+def test_of_ranks_a_padded_part_that_drop_last_leaves_out_is_no_empty_validation() -> None:
+    # Each of two ranks has 5 of 10 samples, less than a batch; validated are the 8 of one.
+    sampler = DistributedBatchSampler(Noisy(10), 8, 2, 0, drop_last=True)
+    adapter = adapted(DataLoader(Noisy(10), batch_sampler=sampler), 0, 2)
+    assert not adapter.is_empty()
+    assert [len(plain(batch)[0]) for batch in adapter.once(rng.VALID, 1)] == [8]
+
+
+def test_with_shares_a_list_that_is_too_short_says_how_many_batches_an_update_takes() -> None:
+    short = adapt_loader([1, 2], "self.train_loader", Shard(0, 0, 1, 4, has_shares=True))
+    assert short.batches_per_epoch == 0
+    assert "It is a list of 2 batches, and an update takes 4." in str(short.no_batch())
+
+
+# --- what can be read once ---------------------------------------------------------------------
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+class Again:
+    """Gives itself as its iterator, and begins anew."""
+
+    def __iter__(self) -> Again:
+        self.left = 3
+        return self
+
+    def __next__(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise StopIteration
+        return self.left
+
+
+class Stored(IterableDataset):
+    """A data set that gives an iterator's items: once."""
+
+    def __init__(self) -> None:
+        self.items = iter([1, 2, 3])
+
+    def __iter__(self) -> Stored:
+        return self
+
+    def __next__(self) -> int:
+        return next(self.items)
+
+
+class Once(Again):
+    """Gives itself as its iterator, and does not begin anew."""
+
+    left = 3
+
+    def __iter__(self) -> Once:
+        return self
+
+
+class Kept:
+    """Gives an iterator that it keeps."""
+
+    def __init__(self) -> None:
+        self.iterator = iter([1, 2])
+
+    def __iter__(self) -> Iterator[int]:
+        return self.iterator
+
+
+ONCE: dict[str, Any] = {
+    "a generator": generator,
+    "an expression": lambda: (batch for batch in [1]),
+    "of a list": lambda: iter([1]),
+    "of a dict": lambda: iter({1: 1}),
+    "map": lambda: map(str, [1]),
+    "zip": lambda: zip([1], [2], strict=True),
+    "enumerate": lambda: enumerate([1]),
+    "filter": lambda: filter(None, [1]),
+    "reversed": lambda: reversed([1]),
+    "chain": lambda: itertools.chain([1]),
+    "islice": lambda: itertools.islice([1], 1),
+    "cycle": lambda: itertools.cycle([1]),
+    "csv": lambda: csv.reader(["1,2"]),
+    "a file": lambda: io.StringIO("1"),
+    "iter(loader)": lambda: iter(loader()),
+    "loader()": lambda: loader()(),
+}
+
+
+@pytest.mark.parametrize("make", ONCE.values(), ids=ONCE)
+def test_what_can_be_read_once_is_refused_with_what_to_give_instead(make: Any) -> None:
+    expected = (
+        r"self\.valid_loader: <.* given, which can be read once; expected what begins anew in each "
+        r"pass: the DataLoader itself, not iter\(loader\) or loader\(\); a list of batches; or an "
+    )
+    with pytest.raises(TypeError, match=expected):
+        check_begins_anew(make(), "self.valid_loader")
+
+
+@pytest.mark.parametrize("make", [loader, list, dict, Countdown, Again, Once, Kept, Lines])
+def test_what_may_begin_anew_is_taken(make: Any) -> None:
+    check_begins_anew(make(), "self.valid_loader")
+
+
+@pytest.mark.parametrize("make", [Once, Kept, lambda: DataLoader(Stored(), batch_size=2)])
+def test_a_second_pass_that_is_empty_is_an_error_that_says_why(make: Any) -> None:
+    for read in (lambda of: of.open(1), lambda of: of.once(rng.VALID, 1)):
+        adapter = adapted(make())
+        assert len(list(read(adapter))) > 0
+        with pytest.raises(ValueError, match=r"has no batch; .* a pass before it may have taken"):
+            next(read(adapter))
+
+
+def test_what_gives_itself_and_begins_anew_is_read_as_often_as_one_likes() -> None:
+    adapter = adapted(Again())
+    passes = [drawn(adapter), drawn(adapter, epoch=2), [*adapter.once(rng.VALID, 1)]]
+    assert passes == [[2, 1, 0]] * 3
+
+
+def test_a_sampler_that_can_be_read_once_is_named_when_it_is_used_up() -> None:
+    sampler = BatchSampler(sampler=(index for index in range(4)), batch_size=2)
+    adapter = adapted(DataLoader(Noisy(), batch_sampler=sampler))
+    assert len(list(adapter.once(rng.VALID, 1))) == 2
+    with pytest.raises(ValueError, match="BatchSampler, which draws from an iterator that can be"):
+        adapter.once(rng.VALID, 2)

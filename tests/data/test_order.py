@@ -10,7 +10,13 @@ import numpy as np
 import paddle
 import pytest
 from driving import Endless, Noisy, RememberingSampler, adapted, drawn, indices, loader, plain
-from paddle.io import BatchSampler, DataLoader, Dataset, WeightedRandomSampler
+from paddle.io import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedBatchSampler,
+    WeightedRandomSampler,
+)
 
 from expbase.base import rng
 from expbase.data.loaders import Shard, adapt_loader
@@ -129,6 +135,24 @@ def test_an_order_that_a_sampler_draws_itself_is_continued_or_told() -> None:
     assert iterator(draws=0).load_state_dict(state) == []
     (reason,) = iterator(draws=1).load_state_dict(state)
     assert reason.startswith("self.l: its sampler gives another order of this epoch than before")
+
+
+def test_an_order_of_paddles_distributed_sampler_is_in_the_checkpoint_if_a_subclass_decides() -> (
+    None
+):
+    class Same(DistributedBatchSampler):
+        pass
+
+    class Other(DistributedBatchSampler):
+        def set_epoch(self, epoch: int) -> None:
+            super().set_epoch(epoch + 100)
+
+    held = {}
+    for kind in (DistributedBatchSampler, Same, Other):
+        adapter = adapted(DataLoader(Noisy(), batch_sampler=kind(Noisy(), 4, 1, 0, shuffle=True)))
+        adapter.open(1)
+        held[kind] = [*adapter.state_dict()]
+    assert [*held.values()] == [[], [], ["listing"]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

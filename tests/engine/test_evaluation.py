@@ -274,6 +274,69 @@ def test_a_valid_that_does_not_read_what_evaluate_was_given_is_told(tmp_path: Pa
     assert log.count("valid: did not call self.valid_batches(); these are numbers of the") == 1
 
 
+def test_a_generator_that_evaluate_or_predict_is_given_is_read_once(tmp_path: Path) -> None:
+    class Given(Predicting):
+        def on_train_batch_end(self) -> None:
+            if self.iteration == 1:
+                batches = (batch for batch in self.valid_loader)
+                assert self.evaluate(batches)["samples"] == 10
+                with pytest.raises(ValueError, match=r"to evaluate: has no batch; .* a gen"):
+                    self.evaluate(batches)
+                assert len(self.predict(batch for batch in self.valid_loader)) == 10
+                with pytest.raises(ValueError, match="the loader given to predict: has no batch"):
+                    self.predict(iter(()))
+
+    trained(Given, tmp_path, **{**SETTINGS, "max_iteration": 2})
+
+
+def test_a_mean_over_nothing_is_told_once(tmp_path: Path) -> None:
+    class Rare(Tiny):
+        def valid(self) -> dict[str, float]:
+            for _ in self.valid_batches():
+                pass
+            return self.average({"recall": 0.0, "precision": 0.0}, weight=0)
+
+    trained(Rare, tmp_path, valid_interval=2)
+    assert [line for line in metrics(tmp_path) if "valid/recall" in line] == []
+    told = (tmp_path / "worker_0.log").read_text()
+    text = "average: weight 0 given on all ranks, so recall, precision has no value here; expected"
+    assert told.count("average: weight") == told.count(text) == 1
+
+
+def test_an_error_of_a_loader_has_the_name_by_which_a_user_knows_it(tmp_path: Path) -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(())
+
+    class Naming(Predicting):
+        reads_another = False
+
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.test_loader = self.other = Stream()
+            self.third = Stream()
+
+        def valid(self) -> Any:
+            return [*self.valid_batches(Stream() if self.reads_another else None)]
+
+        def on_train_batch_end(self) -> None:
+            for name, read in {
+                "self.test_loader": lambda: self.evaluate(self.other),
+                "self.third": lambda: self.predict(self.third),
+                "the loader given to evaluate": lambda: self.evaluate(Stream()),
+                "the loader given to predict": lambda: self.predict(Stream()),
+                "the loader given to valid_batches": self.read_another,
+            }.items():
+                with pytest.raises(ValueError, match=f"^{name}: has no batch; .* a Stream"):
+                    read()
+
+        def read_another(self) -> None:
+            self.reads_another = True
+            self.evaluate()
+
+    trained(Naming, tmp_path, **{**SETTINGS, "max_iteration": 1, "valid_interval": 0})
+
+
 @pytest.mark.parametrize("returned", [None, {}])
 def test_a_valid_without_a_result_is_told_once_unless_it_is_meant(
     tmp_path: Path, returned: Any

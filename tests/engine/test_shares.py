@@ -146,10 +146,13 @@ class Endless(IterableDataset):
         return (np.array([index, np.random.rand()]) for index in range(26))
 
 
-def distributed() -> DataLoader:
+class Sub(DistributedBatchSampler):
+    pass
+
+
+def distributed(kind: type = DistributedBatchSampler) -> DataLoader:
     data = Numbers(26)
-    sampler = DistributedBatchSampler(data, 2, num_replicas=2, rank=1, shuffle=True)
-    return DataLoader(data, batch_sampler=sampler)
+    return DataLoader(data, batch_sampler=kind(data, 2, num_replicas=2, rank=1, shuffle=True))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +161,7 @@ def distributed() -> DataLoader:
         lambda: DataLoader(Numbers(26), batch_size=2, shuffle=True),
         lambda: DataLoader(Endless(), batch_size=2),
         distributed,
+        lambda: distributed(Sub),
     ],
 )
 def test_an_update_has_the_same_batches_on_any_number_of_ranks(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import paddle
 import pytest
-from paddle.io import IterableDataset
+from paddle.io import BatchSampler, DataLoader, DistributedBatchSampler, IterableDataset
 from tiny import Points, Tiny, make, metrics, run_of, trained
 
 from expbase.engine import report
@@ -45,6 +45,66 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "update": "2 batches of 4 samples, 8 together",
         "device": "cpu, ranks: 1",
     }
+
+
+class Own(BatchSampler):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[1, 2]])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def over(size: int, make_sampler: Any, **options: Any) -> DataLoader:
+    return DataLoader(Points(size), batch_sampler=make_sampler(Points(size), **options))
+
+
+READ = {
+    "all": (lambda: DataLoader(Points(10), batch_size=4), "10 samples, 3 batches", "10 samples"),
+    "drop_last": (
+        lambda: DataLoader(Points(10), batch_size=4, drop_last=True),
+        "8 samples, 2 batches",
+        "8 samples",
+    ),
+    "fewer": (
+        lambda: DataLoader(Points(10), batch_sampler=BatchSampler(sampler=[3, 1, 2], batch_size=2)),
+        "3 samples, 2 batches",
+        "3 samples",
+    ),
+    # Each rank has 7 of 13 samples, with one twice; in a validation nothing is.
+    "padded": (
+        lambda: over(13, DistributedBatchSampler, batch_size=4, num_replicas=2, rank=0),
+        "13 samples, 2 batches",
+        "13 samples",
+    ),
+    "padded, drop_last": (
+        lambda: over(
+            13, DistributedBatchSampler, batch_size=4, num_replicas=2, rank=0, drop_last=True
+        ),
+        "8 samples, 1 batches",
+        "12 samples",
+    ),
+    "its own": (
+        lambda: over(10, Own, batch_size=2),
+        "a data set of 10 samples, 1 batches",
+        "a data set of 10 samples",
+    ),
+}
+
+
+@pytest.mark.parametrize(("loader", "trained_on", "validated"), READ.values(), ids=READ)
+def test_the_card_counts_what_is_read(
+    tmp_path: Path, loader: Any, trained_on: str, validated: str
+) -> None:
+    class Reading(Tiny):
+        def setup_dataloader(self) -> None:
+            self.train_loader, self.valid_loader = loader(), loader()
+
+    exp = make(Reading, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    (data,) = (line for line in said(tmp_path / "run") if line.startswith("data "))
+    assert data == f"data        {trained_on} an epoch; validation: {validated}"
 
 
 @pytest.fixture
