@@ -350,11 +350,12 @@ class ExperimentBase(Events):
 
         In training their means over the times they were logged become one line at log_interval;
         they are rank 0's. In a validation the result is the mean over all samples of all ranks:
-        each call weighs as many samples as the batch in hand of valid_batches() has, and outside of
-        loops as many as this rank has read since the name was last logged there. Ready-made
-        batches (batch_size=None) and those without a tensor or indices weigh 1. Means over tokens,
-        frames or pixels are average()'s. Within evaluating() it is this rank's own mean, weighed
-        likewise, in the text log.
+        each call weighs as many samples as the batch in hand of valid_batches() has (by the
+        loader's indices, else by the first axis of its first tensor), and outside of loops as many
+        as this rank has read since the name was last logged there. Ready-made batches
+        (batch_size=None) and those without a tensor or indices weigh 1, and so does what is logged
+        without any data. Means over tokens, frames or pixels are average()'s. Within evaluating()
+        it is this rank's own mean, weighed likewise, in the text log.
 
         Raises:
             TypeError: Something has no name, or is not one number.

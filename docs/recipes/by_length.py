@@ -51,8 +51,8 @@ class Speech(ExperimentBase):
         self.log(loss=loss)
 
     def valid(self):
-        losses = [self.loss(*batch).item() for batch in self.valid_batches()]
-        return self.average({"loss": sum(losses) / max(len(losses), 1)}, weight=len(losses))
+        for batch in self.valid_batches():
+            self.log(loss=self.loss(*batch))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ class Profiled(ExperimentBase):
         self.log(loss=loss)
 
     def valid(self):
-        shares = [(self.model(x).argmax(axis=-1) == y).numpy() for x, y in self.valid_batches()]
-        right, count = sum(s.sum() for s in shares), sum(map(len, shares))
-        return self.average({"accuracy": right / max(count, 1)}, weight=count)
+        for x, y in self.valid_batches():
+            right = self.model(x).argmax(axis=-1) == y
+            self.log(accuracy=right.astype("float32").mean())
 
     def on_train_begin(self):
         folder = str(self.output_dir / f"profile-{self.rank}")

@@ -51,7 +51,7 @@ class Cart(ExperimentBase):
         self.log(loss=loss, reward=rewards.mean())
 
     def valid(self):
-        return self.average({"reward": self.play(256)[-1].mean()}, weight=256)
+        self.log(reward=self.play(256)[-1].mean())
 
 
 if __name__ == "__main__":

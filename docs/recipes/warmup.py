@@ -43,11 +43,9 @@ class WarmUp(ExperimentBase):
         self.log(loss=loss)
 
     def valid(self):
-        right = count = 0
         for images, labels in self.valid_batches():
-            right += int((self.model(images).argmax(axis=-1) == labels).sum())
-            count += len(labels)
-        return self.average({"accuracy": right / max(count, 1)}, weight=count)
+            right = self.model(images).argmax(axis=-1) == labels
+            self.log(accuracy=right.astype("float32").mean())
 
 
 if __name__ == "__main__":

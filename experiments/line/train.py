@@ -24,11 +24,8 @@ class Line(ExperimentBase):
         self.log(loss=loss)
 
     def valid(self):
-        total = count = 0
         for x, y in self.valid_batches():
-            total += float((self.model(x) - y).abs().sum())
-            count += len(y)
-        return self.average({"error": total / max(count, 1)}, weight=count)
+            self.log(error=(self.model(x) - y).abs().mean())
 
 
 if __name__ == "__main__":

@@ -371,7 +371,8 @@ def test_the_mean_over_an_epoch_is_that_of_all_its_samples_however_it_was_killed
 ) -> None:
     class Noting(experiment_of("epoch_means")):  # type: ignore[misc]
         def log(self, **scalars: Any) -> None:
-            noted.append(scalars["loss"].item())
+            if self.phase == "train":
+                noted.append(scalars["loss"].item())
             super().log(**scalars)
 
     noted: list[float] = []
