@@ -7,6 +7,7 @@ the other, so that all of them meet the same machine; printed are medians and th
 
 - the stall of `save()`, against copying the same bytes into memory that was used before, which is
   the least that a snapshot can cost;
+- the copy before a validation (`capture`), against the same;
 - the durable save, until its files are on the disk, against writing and flushing the same bytes as
   one plain file for each;
 - both against `paddle.save` of the state dicts with a flush.
@@ -91,6 +92,10 @@ class Subjects:
         """`save()`, whose files a thread writes."""
         self.exp.save()
 
+    def capture(self) -> None:
+        """What stands before a validation, in memory."""
+        self.exp._ExperimentBase__run.checkpointer.capture(0, {})
+
     def durable(self) -> None:
         """`save()`, and until its files are on the disk."""
         self.exp.save()
@@ -134,6 +139,7 @@ def main() -> None:
         measured: dict[str, Callable[[], None]] = {
             "copy into used memory": subjects.copy,
             "stall of a save": subjects.stall,
+            "copy before a validation": subjects.capture,
             "write and flush plain files": subjects.plain,
             "durable save": subjects.durable,
             "paddle.save and flush": subjects.paddle_save,
@@ -151,12 +157,13 @@ def main() -> None:
     finally:
         shutil.rmtree(directory)
     # The first round makes the memory that the later ones use again.
-    copy, stall, plain, durable, paddles = (statistics.median(t[1:]) for t in times.values())
+    copy, stall, captured, plain, durable, paddles = (statistics.median(t[1:]) for t in times.values())
     print(f"{subjects.bytes / 1e6:.0f} MB, medians of {args.rounds} rounds")
     for name, seconds in times.items():
         spread = f"{min(seconds[1:]) * 1e3:.0f} to {max(seconds[1:]) * 1e3:.0f}"
         print(f"{name + ':':28} {statistics.median(seconds[1:]) * 1e3:6.0f} ms ({spread})")
     print(f"stall / copy:                 {stall / copy:.2f} (allowed: 1.5)")
+    print(f"before a validation / copy:   {captured / copy:.2f}")
     print(f"durable save / plain files:   {durable / plain:.2f} (allowed: 1.3)")
     print(f"paddle.save / stall:          {paddles / stall:.1f}")
     print(f"paddle.save / durable save:   {paddles / durable:.1f}")
