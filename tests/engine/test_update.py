@@ -345,13 +345,13 @@ def test_losses_are_scaled_and_gradients_unscaled_before_they_can_be_changed(
 
 
 class Tied(Pair):
-    """Three optimizers that have the first layer, and the last one has it twice."""
+    """Its second optimizer has each parameter twice, and others have what these two have."""
 
     def setup_model(self) -> None:
         super().setup_model()
+        self.other_optimizer = paddle.optimizer.SGD(0.1, parameters=self.other.parameters() * 2)
         both = [*self.model.parameters(), *self.other.parameters()]
-        self.third = paddle.optimizer.SGD(0.05, parameters=both)
-        self.fourth = paddle.optimizer.SGD(0.02, parameters=self.model.parameters() * 2)
+        self.more = [paddle.optimizer.SGD(0.02, parameters=both) for _ in range(4)]
 
 
 @pytest.mark.parametrize("several", [Pair, Tied])

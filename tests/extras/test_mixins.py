@@ -313,6 +313,26 @@ def test_evaluating_other_data_or_again_does_not_count(tmp_path: Path) -> None:
     assert second.iteration == 9
 
 
+class Named(Tiny):
+    """Its evaluate takes the word before the metrics."""
+
+    def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
+        return super().evaluate(loader)
+
+
+@pytest.mark.parametrize(("name", "end"), [("raw", 6), ("valid", 3), ("", 3)])
+def test_results_under_another_name_do_not_count(tmp_path: Path, name: str, end: int) -> None:
+    class ByHand(EarlyStopping, ExponentialMovingAverage, Named):
+        def on_train_batch_end(self) -> None:
+            self.evaluate(self.valid_loader, name=name)
+
+        def valid(self) -> dict[str, float]:
+            return {"score": 1.0}
+
+    options = {**stopping(), "valid_interval": 0, "max_iteration": 6}
+    assert trained(ByHand, tmp_path / "run", **options).iteration == end
+
+
 def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
     exp = make(scored(1), tmp_path / "run", **stopping())
     exp.setup()
