@@ -109,6 +109,31 @@ def test_evaluation_gives_every_sample_once_over_the_ranks(size: int, kind: Any)
     assert sorted(indices(seen)) == list(range(size))
 
 
+class Half(DistributedBatchSampler):
+    """Gives every second batch of its base."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.islice(super().__iter__(), 0, None, 2)
+
+
+def test_what_a_subclass_with_its_own_order_gives_is_validated_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(rank: int) -> DataLoader:
+        return DataLoader(Noisy(16), batch_sampler=Half(Noisy(16), 2, 2, rank))
+
+    for rank, adapter in enumerate(adapted_together(monkeypatch, make)):
+        batches = adapter.once(rng.VALID, 1)
+        given = [index for batch in make(rank).batch_sampler for index in batch]
+        assert indices([plain(batch) for batch in batches]) == batches.kept == given
+
+
+def test_indices_are_kept_only_of_a_sampler_that_shards_by_itself() -> None:
+    sampler = DistributedBatchSampler(Noisy(), 2, 2, 0)
+    for dealt in (loader(), DataLoader(Noisy(), batch_sampler=sampler), Countdown()):
+        assert adapted(dealt, 0, 2).once(rng.VALID, 1).kept is None
+
+
 # --- samplers that shard by themselves ---------------------------------------------------------
 
 
@@ -431,6 +456,7 @@ def test_what_is_known_to_be_empty_is_known_before_it_is_read() -> None:
     assert [name for name, (make, _) in EMPTY.items() if not adapted(make()).is_empty()] == [
         *streams
     ]
+    assert [adapted([], 0, ranks).batches_per_epoch for ranks in (1, 2)] == [0, 0]
     for full in ([1], DataLoader(Noisy(6), batch_size=8), Countdown()):
         assert not adapted(full).is_empty()
     # Its length is wrong, and what it gives is validated.
