@@ -157,7 +157,8 @@ def main() -> None:
     finally:
         shutil.rmtree(directory)
     # The first round makes the memory that the later ones use again.
-    copy, stall, captured, plain, durable, paddles = (statistics.median(t[1:]) for t in times.values())
+    medians = [statistics.median(seconds[1:]) for seconds in times.values()]
+    copy, stall, captured, plain, durable, paddles = medians
     print(f"{subjects.bytes / 1e6:.0f} MB, medians of {args.rounds} rounds")
     for name, seconds in times.items():
         spread = f"{min(seconds[1:]) * 1e3:.0f} to {max(seconds[1:]) * 1e3:.0f}"
