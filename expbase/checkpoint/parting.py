@@ -6,16 +6,16 @@ places each time: of an embedding few rows may differ. Where a sample differs, a
 again. What differs is named once, with its cause, and is state of each rank from then on, if there
 is not too much of it.
 
-    samples = collectives.all_gather_object(parting.sample(trained, found))   # at each save
+    samples = collectives.all_gather_object(parting.sample(watched, found))   # at each save
     if parting.shows(samples):
-        different = parting.look(trained, found, samples)    # a collective
+        different = parting.look(watched, found, samples)    # a collective
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ Name = tuple[str, str]  # file and key of a tensor
 Arrays = dict[Name, Array]
 
 MOST_BYTES = 1 << 30  # that each rank may have otherwise: it is sent to rank 0 at each save
-_ELEMENTS = 256  # of a sample, up to twice as many
+_ELEMENTS = 128  # of a sample, or nearly twice as many
 _STRIDE = 7919  # between the first elements of two samples; a prime
 _CLOSER = 4096  # elements by which the size of a difference is told
 _TENSORS = 64  # of which so many are looked at
@@ -57,22 +57,21 @@ class Parting:
         self._rates: set[str] = set()  # optimizers whose rates differ
         self._saves = 0
 
-    def kept(self, names: Iterable[Name], found: StatefulObjects) -> set[Name]:
-        """Returns those that are known to differ and are saved for each rank."""
-        return {name for name, owner in _owners(names, found).items() if owner in self._kept}
+    def known(self, names: Collection[Name], found: StatefulObjects) -> tuple[set[Name], set[Name]]:
+        """Returns what is known to differ: what is saved for each rank, and what is too large."""
+        if not self._kept and not self._too_large:  # as in most runs, which pay nothing
+            return set(), set()
+        owners = _owners(names, found)
+        kept = {name for name, owner in owners.items() if owner in self._kept}
+        return kept, {name for name, owner in owners.items() if owner in self._too_large}
 
-    def too_large(self, names: Iterable[Name], found: StatefulObjects) -> set[Name]:
-        """Returns those that are known to differ and are not."""
-        return {name for name, owner in _owners(names, found).items() if owner in self._too_large}
-
-    def sample(self, trained: Arrays, found: StatefulObjects) -> Sample:
-        """Returns a sample of what is not known to differ."""
-        watched = self._watched(trained, found)
-        pieces = [_elements(array, _ELEMENTS, self._saves * _STRIDE) for array in watched.values()]
+    def sample(self, watched: Arrays, found: StatefulObjects) -> Sample:
+        """Returns a sample of what is not known to differ, in the order of its names."""
+        start = self._saves * _STRIDE
         self._saves += 1
         rates = {name: repr(float(o.get_lr())) for name, o in found.optimizers.items()}
         return Sample(
-            checksum_of([np.concatenate(pieces)] if pieces else []),
+            checksum_of(_elements(watched[name], _ELEMENTS, start) for name in sorted(watched)),
             {name: rate for name, rate in rates.items() if name not in self._rates},
         )
 
@@ -80,14 +79,13 @@ class Parting:
         """Returns whether it is time to look closer: at the first save, or if one differs."""
         return self._saves == 1 or any(sample != samples[0] for sample in samples)
 
-    def look(self, trained: Arrays, found: StatefulObjects, samples: Sequence[Sample]) -> set[Name]:
+    def look(self, watched: Arrays, found: StatefulObjects, samples: Sequence[Sample]) -> set[Name]:
         """Compares all that was sampled, and names what differs; a collective.
 
         Returns:
             What this rank has otherwise than rank 0, if it is to be saved.
         """
         self._tell_rates([sample.rates for sample in samples])
-        watched = self._watched(trained, found)
         of_ranks = collectives.all_gather_object(checksums(watched))
         first, here = of_ranks[0], of_ranks[collectives.rank()]
         unequal = {name for of in of_ranks for name in watched if of.get(name) != first.get(name)}
@@ -108,16 +106,11 @@ class Parting:
                 f"bits: with its accumulators it is {size / 1e9:.1f} GB, and at most "
                 f"{MOST_BYTES / 1e9:.1f} GB are."
             )
-        for names, cause in self._causes(unequal, parted, watched, found):
+        for names, cause in self._causes({name: owners[name] for name in unequal}, watched, found):
             more = f", and so do {len(names) - 1} more" if len(names) > 1 else ""
             text = f"{names[0]} differs between the ranks{more}: {cause} {outcome}"
             self._logger.warning("%s", text)
         return {name for name in unequal if here.get(name) != first.get(name) and is_kept}
-
-    def _watched(self, trained: Arrays, found: StatefulObjects) -> Arrays:
-        known = self._kept | self._too_large
-        owners = _owners(trained, found)
-        return {name: array for name, array in trained.items() if owners[name] not in known}
 
     def _tell_rates(self, of_ranks: Sequence[Mapping[str, str]]) -> None:
         for name, rate in of_ranks[0].items():
@@ -131,10 +124,10 @@ class Parting:
                     )
 
     def _causes(
-        self, unequal: Set[Name], parted: Set[str], watched: Arrays, found: StatefulObjects
+        self, unequal: Mapping[Name, str], watched: Arrays, found: StatefulObjects
     ) -> list[tuple[list[str], str]]:
         """Returns the parameters that differ, by cause; a collective."""
-        owners = _owners(watched, found)
+        parted = set(unequal.values())
         names = parameter_names(found)
         wrapped = {
             names[p.name]
@@ -151,8 +144,8 @@ class Parting:
         outside = parted - wrapped
         rated &= parted - outside
         rest = parted - outside - rated
-        of_rest = {name for name in unequal if owners[name] in rest}
-        steps = {owners[name] for name in of_rest if "_pow_acc" in name[1]}
+        of_rest = {name for name, owner in unequal.items() if owner in rest}
+        steps = {unequal[name] for name in of_rest if "_pow_acc" in name[1]}
         by_cause: dict[str, Set[str]] = {
             "each trains a model of its own. Put what you train into self.data_parallel and call "
             "that in train_batch.": outside,
@@ -191,12 +184,13 @@ def checksums(arrays: Arrays) -> dict[Name, tuple[str, int]]:
 
 
 def _elements(array: Array, count: int, start: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns the bytes of about so many elements, evenly spread, from the start on."""
-    if not array.data.size:
+    """Returns the bytes of so many elements, or nearly twice as many, evenly spread."""
+    number = math.prod(array.shape)
+    step = number // count
+    if step < 2:
         return array.data
-    size = array.data.nbytes // math.prod(array.shape)
+    size = array.data.nbytes // number
     elements = array.data.view(_WORDS.get(size, f"V{size}"))
-    step = max(1, elements.size // count)
     return np.ascontiguousarray(elements[start % step :: step]).view(np.uint8)
 
 

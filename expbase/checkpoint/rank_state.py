@@ -132,12 +132,12 @@ class Gatherer:
     ) -> tuple[set[Name], dict[str, Any]]:
         """Returns what this rank has otherwise than rank 0; with shares nothing may."""
         parting = self._parting
-        names = set() if self._has_shares else _trained(compared, found)
-        trained = {name: compared[name] for name in sorted(names)}  # alike on all ranks
-        whole = compared.keys() - (names - parting.kept(names, found))
-        whole -= parting.too_large(whole, found)
+        kept, too_large = parting.known(compared.keys(), found)
+        trained = set() if self._has_shares else _trained(compared, found)
+        watched = {name: compared[name] for name in trained - kept - too_large}
+        whole = compared.keys() - watched.keys() - too_large
         sums = checksums({name: compared[name] for name in whole})
-        sample = parting.sample(trained, found) if not self._has_shares else Sample(0, {})
+        sample = Sample(0, {}) if self._has_shares else parting.sample(watched, found)
         of_zero = None if collectives.rank() else (sums, values)
         of_ranks = collectives.all_gather_object((sample, of_zero))
         assert of_ranks[0][1] is not None
@@ -145,7 +145,7 @@ class Gatherer:
         different = {name for name in sums if sums_of_zero.get(name) != sums[name]}
         samples = [of_rank[0] for of_rank in of_ranks]
         if parting.shows(samples):
-            different |= parting.look(trained, found, samples)
+            different |= parting.look(watched, found, samples)
         return different, {
             entry: {n: v for n, v in parts.items() if values_of_zero[entry].get(n) != v}
             for entry, parts in values.items()

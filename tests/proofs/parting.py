@@ -51,6 +51,7 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
     "frozen before": THAWED,
     "frozen after": THAWED,
     **dict.fromkeys(RATES, BY_RATE),
+    "plateau": {"2 ranks": BY_RATE["2 ranks"]},  # with shares each rank validates all of the data
     "raw loss": {"2 ranks": {"line: a model of its own"}},
     "embedding": {"2 ranks": {"line: a model of its own"}},
     "left out": {
