@@ -48,8 +48,8 @@ class Prediction(ExperimentBase):
             which it comes, rank by rank.
 
         Raises:
-            ValueError: drop_last is on, no rank has a batch, or predict_batch returned more or fewer
-                results than samples.
+            ValueError: drop_last is on, no rank has a batch, or predict_batch returned more or
+                fewer results than samples.
         """
         _check_loader(loader)
         # Whether the data set itself makes whole batches, of any size.
