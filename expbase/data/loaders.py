@@ -30,6 +30,7 @@ from expbase.data.order import (
     numbered,
     seeded,
     undistributed,
+    undrawn,
     unmoved,
 )
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
@@ -319,7 +320,9 @@ class MapStyleLoader(LoaderAdapter):
             first = [] if self._order.is_read_once else self._order.ask(1)
             rng.seed_cpu(shard.seed)
             indices = [index for batch in first for index in batch.indices][:1]
-            self.compare_ranks([self.loader.dataset[index] for index in indices])
+            with undrawn(self.loader.dataset):
+                samples = [self.loader.dataset[index] for index in indices]
+            self.compare_ranks(samples)
         whom = "shares" if shard.has_shares else "ranks"
         self.sharding = f"dealt out over {shard.round} {whom}"
         if self.batches_per_epoch is not None:

@@ -26,7 +26,7 @@ from paddle.io import (
 )
 
 from expbase.base import rng
-from expbase.base.generators import GENERATORS
+from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.processes import forking
 from expbase.state.inventory import attributes_of, remove
 from expbase.state.objects import state_setter
@@ -136,28 +136,8 @@ class BatchOrder:
         """
         order = copy.copy(self)
         order.length = None  # then it is not listed
-        before = Rollback(self._places, _MOST_KEPT_BYTES)
-        names = {(id(owner), name) for owner, name, _ in self._attributes()}
-        try:
-            with unmoved(self.stateful):
-                return [*itertools.islice(order.batches(1), count)]
-        finally:
-            before.restore()
-            for owner, name, _ in self._attributes():
-                if (id(owner), name) not in names:  # it was made for the first order
-                    remove(owner, name)
-
-    def _attributes(self) -> list[tuple[Any, str, Any]]:
-        parts = (self.sampler, self._inner)
-        return [(part, *item) for part in parts for item in attributes_of(part).items()]
-
-    def _places(self) -> Places:
-        """Returns the attributes by which an order may depend on those before it."""
-        return {
-            f"{'samples' if owner is self._inner else 'batches'}.{name}": (owner, name, value)
-            for owner, name, value in self._attributes()
-            if value is not self._dataset and _may_move(value)
-        }
+        with unmoved(self.stateful), left_as_it_was([self.sampler, self._inner], self._dataset):
+            return [*itertools.islice(order.batches(1), count)]
 
     def _go_to_start(self, epoch: int) -> None:
         # The order of a sampler with a state depends on that state, so the state before the epoch
@@ -229,12 +209,51 @@ def _is_like(base: type, value: Any, *methods: str) -> bool:
     return isinstance(value, base) and all(getattr(own, m) is getattr(base, m) for m in methods)
 
 
+@contextlib.contextmanager
+def left_as_it_was(owners: Sequence[Any], data: Any = None) -> Iterator[None]:
+    """Puts back, when the block ends, attributes of objects: numbers, texts, generators, arrays
+    and lists of numbers, but not the data; what is new is removed.
+    """
+
+    def attributes() -> Places:
+        found = [(owner, *item) for owner in owners for item in attributes_of(owner).items()]
+        return {f"{id(owner)}.{name}": (owner, name, value) for owner, name, value in found}
+
+    def places() -> Places:
+        return {
+            path: (owner, name, value)
+            for path, (owner, name, value) in attributes().items()
+            if value is not data and _may_move(value)
+        }
+
+    before = Rollback(places, _MOST_KEPT_BYTES)
+    names = {*attributes()}
+    try:
+        yield
+    finally:
+        before.restore()
+        for path, (owner, name, _) in attributes().items():
+            if path not in names:
+                remove(owner, name)
+
+
 def _may_move(value: Any) -> bool:
-    """Tells whether it is a number, a text, an array or a generator, or a list of numbers."""
     if isinstance(value, list):
         return not value or isinstance(value[0], (int, float, np.generic))
     kinds = (type(None), bool, int, float, str, np.ndarray, *GENERATORS)
     return isinstance(value, kinds)
+
+
+@contextlib.contextmanager
+def undrawn(owner: Any) -> Iterator[None]:
+    """Puts the generators among the attributes of a data set back when the block ends."""
+    found = [value for value in attributes_of(owner).values() if isinstance(value, GENERATORS)]
+    states = [generator_state(generator) for generator in found]
+    try:
+        yield
+    finally:
+        for generator, state in zip(found, states, strict=True):
+            set_generator_state(generator, state)
 
 
 def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[IndexBatch]:

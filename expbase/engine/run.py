@@ -306,7 +306,8 @@ class Run:
         adapters = self._adapt_evaluated()  # some may have been set since
         empty = [name for name, adapter in adapters.items() if adapter.is_empty()]
         collectives.barrier("check_setup")
-        for name in set(empty).intersection(*collectives.all_gather_object(empty)):
+        on_all = set(empty).intersection(*collectives.all_gather_object(empty))
+        for name in sorted(on_all):
             raise adapters[name].no_batch()
 
     @rng.unmoved()

@@ -317,6 +317,25 @@ def test_a_sampler_with_a_past_is_left_as_it_was_by_what_the_ranks_ask(
     assert [[*asked] for _ in range(3)] == [[*alone] for _ in range(3)]
 
 
+def test_a_data_set_with_a_generator_is_left_as_it_was_when_ranks_compare_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Augmented(Noisy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = np.random.default_rng(3)
+
+        def __getitem__(self, index: int) -> tuple[int, np.ndarray]:
+            self.made.append(index)
+            return index, self.generator.random(2)
+
+    monkeypatch.setattr(loaders, "all_gather_object", lambda value: [value, value])
+    asked = Augmented()
+    adapt_loader(DataLoader(asked), "self.l", Shard(3, 0, 2, 1, has_shares=True))
+    assert asked.made == [0]
+    assert asked.generator.random() == Augmented().generator.random()
+
+
 def test_a_sampler_over_an_iterator_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "all_gather_object", lambda value: [value, value])
     for has_shares in (False, True):
