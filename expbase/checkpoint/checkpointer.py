@@ -216,21 +216,18 @@ class Checkpointer:
 
     def let_go(self) -> None:
         """Forgets the copy, which nobody wants any more."""
-        self._taken()
-
-    def _taken(self) -> _Copy | None:
-        """Returns the copy, once; another thread may want to write it, too."""
         with self._writing_now:
-            copy, self._copy = self._copy, None
-        return copy
+            self._copy = None
 
     def write(self, *, needed: bool = True) -> None:
         """Writes the copy, if there is one, while training goes on; see `save`. On rank 0."""
         self.settle()
-        if (copy := self._taken()) is not None:
-            kept = self.validations.kept(self._coming(copy))
-            self._under_way = copy
-            self._background.start(functools.partial(self._write, copy, kept, needed=needed))
+        with self._writing_now:  # write_now waits for what is taken here
+            copy, self._copy = self._copy, None
+            if copy is not None:
+                kept = self.validations.kept(self._coming(copy))
+                self._under_way = copy
+                self._background.start(functools.partial(self._write, copy, kept, needed=needed))
 
     def write_now(self) -> None:
         """Writes the copy, if there is one, before it returns: the process is about to end.

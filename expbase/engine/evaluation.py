@@ -347,8 +347,7 @@ class Evaluation:
         """Waits for all ranks before a collective, which waits less long than a phase takes."""
         collectives.need_all_ranks(name)
         if self.phase != "train":
-            meanwhile = [self.exit.while_waiting] if self.exit else []
-            collectives.barrier(name, *meanwhile)
+            collectives.barrier(name)
 
 
 def _places_in_layers(found: objects.StatefulObjects) -> Places:

@@ -61,6 +61,7 @@ class Loop:
     _save_requested = False  # save() was called within the iteration
     epochs_before = 0  # epochs that were used up when the last iteration began
     _began = -1  # the iteration at which training began in this start
+    _noted_at = -1  # the iteration of the last validation whose results were noted
     _loop_began = -1  # the one at which going_on was called first
 
     def __init__(
@@ -83,7 +84,8 @@ class Loop:
     ) -> None:
         self.todo: list[str] = []  # what is to be done before the next iteration
         self._results: dict[str, float] = {}  # of the last validation
-        self._recorded_at: dict[str, int] = {}  # the last iteration by the word: "valid", "test"
+        # The last iteration, by the word, "valid" or "test", and the checkpoint of the weights.
+        self._recorded_at: dict[tuple[str, str], int] = {}
         self._first_updates = FirstUpdates([])
         self._experiment = experiment
         self._start = start
@@ -214,6 +216,9 @@ class Loop:
             rates = self._experiment.learning_rates()
             self._report.line(self.iteration, self.epoch, rates, self._events.fire)
         self.todo = due.follows
+        if self._is_recorded("valid"):  # by an evaluate() in on_train_batch_end
+            self.todo = [what for what in due.follows if what == END_EPOCH]
+            self._note_validation()
         if due.checkpoint or self._save_requested:
             self._save_now()
 
@@ -232,12 +237,7 @@ class Loop:
         self.step = Step.ENDING
         self._keep_copy()
         try:
-            while self.todo:
-                self._do(self.todo[0])
-                del self.todo[0]
-            self._note_validation()
-        except ValidationLeft:
-            self._write_what_was_trained()
+            self._do_all()
         except BaseException:
             # On rank 0 alone, whichever ranks have failed: nobody is waited for.
             self._report.quietly("saving", self._checkpointer.write_now)
@@ -247,6 +247,15 @@ class Loop:
         self._save_at_end()
         self._checkpointer.settle(wait=False)
         self._decide_if_over()
+
+    def _do_all(self) -> None:
+        try:
+            while self.todo:
+                self._do(self.todo[0])
+                del self.todo[0]
+            self._note_validation()
+        except ValidationLeft:
+            self._write_what_was_trained()
 
     def _do(self, what: str) -> None:
         if what == END_EPOCH:
@@ -330,16 +339,19 @@ class Loop:
         """Makes the validation of this iteration, unless there was one; a stop may leave it."""
         if self._is_recorded("valid"):
             return
+        if self._save_requested:  # before what may fail, as what is due
+            self._save_now()
         self.validating_at = self.iteration
+        way_out = ValidationExit(self._stop)
         # An evaluate() of the user's may not call super's, so the phase begins here.
         with (
-            collectives.barriers_of_their_own(),
+            collectives.barriers_that_may_be_left(way_out.while_waiting),
             self._evaluation.begin("valid", self.iteration),
-            self._evaluation.may_be_left_by(ValidationExit(self._stop)),
+            self._evaluation.may_be_left_by(way_out),
         ):
             self._results = dict(self._experiment.evaluate() or {})
         self.validating_at = -1
-        self._recorded_at["valid"] = self.iteration
+        self._recorded_at["valid", ""] = self.iteration
 
     def _write_what_was_trained(self) -> None:
         """Writes the copy from before a validation that all ranks have left."""
@@ -350,8 +362,9 @@ class Loop:
             self._note_saved()
 
     def _note_validation(self) -> None:
-        """Notes the results of this iteration's validation, if there was one."""
-        if self._is_recorded("valid"):
+        """Notes the results of this iteration's validation, if there was one; once."""
+        if self._is_recorded("valid") and self._noted_at < self.iteration:
+            self._noted_at = self.iteration
             check_metric("training.monitor", self._training.monitor, self._results)
             now = self.iteration, self.shown_epoch
             if self._checkpointer.note_validation(*now, self._results):
@@ -375,8 +388,8 @@ class Loop:
         inspected = self._checkpointer.inspected
         # Of weights that were loaded the curve of those that are trained has no point.
         is_point = self._is_at_a_point and not (name == "valid" and inspected)
-        if name and is_point and not self._is_recorded(name):
-            self._recorded_at[name] = self.iteration
+        if name and is_point and not self._is_recorded(name, inspected):
+            self._recorded_at[name, inspected] = self.iteration
             self._results = results if name == "valid" else self._results
             now = self.iteration, self.shown_epoch
             self._report.evaluation(name, *now, results, checkpoint=inspected)
@@ -384,8 +397,8 @@ class Loop:
             self._report.means(self.iteration, f"evaluated {inspected}".rstrip() + ": ", results)
         return results
 
-    def _is_recorded(self, name: str) -> bool:
-        return self._recorded_at.get(name, -1) == self.iteration
+    def _is_recorded(self, name: str, inspected: str = "") -> bool:
+        return self._recorded_at.get((name, inspected), -1) == self.iteration
 
     def _name_of(self, loader: Any, name: str) -> str:
         """Returns the word under which results are recorded; empty: nobody gave them one."""
@@ -432,6 +445,12 @@ class Loop:
                 f"save: iteration {self.iteration} failed, and the state is half its update; the "
                 "run continues from the checkpoint before."
             )
+        if self.validating_at >= 0:
+            self._start.warn(
+                f"save: the validation of iteration {self.validating_at} was left, and what stands "
+                "in the model may not be what was trained; nothing is saved of it."
+            )
+            return
         self._check_directory()
         needed = self.is_last or bool(self.stopped_by)  # there will be no later one
         with self._capturing() as sizes:
@@ -458,7 +477,7 @@ class Loop:
         self.step = Step.BETWEEN
         self._experiment.save()
         self.step = before
-        if self.saved_at < 0 and not self._start.read_only:
+        if self.saved_at < 0 and self.validating_at < 0 and not self._start.read_only:
             self._start.warn(f"[{self.iteration}] save: made no checkpoint; expected super's call.")
 
     def _save_at_end(self) -> None:

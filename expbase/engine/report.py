@@ -96,8 +96,13 @@ class Report:
         if metrics:
             self.metrics.write(iteration, epoch, metrics, checkpoint=checkpoint)
 
-    def last_line(self, iteration: int, epoch: int) -> None:
-        """Writes what was logged after the last line of training, by on_train_end say."""
+    def last_line(self, iteration: int, epoch: int, *, is_alone: bool = False) -> None:
+        """Writes what was logged after the last line of training, by on_train_end say.
+
+        It is a collective unless this rank is alone, after a failure.
+        """
+        if not is_alone:
+            self.nonfinite()  # with shares rank 0 gets what all have logged
         means = self.metrics.meter.means()
         if means and self._config.training.log_interval:
             self.metrics.write(iteration, epoch, {f"train/{n}": mean for n, mean in means.items()})

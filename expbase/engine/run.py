@@ -13,9 +13,11 @@ directory, ranks or data is made in setup. Finding a checkpoint and going on fro
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,8 @@ from expbase.record.speed import Stopwatch
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
 from expbase.state.checks import check_state, likely_left_out
+
+_SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 
 
 class Run:
@@ -200,7 +204,7 @@ class Run:
 
         def end(text: str, code: int) -> None:
             """Ends this rank, since another one ended; called in a thread."""
-            self.report.quietly("saving", self.checkpointer.write_now)
+            self._save_before_exit()
             self._note_end(text, code)
             how = "failed" if code == 1 else "was stopped"
             level = logging.ERROR if code == 1 else logging.WARNING
@@ -211,6 +215,13 @@ class Run:
         self.rank_watch = Watch(end, self.report.now)
         self._on_close.callback(self.rank_watch.stop)
         self._guards.append(self.rank_watch.heard_before_abort())
+
+    def _save_before_exit(self) -> None:
+        """Writes what was trained, in a thread that ends the process; a disk may not answer."""
+        words = "saving", self.checkpointer.write_now
+        writer = threading.Thread(target=self.report.quietly, args=words, daemon=True)
+        writer.start()
+        writer.join(_SAVE_SECONDS)
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory."""
@@ -256,7 +267,7 @@ class Run:
         def end(text: str) -> None:
             """Ends the process, from a thread: the main one may be where no Python code runs."""
             try:
-                self.report.quietly("saving", self.checkpointer.write_now)
+                self._save_before_exit()
                 self._note_end(text, 1)
                 if self.rank_watch is not None:
                     self.rank_watch.tell(TimeoutError(text))
@@ -493,7 +504,8 @@ class Run:
             for event, *args in (("on_exception", error), ("on_train_end",)):
                 for name, handler in self.events.each(event, *args):
                     quietly(name, handler)
-            quietly("log", self.report.last_line, loop.iteration, loop.shown_epoch)
+            alone = functools.partial(self.report.last_line, is_alone=True)
+            quietly("log", alone, loop.iteration, loop.shown_epoch)
         if self.rank_watch is not None:
             quietly("telling the other ranks", self.rank_watch.tell, error)
         quietly("close", self.experiment.close)

@@ -29,6 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _next_barrier = [0, 0]  # the series and the number of the next barrier, which make its key
+_meanwhile: list[Callable[[], object]] = [lambda: None]  # what a waiting rank calls; the last one
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
 _ARRIVED = 1 << 40  # what each rank adds to the counter of a barrier, beside its place's number
 
@@ -127,13 +128,11 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
     return value
 
 
-def barrier(place: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+def barrier(place: str) -> None:
     """Returns when every rank has called it, however late one is.
 
     Args:
         place: Where that is, in words that a user knows.
-        meanwhile: Called until then. If it raises an exception, it must do so on all ranks that
-            wait, in `barriers_of_their_own`.
 
     Raises:
         RuntimeError: Another rank waits at another place; on all ranks.
@@ -147,7 +146,7 @@ def barrier(place: str, meanwhile: Callable[[], object] = lambda: None) -> None:
     arrived = store.add(key, _ARRIVED + number)
     pause, longest = _POLL_SECONDS
     while arrived < _ARRIVED * world_size():
-        meanwhile()
+        _meanwhile[-1]()
         time.sleep(pause)
         pause = min(1.002 * pause, longest)  # so nobody waits more than 0.2 % longer than it must
         arrived = store.add(key, 0)
@@ -161,12 +160,18 @@ def barrier(place: str, meanwhile: Callable[[], object] = lambda: None) -> None:
 
 
 @contextlib.contextmanager
-def barriers_of_their_own() -> Iterator[None]:
-    """Numbers the barriers in the block, and those after it, anew: a rank may leave it early."""
+def barriers_that_may_be_left(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Makes barriers in the block call a function while they wait, by which ranks leave the block.
+
+    If it raises an exception, it must do so on all ranks that wait. Barriers in the block, and
+    those after it, are numbered anew: not all ranks have come to the last one.
+    """
     _next_barrier[:] = _next_barrier[0] + 1, 0
+    _meanwhile.append(meanwhile)
     try:
         yield
     finally:
+        _meanwhile.pop()
         _next_barrier[:] = _next_barrier[0] + 1, 0
 
 

@@ -20,6 +20,7 @@ from tiny import Notes, Tiny, make, run_of, run_script, same_bits, saved, traine
 
 from expbase.checkpoint import storage
 from expbase.checkpoint.best import best_of
+from expbase.checkpoint.model_files import read_weights
 from expbase.engine.evaluation import Evaluation
 
 EVERY_FOURTH: dict[str, Any] = {"max_iteration": 8, "valid_interval": 4, "save_interval": 100}
@@ -29,7 +30,8 @@ CODES = {"SIGTERM": 143, "time limit": 124, "STOP": 0, "exception": 1}
 class Swapping(Tiny):
     """Validates with averages, which stand in the model meanwhile; something happens once in it."""
 
-    cause = ""  # what happens in the second batch of the validation of iteration 4
+    cause = ""  # what happens in the second batch of the validation of this iteration
+    happens_at = 4
     swaps_in_valid = False  # else in the events round it
 
     def setup_model(self) -> None:
@@ -57,7 +59,7 @@ class Swapping(Tiny):
         if self.swaps_in_valid:
             self.swap()
         for number, _ in enumerate(self.valid_batches()):
-            if self.iteration == 4 and number == 1:
+            if self.iteration == self.happens_at and number == 1:
                 self.happen()
         if self.swaps_in_valid:
             self.swap_back()
@@ -157,6 +159,55 @@ def test_weights_that_are_written_after_a_validation_was_left_are_told(
     log = (tmp_path / "worker_0.log").read_text()
     text = "final.pdparams: written after the validation of iteration 4 was left"
     assert (text in log) == bool(cause)
+
+
+@pytest.mark.parametrize("place", ["on_train_epoch_end", "on_evaluate_begin", "on_train_end"])
+def test_a_save_by_hand_holds_no_averages_either_if_the_validation_is_left(
+    tmp_path: Path, place: str
+) -> None:
+    def save(self: Any, *args: Any) -> None:
+        getattr(Swapping, place)(self, *args)
+        self.save()
+
+    saving: Any = type("Saving", (Swapping,), {place: save, "cause": "SIGTERM"})
+    saving.happens_at = 10
+    options = {"save_interval": 0, "valid_interval": 0, "valid_every_epoch": 1}
+    with pytest.raises(SystemExit):
+        trained(saving, tmp_path, **{**EVERY_FOURTH, **options, "max_iteration": 20})
+    assert saved(tmp_path) == [10] * (place == "on_train_epoch_end")
+    log = (tmp_path / "worker_0.log").read_text()
+    text = "save: the validation of iteration 10 was left, and what stands in the model may not be"
+    assert (text in log) == (place != "on_train_epoch_end")
+    if saved(tmp_path):
+        weights = read_weights(tmp_path / "checkpoints/step-00000010")["model"]
+        assert any(array.data.any() for array in weights.values())
+
+
+def test_a_copy_that_is_being_handed_to_the_writer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exp = trained(Tiny, tmp_path, **{**EVERY_FOURTH, "max_iteration": 2, "save_interval": 0})
+    checkpointer = run_of(exp).checkpointer
+    checkpointer.capture(2, {})
+    taken, go_on = threading.Event(), threading.Event()
+
+    def kept(coming: Any = ()) -> list[int]:
+        taken.set()
+        assert go_on.wait(60)
+        return []
+
+    monkeypatch.setattr(checkpointer.validations, "kept", kept)
+    handing = threading.Thread(target=checkpointer.write)
+    handing.start()
+    assert taken.wait(60)
+    ending = threading.Thread(target=checkpointer.write_now)
+    ending.start()
+    ending.join(0.05)
+    assert ending.is_alive()
+    go_on.set()
+    for thread in (handing, ending):
+        thread.join(60)
+    assert saved(tmp_path) == [2]
 
 
 MIOU = {4: 0.5, 8: 0.95, 12: 0.8, 16: 0.6, 20: 0.7}

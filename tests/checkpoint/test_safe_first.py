@@ -214,6 +214,7 @@ class Long(Tiny):
                 time.sleep(0.1)
         if self.rank in signalled and self.rank == first:
             os.kill(os.getpid(), signal.SIGTERM)
+        self.save_model("model.pdparams")  # waits for rank 0, too
         return self.average({"accuracy": 0.5}, weight=1)
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from paddle.io import DataLoader
 from tiny import Helped, Points, Tiny, curve, metrics, saved, trained, validations
 
 from expbase.__main__ import main
+from expbase.checkpoint.best import best_of
 from expbase.extras.mixins import EarlyStopping
 from expbase.tools.runs import read_run
 
@@ -135,6 +136,46 @@ def test_the_numbers_of_a_final_test_are_recorded_with_their_checkpoint(tmp_path
     assert "[6] epoch=1 test/score=-6 of step-00000003" in log
     assert "evaluated step-00000003: [6] score=-6" in log
     assert sorted(curve(tmp_path, "valid/score")) == [3, 6]
+
+
+def test_the_last_and_the_best_weights_can_both_be_tested(tmp_path: Path) -> None:
+    class Both(Judged):
+        def on_train_end(self) -> None:
+            self.evaluate(self.test_loader)
+            super().on_train_end()
+
+    trained(Both, tmp_path, **SCORED)
+    lines = [line for line in metrics(tmp_path) if "test/score" in line]
+    assert [line.get("checkpoint") for line in lines] == [None, "step-00000003"]
+
+
+def test_a_validation_at_the_end_of_a_batch_counts_once_also_after_a_resume(tmp_path: Path) -> None:
+    class ByHand(Tiny):
+        fails = False
+
+        def on_train_batch_end(self) -> None:
+            if self.iteration % 4 == 0:
+                self.evaluate()
+
+        def valid(self) -> dict[str, float]:
+            return {"score": {4: 0.9}.get(self.iteration, 0.1)}
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 6 and self.fails:
+                raise ArithmeticError("once")
+
+    options = {"max_iteration": 12, "valid_interval": 4, "save_interval": 4, "monitor": "score"}
+    trained(ByHand, tmp_path / "straight", **options)
+    failing: Any = type("ByHand", (ByHand,), {"fails": True})
+    with pytest.raises(ArithmeticError):
+        trained(failing, tmp_path / "run", **options)
+    trained(ByHand, tmp_path / "run", **options)
+    for run in (tmp_path / "straight", tmp_path / "run"):
+        points = [line["iteration"] for line in metrics(run) if "valid/score" in line]
+        assert points == [4, 8, 12]
+        assert best_of(run)[0] == (4, 0.9)
+    assert validations(tmp_path / "straight") == validations(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["train", "valid", "speed", "a/b", "a b"])
