@@ -26,14 +26,17 @@ from expbase.experiment import ExperimentBase
 from expbase.state import objects
 
 _HALVES = (paddle.float16, paddle.bfloat16)
+_AVERAGED = (*_HALVES, paddle.float32, paddle.float64, paddle.complex64, paddle.complex128)
 
 
 class EarlyStopping(ExperimentBase):
     """Ends training when the metric `training.monitor` has not become better for a while.
 
-    All ranks stop at the same iteration. A run that was stopped early stays stopped: started
-    again, it does not train on. `early_stopping.patience: 0` switches it off. With another
-    `training.monitor` or `training.monitor_mode` it begins to count anew.
+    It counts the validations after updates, on `self.valid_loader`. Better is what is better for
+    the best checkpoint, by `training.monitor_mode`, and by more than `early_stopping.min_delta`;
+    nan and infinite values never are. After `early_stopping.patience` in a row that are not better
+    all ranks stop at the same iteration; 0 switches it off. A run that was stopped early stays
+    stopped: started again, it does not train on. With another metric or mode it counts anew.
     """
 
     @classmethod
@@ -120,8 +123,8 @@ class EarlyStopping(ExperimentBase):
 class WeightAverages:
     """Moving averages of all weights of a layer; the checkpoint holds them.
 
-    Of frozen ones, too: they may be thawed later. Running statistics (batch norm) and integers are
-    not averaged: they are the layer's own.
+    Of frozen ones, too: they may be thawed later. Running statistics (batch norm) and quantized
+    weights are not averaged: they are the layer's own.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -130,7 +133,7 @@ class WeightAverages:
         self._weights = {
             name: parameter
             for name, parameter in layer.named_parameters()
-            if id(parameter) not in running and not paddle.is_integer(parameter)
+            if id(parameter) not in running and parameter.dtype in _AVERAGED
         }
         self.updates = 0  # how often the averages were updated
         self.begin()
@@ -184,8 +187,9 @@ class WeightAverages:
 class ExponentialMovingAverage(ExperimentBase):
     """Averages the weights of self.model, and evaluates, predicts and exports with the averages.
 
-    After each update average = decay * average + (1 - decay) * weight. Training itself goes on
-    with the weights as they are; they are restored, bit for bit, after each evaluation. All weights
+    After each update average = decay * average + (1 - decay) * weight, with `ema.decay`: a mean
+    over about 1 / (1 - decay) updates. Training itself goes on with the weights as they are; they
+    are restored, bit for bit, after each evaluation, and `save_model` writes them. All weights
     are averaged, also while they are frozen, so memory and checkpoints have each of them twice.
     Running statistics (batch norm) are not averaged: they are the model's own.
     """
@@ -234,8 +238,10 @@ class ExponentialMovingAverage(ExperimentBase):
 class GradientClipping(ExperimentBase):
     """Scales gradients down to a greatest norm in step_optimizers, and logs the norm before.
 
-    The norm is taken over all parameters that step together, each once. In a step that is written
-    by hand call `self.clip_gradients(optimizer)` between backward and step.
+    The norm is taken over all parameters that step together, each once; `clipping.max_norm` is the
+    greatest one, and `train/grad_norm` what it was. In a step that is written by hand call
+    `self.clip_gradients(optimizer)` between backward and step, and once for all that share a
+    parameter.
     """
 
     @classmethod
@@ -252,7 +258,10 @@ class GradientClipping(ExperimentBase):
 
     @on("on_before_optimizers_step")
     def clip_gradients(self, *optimizers: Any) -> None:
-        """Clips the gradients of optimizers, by default of those that step, and logs their norm.
+        """Clips the gradients of optimizers, and logs their norm.
+
+        Args:
+            optimizers: By default those that step_optimizers steps now.
 
         Raises:
             ValueError: A gradient is sparse.

@@ -444,7 +444,7 @@ def test_averages_of_what_is_thawed_continue_exactly(tmp_path: Path) -> None:
     assert (tmp_path / "whole" / values).read_bytes() == (tmp_path / "parts" / values).read_bytes()
 
 
-def test_all_weights_are_averaged_but_for_running_statistics_and_integers() -> None:
+def test_all_weights_are_averaged_but_for_running_statistics_and_quantized_ones() -> None:
     norms = [paddle.nn.BatchNorm1D(2), paddle.nn.BatchNorm(2), paddle.nn.SpectralNorm([2, 2])]
     layer = paddle.nn.Sequential(*norms, paddle.nn.Linear(2, 2), paddle.nn.LayerNorm(2))
     codes = EagerParamBase.from_tensor(paddle.to_tensor([1, 2]), trainable=False)
