@@ -40,9 +40,10 @@ class Validations(MetricsFile):
     def add(self, iteration: int, epoch: int, results: Mapping[str, float]) -> None:
         """Notes the results of one; a score that is not finite is never the best."""
         score = results.get(self._training.monitor.removeprefix("valid/"), math.nan)
+        may_be_best = not math.isnan(merit(score, self._training.monitor_mode))
         if results:
             named = {f"valid/{name}": number for name, number in results.items()}
-            self._note(iteration, epoch, named, [(iteration, score)] * math.isfinite(score))
+            self._note(iteration, epoch, named, [(iteration, score)] * may_be_best)
 
     def add_end(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end."""
@@ -92,9 +93,9 @@ def _best(run: Path, lines: Lines, coming: Iterable[int] = ()) -> Scores:
     # Versions before 0.2 have in each line all that were best until then.
     scores = {iteration: score for best in noted for iteration, score in best}
     there = {*map(iteration_of, listed(run / FOLDER)), *coming}
-    sign = -1 if monitor.startswith("max ") else 1
+    mode = monitor.partition(" ")[0]
     saved = [(iteration, score) for iteration, score in scores.items() if iteration in there]
-    return sorted(saved, key=lambda one: sign * one[1])
+    return sorted(saved, key=lambda one: -merit(one[1], mode))
 
 
 def _lines(path: Path | None) -> Lines:

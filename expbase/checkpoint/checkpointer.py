@@ -175,7 +175,8 @@ class Checkpointer:
         """
         collectives.on_rank_zero(self.settle, "saving")  # the one before
         self.capture(iteration, sizes)
-        collectives.on_rank_zero(functools.partial(self.write, needed=needed), "saving")
+        if self._rank == 0:
+            self.write(needed=needed)
 
     def capture(self, iteration: int, sizes: Mapping[str, int]) -> None:
         """Copies the state of now into memory, on rank 0, in the place of the copy before.

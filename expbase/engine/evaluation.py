@@ -78,7 +78,6 @@ class Evaluation:
         self._reading = Reading()
         self.logged = SampleMeter(self._reading)  # what `log` adds to in another phase
         self._unsized = ""  # why a batch that was read in this phase weighs 1, if one does
-        self._has_said_unsized = False
 
     def need_training(self) -> None:
         """Raises a RuntimeError in another phase, where a training batch would be taken."""
@@ -122,7 +121,8 @@ class Evaluation:
         """Makes the block a validation that all ranks leave when the run stops."""
         self.exit = way_out
         try:
-            yield
+            with collectives.barriers_that_may_be_left(way_out.while_waiting):
+                yield
         finally:
             self.exit = None
 
@@ -182,9 +182,14 @@ class Evaluation:
         """Raises a ValueError if no rank had a batch; warns, once, of what counts twice."""
         check_read(self._running, of_ranks)
         for name, text in counted_twice(self._running, of_ranks).items():
-            if name not in self._told:
-                self._told.add(name)
+            if self._is_first(name):
                 self._start.warn(f"[{iteration}] {name}: {text}")
+
+    def _is_first(self, what: str) -> bool:
+        """Returns whether a line is to be said: once of each thing."""
+        is_first = what not in self._told
+        self._told.add(what)
+        return is_first
 
     def _means_on_ranks(self, taken: Sequence[Taken]) -> list[dict[str, float]]:
         """Returns the means of what was logged, for each rank: over all ranks, the same on each.
@@ -239,8 +244,7 @@ class Evaluation:
 
     def _say_unsized(self, iteration: int) -> None:
         """Says, once, if batches weigh 1, whatever their size, in the means of this phase."""
-        if self._unsized and not self._has_said_unsized:
-            self._has_said_unsized = True
+        if self._unsized and self._is_first("unsized"):
             self._start.logger.info(
                 f"[{iteration}] log: {self._unsized}, so each batch weighs 1 in the means. If they "
                 "have unequal numbers of samples, call self.average(metrics, weight) after the "
@@ -335,8 +339,7 @@ class Evaluation:
         """Returns the mean of each metric over the parts of the data; see ExperimentBase."""
         gather = functools.partial(self.gather, name="self.average()")
         means = collectives.weighted_average(metrics, weight, gather)
-        if metrics and not means and "average" not in self._told:
-            self._told.add("average")
+        if metrics and not means and self._is_first("average"):
             self._start.warn(
                 f"average: weight 0 given on all ranks, so {', '.join(metrics)} has no value here; "
                 "expected the number of samples."

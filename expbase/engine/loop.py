@@ -331,9 +331,14 @@ class Loop:
         at_end = END_EPOCH in self.todo and "on_train_epoch_end" in self._events.subscribed
         is_due = VALIDATE in self.todo or (VALIDATE_IF_LAST in self.todo and self.is_last)
         is_due = is_due or (at_end and bool(self._training.monitor))
-        if is_due and self.saved_at < self.iteration and is_wanted(self._training, "save"):
+        if is_due and self._lacks_checkpoint:
             with self._capturing() as sizes:
                 self._checkpointer.capture(self.iteration, sizes)
+
+    @property
+    def _lacks_checkpoint(self) -> bool:
+        """Whether this iteration has none, and saving is not switched off."""
+        return self.saved_at < self.iteration and is_wanted(self._training, "save")
 
     def _validate(self) -> None:
         """Makes the validation of this iteration, unless there was one; a stop may leave it."""
@@ -342,12 +347,10 @@ class Loop:
         if self._save_requested:  # before what may fail, as what is due
             self._save_now()
         self.validating_at = self.iteration
-        way_out = ValidationExit(self._stop)
         # An evaluate() of the user's may not call super's, so the phase begins here.
         with (
-            collectives.barriers_that_may_be_left(way_out.while_waiting),
             self._evaluation.begin("valid", self.iteration),
-            self._evaluation.may_be_left_by(way_out),
+            self._evaluation.may_be_left_by(ValidationExit(self._stop)),
         ):
             self._results = dict(self._experiment.evaluate() or {})
         self.validating_at = -1
@@ -357,7 +360,7 @@ class Loop:
         """Writes the copy from before a validation that all ranks have left."""
         text = f"[{self.iteration}] left the validation; the next start makes it"
         self._start.logger.info(text)
-        if self.saved_at < self.iteration and is_wanted(self._training, "save"):
+        if self._lacks_checkpoint:
             collectives.on_rank_zero(self._checkpointer.write, "saving")
             self._note_saved()
 

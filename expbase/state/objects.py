@@ -46,7 +46,6 @@ _RUNNING = {
     paddle.nn.BatchNorm: ("_mean", "_variance"),
     paddle.nn.SpectralNorm: ("weight_u", "weight_v"),
 }
-LEARNING_RATES: Any = (LRScheduler, Optimizer)
 
 
 @dataclass
