@@ -31,7 +31,8 @@ from expbase.front import with_mixins
 from expbase.ranks import collectives
 from expbase.ranks.device import set_device
 from expbase.record.visualizer import Visualizer
-from expbase.state import objects
+from expbase.state.parts import StatefulObjects
+from expbase.state.walk import unwrap
 
 E = TypeVar("E", bound="ExperimentBase")
 
@@ -287,7 +288,7 @@ class ExperimentBase(Events):
 
     def unwrap(self, layer: Any) -> Any:
         """Returns your layer in what data_parallel returned: it has your attributes and methods."""
-        return objects.unwrap(layer)
+        return unwrap(layer)
 
     def register_stateful(self, *names: str, by_share: bool = False) -> None:
         """Names values that are state even if they never change: `"sampler.position"`. With
@@ -476,7 +477,7 @@ class ExperimentBase(Events):
         """Returns each optimizer's learning rate, by the name of its curve."""
         return self.__run.state.learning_rates()
 
-    def stateful_objects(self) -> objects.StatefulObjects:
+    def stateful_objects(self) -> StatefulObjects:
         """Returns your attributes that have state, excluded ones included."""
         return self.__run.state.found()
 

@@ -1,37 +1,42 @@
 """Values as JSON and arrays: what a checkpoint can carry, and back to the same value and type.
 
 Arrays and tensors go into a mapping beside the JSON, which becomes a file of tensors (arrays.py).
-What JSON does not know is a dict with one key that begins with `$`: `{"$tuple": [1, 2]}`. All other
-objects are taken apart as Python's pickle does it: what makes them, its arguments, their state and
-their items. But what makes them is named, and can only be of the tables here, or a class that the
-program has already (`Things`): so no code comes from a file. A thing that stands in a value twice
-is written once.
+What JSON does not know is a dict with one key that begins with `$`: `{"$tuple": [1, 2]}`. How each
+type is written and read stands in one table, FORMS. An object of another class is its attributes,
+under the name of a class that the program has already: no class and no code comes from a file, and
+nothing of the class is called, no `__init__` either. A thing that stands in a value twice is
+written once; one that has a name (`Names`) is written as that name.
 
     arrays = {}
     text = json.dumps(encode(value, "early_stopping", arrays))
     value = decode(json.loads(text), arrays)
-
-Source: https://docs.python.org/3/library/pickle.html, object.__reduce__.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import copyreg
+import datetime
 import enum
 import json
+import pathlib
+import sys
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-from expbase.base.arrays import Array
+from expbase.base.arrays import Array, gradient
 from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
@@ -40,11 +45,42 @@ from expbase.base.generators import (
     new_generator,
     set_generator_state,
 )
-from expbase.base.things import MAKERS, MUTABLE, NAMES, NOTHING, Things, class_name, join
 
 _LONG = 64  # items of a list that is worth a look at their kinds
 _JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # of which a long list is an array
+_SAMPLED = 10_000  # items, from which on a summary is of some of them
+_SAMPLED_BYTES = 1 << 26  # the same for an array
+# What a user's class may be derived from: its items are written beside the attributes.
+_BASES: Any = (OrderedDict, Counter, defaultdict, dict, list, deque, set, tuple, frozenset)
+_BASES += (int, float, str, bytes, SimpleNamespace, object)
+
+
+class Names:
+    """What values may refer to, by name; this one knows of nothing."""
+
+    def name_of(self, value: Any) -> str | None:
+        """Returns the name of a thing that another start has, too; None if it has none."""
+        return None
+
+    def get(self, name: str) -> Any:
+        """Returns the thing of that name; None if there is none."""
+        return None
+
+    def key_of(self, key: Any) -> Any:
+        """Returns JSON for the key of a dict that means nothing in another process; else None."""
+        return None
+
+    def key(self, content: Any) -> Any:
+        """Returns the key that `key_of` was given, as it is in this process."""
+        raise LookupError(content)
+
+    def class_named(self, name: str) -> type | None:
+        """Returns a class that the program has; None if it has none of that name."""
+        return _class_named(name)
+
+
+NOTHING = Names()
 
 
 @dataclass
@@ -81,23 +117,32 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
     return Decoder(arrays).decode(value, "")
 
 
+def checksum(value: Any) -> int:
+    """Returns a number that depends on what a value holds; the same in any process.
+
+    Of long collections and large arrays it is of some places, of what cannot be saved of its class.
+    """
+    summary = Summary()
+    return Encoded(summary.encode(value, ""), summary.arrays).checksum()
+
+
 class Encoder:
     """Encodes values that may have things in common; puts their arrays into `arrays`."""
 
-    def __init__(self, arrays: dict[str, Array], things: Things = NOTHING) -> None:
+    def __init__(self, arrays: dict[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays
-        self.things = things
+        self.names = names
         self._met: dict[int, str] = {}  # where things were met first, by id
         self._alive: list[Any] = []  # so that no id is used again
 
-    def attempt(self, value: Any, path: str) -> Encoded | None:
+    def attempt(self, value: Any, path: str, *, is_inside: bool = False) -> Encoded | None:
         """Returns a value as JSON, with its arrays; None, and nothing is noted, if it cannot be
-        saved.
+        saved. With `is_inside` it is what a thing that has a name holds.
         """
         notes: tuple[dict[Any, Any], ...] = (self.arrays, self._met)
         before = [len(note) for note in notes]
         try:
-            content = self.encode(value, path)
+            content = self.inside(value, path) if is_inside else self.encode(value, path)
         except (TypeError, ValueError, RecursionError):
             for note, count in zip(notes, before, strict=True):
                 while len(note) > count:
@@ -114,218 +159,160 @@ class Encoder:
             TypeError: Something in it cannot be saved.
         """
         kind = type(value)
-        if kind is int and not _is_short(value):
-            return {"$int": hex(value)}  # JSON has none of 4,300 digits
-        if kind in _JSON:
+        if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
             return value
-        if kind is bytes:
-            return {"$bytes": base64.b64encode(value).decode()}
-        if isinstance(value, Encoded):
+        if kind is Encoded:
             self.arrays.update(value.arrays)
             return {"$encoded": value.content}
-        if isinstance(value, type):
-            return {"$class": self._name_of(value, path)}
-        if (name := self._reference(value, path)) is not None:
-            return {"$object": name}
+        if (name := self.names.name_of(value)) is not None:
+            return {"$ref": name}
         if kind is tuple:
-            return {"$tuple": self._items(value, path)}
+            return {"$tuple": self.items(value, path)}
         if id(value) in self._met:
             return {"$same": self._met[id(value)]}
         self._met[id(value)] = path
         self._alive.append(value)
-        name = self.things.name(value, path) if _can_be_filled(value) else None
-        content = self._content(value, path, is_known=name is not None)
-        return content if name is None else {"$at": [name, content]}
+        return self.inside(value, path)
 
-    def _reference(self, value: Any, path: str) -> str | None:
-        return self.things.reference(value, path)
-
-    def _content(self, value: Any, path: str, *, is_known: bool) -> Any:
+    def inside(self, value: Any, path: str) -> Any:
+        """Returns what a thing holds, whatever its name is."""
         kind = type(value)
         if kind is list:
-            items = self._items(value, path)
+            items = self.items(value, path)
             return items if isinstance(items, list) else {"$list": items}
-        if kind is dict and all(type(k) is str and not k.startswith("$") for k in value):
-            return {key: self.encode(item, join(path, key)) for key, item in value.items()}
-        if isinstance(value, paddle.Tensor):
-            return self._tensor(value, path)
-        if _is_array(value):
-            return self._array(value, path)
-        if isinstance(value, GENERATORS):
-            state = self.encode(generator_state(value), path)
-            return {"$generator": [generator_kind(value), state]}
-        return self._parts(value, path, is_known=is_known)
+        is_plain = kind is dict and all(type(k) is str and k[:1] != "$" for k in value)
+        if is_plain and (self.names is NOTHING or not any(map(self.names.key_of, value))):
+            return {k: self.encode(item, join(path, k)) for k, item in value.items()}
+        form = FORMS.get(kind) or _form_of(value)
+        return {form.tag: form.write(self, value, path)}
 
-    def _parts(self, value: Any, path: str, *, is_known: bool) -> Any:
-        """Returns what makes an object, its arguments, its state and its items."""
-        kind = type(value)
-        if isinstance(value, enum.Enum):  # else it depends on the version of Python
-            return {"$new": [self._name_of(kind, path), [self.encode(value.value, path)]]}
-        getattr(value, "fill_value", None)  # which a masked array decides on when it is asked
-        try:
-            maker, args, *rest = value.__reduce_ex__(4)
-        except Exception:  # of a lock, say, or of the user's
-            raise not_savable(path, kind.__name__) from None
-        state, items, pairs = [*rest, None, None, None][:3]
-        if maker is MAKERS["new"]:
-            self._name_of(args[0], path)
-        if isinstance(value, (set, frozenset)):
-            args = [_in_order(value), *args[1:]]
-        if isinstance(value, Counter):  # it counts what it is given
-            args = ()
-            pairs = value.items()
-        if is_known and isinstance(value, defaultdict):  # which keeps its own
-            args = ()
-        return {
-            "$new": [
-                self._name_of(maker, path),
-                self._items([*args], path),
-                self.encode(state, path),
-                self._items([*(items or ())], path),
-                [
-                    [self.encode(key, path), self.encode(item, join(path, key))]
-                    for key, item in pairs or ()
-                ],
-            ]
-        }
-
-    def _name_of(self, maker: Any, path: str) -> str:
-        name = NAMES.get(id(maker))
-        if name is None and not (isinstance(maker, type) and self.things.knows(maker)):
-            raise not_savable(path, getattr(maker, "__qualname__", maker))
-        return class_name(maker) if name is None else name
-
-    def _items(self, items: Any, path: str) -> Any:
+    def items(self, items: Any, path: str) -> Any:
         """Returns a list's items, as arrays of a long one of numbers, rows or arrays of a kind."""
         kinds = {*map(type, items)}
         kind = next(iter(kinds)) if len(kinds) == 1 and len(items) >= _LONG else None
         if kind in _NUMBERS:
             with contextlib.suppress(OverflowError):
                 data = np.frombuffer(array(_NUMBERS[kind], items), np.uint8)
-                return {"$numbers": [_NUMBERS[kind], self._put(data, path)]}
-        if kind is np.ndarray and len({(item.dtype, item.shape) for item in items}) == 1:
+                return {"$numbers": [_NUMBERS[kind], self.put(data, path)]}
+        if kind is np.ndarray and self._is_of_a_kind(items):
             return {"$stack": self.encode(np.stack(items), path)}
         if kind is np.int64:  # an order that numpy has drawn
             return {"$stack": self.encode(np.array(items), path)}
         if kind is tuple and len({*map(len, items)}) == 1 and items[0]:
             columns = [[*column] for column in zip(*items, strict=True)]
-            return {"$rows": [self._items(c, join(path, i)) for i, c in enumerate(columns)]}
+            return {"$rows": [self.items(c, join(path, i)) for i, c in enumerate(columns)]}
         if kinds <= _JSON - {int}:
             return [*items]
         return [self.encode(item, f"{path}.{i}") for i, item in enumerate(items)]
 
-    def _tensor(self, value: Any, path: str) -> Any:
-        is_there = value.size == 0 or value._is_initialized()
-        if isinstance(value, EagerParamBase) or not is_there:
-            raise TypeError(
-                f"{path}: a parameter of no layer among the attributes cannot be saved."
-            )
-        content = Array.of(value)
-        name = self._put(content.data, path)
-        on_cpu = value.place.is_cpu_place()
-        return {"$tensor": [name, content.dtype, content.shape, on_cpu, value.stop_gradient]}
+    def _is_of_a_kind(self, arrays: list[Any]) -> bool:
+        is_named = any(self.names.name_of(array) is not None for array in arrays)
+        kinds = {(array.dtype, array.shape) for array in arrays}
+        return len(kinds) == 1 and not is_named and not arrays[0].dtype.hasobject
 
-    def _array(self, value: Any, path: str) -> Any:
-        """As bytes: a file of tensors lacks many types of numpy (texts, dates, structures)."""
-        # The order of its axes in memory, which decides in what order they are summed.
-        axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
-        name = self._put(bytes_of(value.transpose(axes)), path)
-        dtype = value.dtype.str if value.dtype.names is None else self.encode(value.dtype, path)
-        kind = np.ndarray if type(value) is np.memmap else type(value)
-        described = self._name_of(kind, path), value.flags.writeable
-        return {"$array": [name, dtype, [*value.shape], axes, *described]}
+    def pairs(self, mapping: Mapping[Any, Any], path: str) -> Any:
+        """Returns keys and items of a dict."""
+        return [
+            [self.key(key, path), self.encode(item, join(path, key))]
+            for key, item in mapping.items()
+        ]
 
-    def _put(self, data: Any, path: str) -> str:
+    def key(self, key: Any, path: str) -> Any:
+        """Returns the key of a dict."""
+        content = self.names.key_of(key)
+        if content is not None:
+            return {"$key": content}
+        if isinstance(key, paddle.Tensor) and self.names.name_of(key) is None:
+            raise not_savable(path, "key that is a tensor of no layer among the attributes")
+        return self.encode(key, path)
+
+    def class_name(self, kind: type, path: str) -> str:
+        """Returns the name of a class that another start finds by it."""
+        name = class_name(kind)
+        if self.names.class_named(name) is not kind:
+            raise not_savable(path, kind.__qualname__)
+        return name
+
+    def put(self, data: Any, path: str) -> str:
         """Puts bytes into `arrays`; returns their name, which is the path or one like it."""
-        while path in self.arrays:  # in {"a.0": x, "a": [y]} two have the same
+        while path in self.arrays:
             path += "'"
         self.arrays[path] = Array("uint8", (data.size,), data)
         return path
 
 
+class Summary(Encoder):
+    """Describes values of any kind, by which one sees whether they have changed."""
+
+    def __init__(self, names: Names = NOTHING) -> None:
+        super().__init__({}, names)
+        self.is_opaque = False  # whether something cannot be saved
+
+    def encode(self, value: Any, path: str) -> Any:
+        """Returns a value, or what is known of it, as JSON."""
+        try:
+            return super().encode(value, path)
+        except Exception:  # of the user's, too: what a property of theirs does
+            self.is_opaque = True
+            return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
+
+    def items(self, items: Any, path: str) -> Any:
+        """Returns the items, of a long list some of them."""
+        kinds = {*map(type, items)} if len(items) >= _SAMPLED else {float}
+        if kinds in ({float}, {int}):
+            return super().items(items, path)
+        if kinds == {str}:
+            return [len(items), checksum_of(["\0".join(items).encode(errors="replace")])]
+        items = [*items]
+        return [len(items), super().items(items[:: len(items) // 1000], path)]
+
+    def inside(self, value: Any, path: str) -> Any:
+        """Returns what a thing holds, of a long dict some of it."""
+        if isinstance(value, dict) and len(value) >= _SAMPLED:
+            some = islice(value.items(), 0, None, len(value) // 1000)
+            return [len(value), self.items([*map(list, some)], path)]
+        return super().inside(value, path)
+
+    def put(self, data: Any, path: str) -> str:
+        """Puts bytes into `arrays`, of many some of them."""
+        step = 1 + data.size // _SAMPLED_BYTES
+        return super().put(np.ascontiguousarray(data[::step]), path)
+
+
 class Decoder:
-    """Makes values of what an `Encoder` has written; things that are there are changed in place."""
+    """Makes values of what an `Encoder` has written."""
 
-    def __init__(self, arrays: Mapping[str, Array], things: Things = NOTHING) -> None:
+    def __init__(self, arrays: Mapping[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays
-        self.things = things
+        self.names = names
         self._made: dict[str, Any] = {}  # by the path where they were met first
-        self.sets: list[str] = []  # paths; their order may be another one now
 
-    def decode(self, content: Any, path: str, into: Any = None) -> Any:
-        """Returns the value; `into` is the thing that is to have it, if it fits."""
+    def decode(self, content: Any, path: str) -> Any:
+        """Returns the value."""
         if isinstance(content, list):
-            content = {"$list": content}
+            made = self.note(path, [])
+            made.extend(self.items(content, path))
+            return made
         if not isinstance(content, dict):
             return content
         tag: str = next(iter(content), "")
-        if not tag.startswith("$"):
-            return self._filled({}, path, into, (), content.items())
-        return getattr(self, f"_read_{tag[1:]}")(content[tag], path, into)
+        if tag[:1] == "$":
+            read = _READERS.get(tag)
+            if read is None:
+                raise LookupError(f"{path}: there is no type {tag}")
+            return read(self, content[tag], path)
+        made = self.note(path, {})
+        for key, item in content.items():
+            made[key] = self.decode(item, join(path, key))
+        return made
 
-    def _filled(
-        self, made: Any, path: str, into: Any, items: Any, pairs: Any, state: Any = None
-    ) -> Any:
-        """Returns a new object with its items; if it is like the thing that is there, that with
-        them.
-        """
-        is_there = isinstance(into, MUTABLE) and type(into) is type(made)
-        target = into if is_there else made
-        self._made[path] = target  # before its items: it may contain itself
-        keys = [key if isinstance(key, str) else self.decode(key, path) for key, _ in pairs]
-        values = [item for _, item in pairs]
-        mapping = [(k, self.decode(v, join(path, k))) for k, v in zip(keys, values, strict=True)]
-        listed = self._items(items, path) if items else []
-        base = _base(target)
-        if is_there:  # and emptied only now: nobody else may hold what is in it
-            base.clear(target)
-            (base.extend if hasattr(base, "extend") else base.update)(target, made)
-        if listed:
-            base.extend(target, listed)
-        for key, value in mapping:
-            base.__setitem__(target, key, value)
-        if state is not None:
-            _set_state(target, self.decode(state, path))
-        return target
+    def note(self, path: str, made: Any) -> Any:
+        """Notes a thing before its items, which may contain it; returns it."""
+        self._made[path] = made
+        return made
 
-    def _read_int(self, inside: Any, path: str, into: Any) -> Any:
-        return int(inside, 16)
-
-    def _read_bytes(self, inside: Any, path: str, into: Any) -> Any:
-        return base64.b64decode(inside)
-
-    def _read_encoded(self, inside: Any, path: str, into: Any) -> Any:
-        return Encoded(inside, self.arrays)
-
-    def _read_class(self, inside: Any, path: str, into: Any) -> Any:
-        return MAKERS[inside] if inside in MAKERS else self.things.classes[inside]
-
-    def _read_same(self, inside: Any, path: str, into: Any) -> Any:
-        return self._made[inside]
-
-    def _read_at(self, inside: Any, path: str, into: Any) -> Any:
-        name, content = inside
-        return self.decode(content, path, self.things.get(name))
-
-    def _read_object(self, inside: Any, path: str, into: Any) -> Any:
-        if (found := self.things.get(inside)) is None:
-            raise LookupError(f"{path}: there is no {inside}")
-        return found
-
-    def _read_tuple(self, inside: Any, path: str, into: Any) -> Any:
-        return tuple(self._items(inside, path))
-
-    def _read_list(self, inside: Any, path: str, into: Any) -> Any:
-        return self._filled([], path, into, inside, ())
-
-    def _read_new(self, inside: Any, path: str, into: Any) -> Any:
-        name, args, state, items, pairs = [*inside, None, (), ()][:5]
-        made = self._read_class(name, path, None)(*self._items(args, path))
-        if isinstance(made, set) and len(made) > 1:  # pop() goes on where nobody sees
-            self.sets.append(path)
-        return self._filled(made, path, into, items, pairs, state)
-
-    def _items(self, content: Any, path: str) -> list[Any]:
+    def items(self, content: Any, path: str) -> list[Any]:
+        """Returns what `Encoder.items` was given."""
         if isinstance(content, list):
             return [self.decode(item, f"{path}.{i}") for i, item in enumerate(content)]
         ((tag, inside),) = content.items()
@@ -333,48 +320,364 @@ class Decoder:
             return array(inside[0], self.arrays[inside[1]].data.tobytes()).tolist()
         if tag == "$stack":
             return [row.copy() if row.ndim else row[()] for row in self.decode(inside, path)]
-        columns = [self._items(column, join(path, i)) for i, column in enumerate(inside)]
+        columns = [self.items(column, join(path, i)) for i, column in enumerate(inside)]
         return [*zip(*columns, strict=True)]
 
-    def _read_generator(self, inside: Any, path: str, into: Any) -> Any:
-        kind, state = inside
-        made = self._made[path] = new_generator(kind, into)
-        set_generator_state(made, self.decode(state, path))
+    def fill_dict(self, made: Any, pairs: Any, path: str, base: Any = dict) -> Any:
+        """Adds what `Encoder.pairs` was given; returns the dict."""
+        for content, item in pairs:
+            key = self.key(content, path)
+            base.__setitem__(made, key, self.decode(item, join(path, key)))
         return made
 
-    def _read_tensor(self, inside: Any, path: str, into: Any) -> Any:
-        name, dtype, shape, on_cpu, is_constant = inside
-        source = Array(dtype, tuple(shape), self.arrays[name].data)
-        made = into
-        if isinstance(into, paddle.Tensor) and str(Array.of(into)) == str(source):
-            source.copy_to(into)
-        else:
-            made = source.tensor()
-            made = made if on_cpu else made.to(paddle.device.get_device())
-        made.stop_gradient = is_constant
-        self._made[path] = made
-        return made
+    def key(self, content: Any, path: str) -> Any:
+        """Returns the key of a dict."""
+        is_named = isinstance(content, dict) and "$key" in content
+        return self.names.key(content["$key"]) if is_named else self.decode(content, path)
 
-    def _read_array(self, inside: Any, path: str, into: Any) -> Any:
-        name, described, shape, axes, kind, is_writeable = inside
-        dtype = np.dtype(self.decode(described, path))
-        flat = self.arrays[name].data.view(dtype)
-        made = flat.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
-        is_same = isinstance(into, np.ndarray) and (into.dtype, into.shape) == (dtype, made.shape)
-        if is_same and into.flags.writeable:
-            into[...] = made
-            made = into
-        else:
-            made = made.copy("K").view(self._read_class(kind, path, None))
-        made.flags.writeable = is_writeable
-        self._made[path] = made
-        return made
+    def class_named(self, name: str, path: str) -> type:
+        """Returns a class that the program has."""
+        found = self.names.class_named(name)
+        if found is None:
+            raise LookupError(f"{path}: there is no class {name} that a value can be made of")
+        return found
+
+    def same(self, where: str) -> Any:
+        """Returns the thing that was met first at another path."""
+        return self._made[where]
+
+    def named(self, name: str, path: str) -> Any:
+        """Returns the thing of a name."""
+        if (found := self.names.get(name)) is None:
+            raise LookupError(f"{path}: there is no {name}")
+        return found
 
 
-def is_thing(value: Any) -> bool:
-    """Returns whether it is a collection, an array, a tensor or a generator, and no parameter."""
-    kinds = (*MUTABLE, tuple, frozenset, np.ndarray, paddle.Tensor, *GENERATORS)
-    return isinstance(value, kinds) and not isinstance(value, EagerParamBase)
+class Form(NamedTuple):
+    """How values of a type are written and read."""
+
+    tag: str
+    write: Callable[[Encoder, Any, str], Any]
+    read: Callable[[Decoder, Any, str], Any]
+
+
+def _plain(tag: str, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
+    """Returns the form of a type that holds no other values."""
+    return Form(tag, lambda e, value, path: write(value), lambda d, content, path: read(content))
+
+
+def _in_order(items: Iterable[Any]) -> list[Any]:
+    """Returns items of a set in an order that does not depend on the process, if there is one."""
+    items = [*items]
+    if all(isinstance(item, (int, float)) for item in items):
+        return items  # it depends on how the set came to be, and may be the same when it is made
+    return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
+
+
+def _read_list(d: Decoder, content: Any, path: str) -> Any:
+    made = d.note(path, [])
+    made.extend(d.items(content, path))
+    return made
+
+
+def _read_set(d: Decoder, content: Any, path: str) -> Any:
+    made = d.note(path, set())
+    for item in d.items(content, path):
+        made.add(item)
+    return made
+
+
+def _read_deque(d: Decoder, content: Any, path: str) -> Any:
+    made = d.note(path, deque(maxlen=content[1]))
+    made.extend(d.items(content[0], path))
+    return made
+
+
+def _write_defaultdict(e: Encoder, value: Any, path: str) -> Any:
+    factory = value.default_factory
+    name = None if factory is None else e.class_name(factory, path)
+    return [name, e.pairs(value, path)]
+
+
+def _read_defaultdict(d: Decoder, content: Any, path: str) -> Any:
+    name, pairs = content
+    made = d.note(path, defaultdict(None if name is None else d.class_named(name, path)))
+    return d.fill_dict(made, pairs, path)
+
+
+def _write_array(e: Encoder, value: Any, path: str) -> Any:
+    """As bytes: a file of tensors lacks many types of numpy (texts, dates, structures)."""
+    if value.dtype.hasobject:
+        raise not_savable(path, "array of objects")
+    # The order of its axes in memory, which decides in what order they are summed.
+    axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
+    name = e.put(bytes_of(value.transpose(axes)), path)
+    return [name, _described(value.dtype), [*value.shape], axes, value.flags.writeable]
+
+
+def _read_array(d: Decoder, content: Any, path: str) -> Any:
+    name, described, shape, axes, is_writeable = content
+    flat = d.arrays[name].data.view(_dtype(described))
+    whole = flat.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
+    made = d.note(path, whole.copy("K"))
+    made.flags.writeable = is_writeable
+    return made
+
+
+def _described(dtype: Any) -> Any:
+    return [*map(list, dtype.descr)] if dtype.names else dtype.str
+
+
+def _dtype(described: Any) -> Any:
+    is_fields = isinstance(described, list)
+    return np.dtype([_field(f) for f in described] if is_fields else described)
+
+
+def _field(field: Any) -> Any:
+    name, kind, *shape = field
+    kind = [_field(inner) for inner in kind] if isinstance(kind, list) else kind
+    return (name, kind, *map(tuple, shape))
+
+
+def _write_tensor(e: Encoder, value: Any, path: str) -> Any:
+    is_there = value.size == 0 or value._is_initialized()
+    if isinstance(value, EagerParamBase) or not is_there:
+        raise TypeError(f"{path}: a parameter of no layer among the attributes cannot be saved.")
+    content = Array.of(value)
+    name = e.put(content.data, path)
+    on_cpu = value.place.is_cpu_place()
+    grad = gradient(value) if value.is_leaf and not value.stop_gradient else None
+    of_grad = [] if grad is None else [_write_tensor(e, grad, f"{path}.grad")]
+    return [name, content.dtype, content.shape, on_cpu, value.stop_gradient, *of_grad]
+
+
+def _read_tensor(d: Decoder, content: Any, path: str) -> Any:
+    name, dtype, shape, on_cpu, is_constant, *of_grad = content
+    made = Array(dtype, tuple(shape), d.arrays[name].data).tensor()
+    made = d.note(path, made if on_cpu else made.to(paddle.device.get_device()))
+    made.stop_gradient = is_constant
+    for grad in of_grad:
+        made._set_grad_ivar(_read_tensor(d, grad, f"{path}.grad"))
+    return made
+
+
+def _write_generator(e: Encoder, value: Any, path: str) -> Any:
+    return [generator_kind(value), e.encode(generator_state(value), path)]
+
+
+def _read_generator(d: Decoder, content: Any, path: str) -> Any:
+    made = d.note(path, new_generator(content[0]))
+    set_generator_state(made, d.decode(content[1], path))
+    return made
+
+
+def _write_object(e: Encoder, value: Any, path: str) -> Any:
+    """An object of a user's class, or of a package's: its attributes, and its items."""
+    kind = type(value)
+    base = next(base for base in _BASES if isinstance(value, base))
+    if not _can_be_made(kind, base):
+        raise not_savable(path, kind.__qualname__)
+    attributes = {key: e.encode(v, join(path, key)) for key, v in attributes_of(value).items()}
+    items = None if base is object else _as_base(e, value, base, path)
+    return [e.class_name(kind, path), attributes, items]
+
+
+def _as_base(e: Encoder, value: Any, base: Any, path: str) -> Any:
+    """Returns the items of an object as if it were of a base of Python's own."""
+    if issubclass(base, dict):
+        return e.pairs({key: base.__getitem__(value, key) for key in base.__iter__(value)}, path)
+    if base in (int, float, str, bytes):
+        return e.encode(base(value), path)
+    if base is SimpleNamespace:
+        return None
+    items = [*base.__iter__(value)]
+    return e.items(_in_order(items) if base in (set, frozenset) else items, path)
+
+
+def _read_object(d: Decoder, content: Any, path: str) -> Any:
+    name, attributes, items = content
+    kind = d.class_named(name, path)
+    base: Any = next(base for base in _BASES if issubclass(kind, base))
+    if not _can_be_made(kind, base):
+        raise LookupError(f"{path}: no {name} is made from a file")
+    if base in (tuple, frozenset):
+        made = base.__new__(kind, d.items(items, path))
+    elif base in (int, float, str, bytes):
+        made = base.__new__(kind, d.decode(items, path))
+    else:
+        made = base.__new__(kind)
+    d.note(path, made)
+    if issubclass(base, dict):
+        d.fill_dict(made, items, path, base)
+    elif base in (list, deque):
+        base.extend(made, d.items(items, path))
+    elif base is set:
+        base.update(made, d.items(items, path))
+    for key, value in attributes.items():
+        set_attribute(made, key, d.decode(value, join(path, key)))
+    return made
+
+
+def _write_enum(e: Encoder, value: Any, path: str) -> Any:
+    return [e.class_name(type(value), path), e.encode(value.value, path)]
+
+
+def _read_enum(d: Decoder, content: Any, path: str) -> Any:
+    kind = d.class_named(content[0], path)
+    if not issubclass(kind, enum.Enum):
+        raise LookupError(f"{path}: {content[0]} is no Enum")
+    return kind(d.decode(content[1], path))
+
+
+_OBJECT = Form("$object", _write_object, _read_object)
+_ENUM = Form("$enum", _write_enum, _read_enum)
+_CLASS = Form("$class", Encoder.class_name, Decoder.class_named)
+_PATHS = {kind.__name__: kind for kind in (pathlib.PosixPath, pathlib.PurePosixPath)}
+_PATH = _plain("$path", lambda v: [type(v).__name__, str(v)], lambda c: _PATHS[c[0]](c[1]))
+_ARRAY = Form("$array", _write_array, _read_array)
+_GENERATOR = Form("$generator", _write_generator, _read_generator)
+_SCALAR = Form(
+    "$scalar",
+    lambda e, v, path: e.encode(np.array(v), path),
+    lambda d, c, path: d.decode(c, path)[()],
+)
+FORMS: dict[type, Form] = {
+    int: _plain("$int", hex, lambda text: int(text, 16)),  # JSON has none of 4,300 digits
+    complex: _plain("$complex", lambda v: [v.real, v.imag], lambda c: complex(*c)),
+    bytes: _plain("$bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
+    bytearray: _plain(
+        "$bytearray",
+        lambda v: base64.b64encode(v).decode(),
+        lambda c: bytearray(base64.b64decode(c)),
+    ),
+    array: Form(
+        "$numbers_of",
+        lambda e, v, path: [v.typecode, e.put(np.frombuffer(v, np.uint8), path)],
+        lambda d, c, path: array(c[0], d.arrays[c[1]].data.tobytes()),
+    ),
+    tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path))),
+    list: Form("$list", Encoder.items, _read_list),
+    dict: Form("$dict", Encoder.pairs, lambda d, c, p: d.fill_dict(d.note(p, {}), c, p)),
+    OrderedDict: Form(
+        "$ordered",
+        Encoder.pairs,
+        lambda d, c, p: d.fill_dict(d.note(p, OrderedDict()), c, p, OrderedDict),
+    ),
+    Counter: Form(
+        "$counter", Encoder.pairs, lambda d, c, p: d.fill_dict(d.note(p, Counter()), c, p)
+    ),
+    defaultdict: Form("$defaultdict", _write_defaultdict, _read_defaultdict),
+    deque: Form("$deque", lambda e, v, path: [e.items(v, path), v.maxlen], _read_deque),
+    set: Form("$set", lambda e, v, path: e.items(_in_order(v), path), _read_set),
+    frozenset: Form(
+        "$frozenset",
+        lambda e, v, path: e.items(_in_order(v), path),
+        lambda d, c, path: frozenset(d.items(c, path)),
+    ),
+    range: _plain("$range", lambda v: [v.start, v.stop, v.step], lambda c: range(*c)),
+    slice: _plain("$slice", lambda v: [v.start, v.stop, v.step], lambda c: slice(*c)),
+    Decimal: _plain("$decimal", str, Decimal),
+    Fraction: _plain("$fraction", str, Fraction),
+    datetime.date: _plain("$date", str, datetime.date.fromisoformat),
+    datetime.time: _plain("$time", str, datetime.time.fromisoformat),
+    datetime.datetime: _plain("$datetime", str, datetime.datetime.fromisoformat),
+    datetime.timedelta: _plain(
+        "$timedelta",
+        lambda v: [v.days, v.seconds, v.microseconds],
+        lambda c: datetime.timedelta(*c),
+    ),
+    datetime.timezone: _plain(
+        "$timezone",
+        lambda v: v.utcoffset(None).total_seconds(),
+        lambda c: datetime.timezone(datetime.timedelta(seconds=c)),
+    ),
+    pathlib.PosixPath: _PATH,
+    pathlib.PurePosixPath: _PATH,
+    np.dtype: _plain("$dtype", _described, _dtype),
+    np.ndarray: _ARRAY,
+    np.memmap: _ARRAY,
+    paddle.Tensor: Form("$tensor", _write_tensor, _read_tensor),
+    **dict.fromkeys(GENERATORS, _GENERATOR),
+    Encoded: Form("", lambda e, v, path: None, lambda d, c, path: Encoded(c, d.arrays)),
+}
+_READERS: dict[str, Callable[[Decoder, Any, str], Any]] = {
+    **{form.tag: form.read for form in (*FORMS.values(), _OBJECT, _ENUM, _CLASS, _SCALAR)},
+    "$encoded": FORMS[Encoded].read,
+    "$ref": Decoder.named,
+    "$same": lambda d, where, path: d.same(where),
+}
+
+
+def _form_of(value: Any) -> Form:
+    """Returns the form of a value whose type is not in the table."""
+    if isinstance(value, np.generic):
+        return _SCALAR
+    if isinstance(value, np.dtype):
+        return FORMS[np.dtype]
+    if isinstance(value, enum.Enum):
+        return _ENUM
+    if isinstance(value, type):
+        return _CLASS
+    if isinstance(value, EagerParamBase):
+        return FORMS[paddle.Tensor]
+    return _OBJECT
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Returns the attributes of one object, those in slots, too."""
+    own = getattr(value, "__dict__", {})
+    names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    if not names:
+        return dict(own)
+    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **own}
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute as it was read: no code of its class runs, and no property hinders it."""
+    own = getattr(owner, "__dict__", None)
+    if own is not None and name not in copyreg._slotnames(type(owner)):  # type: ignore[attr-defined]
+        own[name] = value
+    else:
+        object.__setattr__(owner, name, value)
+
+
+def _can_be_made(kind: Any, base: Any) -> bool:
+    """Returns whether an object is its attributes and items, and can be made without a call."""
+    module = kind.__module__.partition(".")[0]
+    is_of_python = module in sys.stdlib_module_names and module != "__main__"
+    if (is_of_python and kind is not SimpleNamespace) or hasattr(kind, "__del__"):
+        return False
+    if isinstance(kind, type) and issubclass(kind, (type, paddle.nn.Layer, np.ndarray)):
+        return False
+    with contextlib.suppress(TypeError):  # what is made in C wants its own __new__
+        return base in (tuple, frozenset, int, float, str, bytes) or bool([base.__new__(kind)])
+    return False
+
+
+def class_name(kind: type) -> str:
+    """Returns what a class is called in a file; one of the script has no module."""
+    module = kind.__module__
+    return f"{'' if module in ('__main__', '__mp_main__') else module}.{kind.__qualname__}"
+
+
+def _class_named(name: str) -> type | None:
+    """Returns the class of a module that is loaded, by what `class_name` returned."""
+    words = name.split(".")
+    for count in range(len(words) - 1, 0, -1):
+        module = sys.modules.get(".".join(words[:count]) or "__main__")
+        if module is not None:
+            found: Any = module
+            for word in words[count:]:
+                found = vars(found).get(word) if hasattr(found, "__dict__") else None
+            return found if isinstance(found, type) else None
+    return None
+
+
+def join(path: str, key: Any) -> str:
+    """Returns the path of an attribute or of an item; no two have the same."""
+    is_word = isinstance(key, str) and "." not in key and not key[:1].isdigit() and key != ""
+    text = key if is_word else repr(key)
+    return f"{path}.{text}" if path else text
 
 
 def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -389,38 +692,3 @@ def not_savable(path: str, what: object) -> TypeError:
         f"{path}: a {what} cannot be saved; expected numbers, texts, lists, dicts, arrays or "
         "tensors. Save its parts, or exclude_from_state."
     )
-
-
-def _can_be_filled(value: Any) -> bool:
-    return _is_array(value) or isinstance(value, (*MUTABLE, paddle.Tensor, *GENERATORS))
-
-
-def _is_array(value: Any) -> bool:
-    """Returns whether it is an array of numbers, and no more than that."""
-    is_more = isinstance(value, np.ma.MaskedArray)
-    return isinstance(value, np.ndarray) and not (is_more or value.dtype.hasobject)
-
-
-def _base(value: Any) -> Any:
-    return next((base for base in MUTABLE if isinstance(value, base)), None)
-
-
-def _set_state(made: Any, state: Any) -> None:
-    """As pickle does it."""
-    if hasattr(made, "__setstate__"):
-        made.__setstate__(state)
-        return
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    for name, value in {**(attributes or {}), **(slots or {})}.items():
-        object.__setattr__(made, name, value)
-
-
-def _is_short(number: int) -> bool:
-    return -1 << 63 <= number < 1 << 63
-
-
-def _in_order(items: Iterable[Any]) -> list[Any]:
-    # Numbers stand in an order that the next process has, too, if they are put in again; all else
-    # in another one in every process, so that ranks would differ.
-    is_same = {*map(type, items)} <= {int, bool, type(None)}
-    return [*items] if is_same else sorted(items, key=repr)

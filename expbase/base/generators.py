@@ -1,7 +1,7 @@
-"""The states of python's and numpy's generators of random numbers, as plain values.
+"""The states of python's, numpy's and paddle's generators of random numbers, as plain values.
 
 state = generator_state(generator)
-set_generator_state(new_generator(generator_kind(generator), None), state)
+set_generator_state(new_generator(generator_kind(generator)), state)
 """
 
 from __future__ import annotations
@@ -10,20 +10,27 @@ import random
 from typing import Any
 
 import numpy as np
+from paddle.base import core
 
-GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState)
-_KINDS = {kind.__name__: kind for kind in GENERATORS}
+GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState, core.Generator)
+_KINDS = {kind.__name__: kind for kind in GENERATORS[:-1]} | {"paddle.Generator": core.Generator}
 _BITS = {kind.__name__: kind for kind in np.random.BitGenerator.__subclasses__()}
+_MOST_SEED = (1 << 63) - 1  # that paddle takes back; one without a seed may have a greater one
 
 
 def generator_kind(value: Any) -> str:
     """Returns the class of a generator, and of the bits that it has: "Generator of PCG64"."""
+    if isinstance(value, core.Generator):
+        return "paddle.Generator"
     bits = getattr(value, "bit_generator", None)
     return type(value).__name__ + ("" if bits is None else f" of {type(bits).__name__}")
 
 
 def generator_state(value: Any) -> Any:
     """Returns what a generator draws from next, and how many others it has made."""
+    if isinstance(value, core.Generator):
+        device, seed, offset, letters = value.get_state().__getstate__()
+        return [device, seed & _MOST_SEED, offset, bytes(letters).decode()]
     if isinstance(value, np.random.Generator):
         seeds: Any = getattr(value.bit_generator, "seed_seq", None)  # None: it was set by hand
         spawned = getattr(seeds, "n_children_spawned", 0)
@@ -35,7 +42,12 @@ def generator_state(value: Any) -> Any:
 
 def set_generator_state(value: Any, state: Any) -> None:
     """Sets what `generator_state` returned."""
-    if isinstance(value, np.random.Generator):
+    if isinstance(value, core.Generator):
+        device, seed, offset, letters = state
+        made = core.GeneratorState.__new__(core.GeneratorState)
+        made.__setstate__((device, seed, offset, [*letters.encode()]))
+        value.set_state(made)
+    elif isinstance(value, np.random.Generator):
         bits: Any = value.bit_generator
         bits.state = {name: part for name, part in state.items() if name != "children"}
         for spawned in state["children"][:1]:
@@ -44,9 +56,7 @@ def set_generator_state(value: Any, state: Any) -> None:
         value.__setstate__(state)
 
 
-def new_generator(kind: str, into: Any) -> Any:
-    """Returns the generator `into` if it is of that kind, else a new one."""
-    if isinstance(into, GENERATORS) and generator_kind(into) == kind:
-        return into
+def new_generator(kind: str) -> Any:
+    """Returns a generator of a kind."""
     name, _, bits = kind.partition(" of ")
     return _KINDS[name](_BITS[bits]()) if bits else _KINDS[name]()

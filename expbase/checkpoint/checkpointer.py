@@ -26,7 +26,7 @@ from typing import Any
 
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
-from expbase.base.encoding import decode, encode
+from expbase.base.encoding import Decoder, Encoder
 from expbase.checkpoint import best, layout, rank_state, storage
 from expbase.checkpoint.contents import LOOP, OBJECTS, USERS, VALUES, Entry
 from expbase.checkpoint.layout import ARRAYS, STATE_FILE, CheckpointError, check_format
@@ -34,7 +34,7 @@ from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
-from expbase.state.objects import StatefulObjects, Tensors
+from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
@@ -415,7 +415,8 @@ class Checkpointer:
         tensors, problems = rank_state.take(opened, _objects(contents), len(of_ranks))
         with storage.reading(path / STATE_FILE):
             problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
-            states = {} if problems else _decoded(tensors, values)
+            keys = ParameterKeys(_objects(contents))
+            states = {} if problems else _decoded(tensors, values, keys)
             for name in entries or states:
                 if name in contents:
                     problems += contents[name].problems(states[name])
@@ -444,20 +445,21 @@ def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:
 def _capture(contents: Mapping[str, Entry]) -> tuple[Tensors, dict[str, Any]]:
     """Returns the tensors by file and key, live views, and JSON values by entry."""
     arrays: dict[str, Array] = {}
+    encoder = Encoder(arrays, ParameterKeys(_objects(contents)))
     tensors: Tensors = {}
     values: dict[str, Any] = {}
     for name in reversed([*contents]):
         state = contents[name].state_dict()
         if name == OBJECTS:
             tensors, state = state
-        values[name] = {k: encode(v, f"{name}.{k}", arrays) for k, v in state.items()}
+        values[name] = {k: encoder.encode(v, f"{name}.{k}") for k, v in state.items()}
     return (tensors | {ARRAYS: arrays} if arrays else tensors), values
 
 
-def _decoded(tensors: Tensors, values: Mapping[str, Any]) -> dict[str, Any]:
-    arrays = tensors.pop(ARRAYS, {})
+def _decoded(tensors: Tensors, values: Mapping[str, Any], keys: ParameterKeys) -> dict[str, Any]:
+    decoder = Decoder(tensors.pop(ARRAYS, {}), keys)
     states = {
-        name: {key: decode(value, arrays) for key, value in entry.items()}
+        name: {key: decoder.decode(value, f"{name}.{key}") for key, value in entry.items()}
         for name, entry in values.items()
     }
     return states | {OBJECTS: (tensors, states[OBJECTS])}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import paddle
 
 from expbase.base.arrays import Array, gradient
-from expbase.state.objects import StatefulObjects, named_parameters
+from expbase.state.parts import StatefulObjects, named_parameters
 
 OBJECTS = "objects"  # the attributes with state: their tensors are files of their own
 SHARES = "shares"  # what each share has

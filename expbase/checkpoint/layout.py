@@ -12,7 +12,7 @@ from expbase.base.exit_codes import ExitCode
 
 FOLDER = "checkpoints"  # of a run
 MANIFEST = "manifest.json"
-FORMAT = 14  # of state.json
+FORMAT = 15  # of state.json
 STATE_FILE = "state.json"
 SUFFIX = ".safetensors"
 ARRAYS = "@values"  # the file of the arrays in entries other than the objects

@@ -25,7 +25,7 @@ from expbase.checkpoint.layout import MANIFEST, OF_RANK, SUFFIX, CheckpointError
 from expbase.checkpoint.named import find_named
 from expbase.config import ConfigError
 from expbase.ranks import collectives
-from expbase.state.objects import misfits
+from expbase.state.parts import misfits
 
 Weights = dict[str, Array]
 Rename = Callable[[str], str] | Mapping[str, str]  # of a weight in a file: its name here

@@ -24,7 +24,7 @@ from expbase.base.arrays import Array
 from expbase.base.files import checksum_of
 from expbase.ranks import collectives
 from expbase.state import optimizers
-from expbase.state.objects import StatefulObjects, named_parameters, parameter_names, parameters_of
+from expbase.state.parts import StatefulObjects, named_parameters, parameter_names, parameters_of
 
 Name = tuple[str, str]  # file and key of a tensor
 Arrays = dict[Name, Array]

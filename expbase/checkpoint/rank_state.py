@@ -35,7 +35,7 @@ from expbase.checkpoint.contents import SHARES
 from expbase.checkpoint.layout import ARRAYS, FORMAT, OF_RANK, STATE_FILE, SUFFIX, CheckpointError
 from expbase.checkpoint.parting import Arrays, Name, Parting, Sample, checksums
 from expbase.ranks import collectives
-from expbase.state.objects import PARAMETERS, StatefulObjects, Tensors, statistics
+from expbase.state.parts import PARAMETERS, StatefulObjects, Tensors, statistics
 
 _CHUNK = 1 << 22  # bytes of one broadcast; four times as many take longer
 

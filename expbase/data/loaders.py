@@ -23,6 +23,7 @@ from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from expbase.base import rng
+from expbase.base.encoding import checksum
 from expbase.data.order import (
     BatchOrder,
     IndexBatch,
@@ -35,8 +36,7 @@ from expbase.data.order import (
 )
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
-from expbase.state.fingerprint import checksum
-from expbase.state.objects import state_setter
+from expbase.state.walk import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none
 

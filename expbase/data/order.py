@@ -26,11 +26,11 @@ from paddle.io import (
 )
 
 from expbase.base import rng
+from expbase.base.encoding import attributes_of
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.processes import forking
-from expbase.state.inventory import attributes_of, remove
-from expbase.state.objects import state_setter
-from expbase.state.plain_values import Places, Rollback
+from expbase.state.values import Rollback
+from expbase.state.walk import Node, WholeNode, has_attributes, state_setter
 
 _MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
 _MOST_KEPT_BYTES = 1 << 26  # of a sampler's attribute that is put back after a question
@@ -214,34 +214,20 @@ def left_as_it_was(owners: Sequence[Any], data: Any = None) -> Iterator[None]:
     """Puts back, when the block ends, attributes of objects: numbers, texts, generators, arrays
     and lists of numbers, but not the data; what is new is removed.
     """
-
-    def attributes() -> Places:
-        found = [(owner, *item) for owner in owners for item in attributes_of(owner).items()]
-        return {f"{id(owner)}.{name}": (owner, name, value) for owner, name, value in found}
-
-    def places() -> Places:
-        return {
-            path: (owner, name, value)
-            for path, (owner, name, value) in attributes().items()
-            if value is not data and _may_move(value)
-        }
-
-    before = Rollback(places, _MOST_KEPT_BYTES)
-    names = {*attributes()}
+    nodes = [Node(owner) for owner in owners if has_attributes(owner)]
+    values = [value for node in nodes for value in node.places().values() if value is not data]
+    before = Rollback([*nodes, *(WholeNode(value) for value in values if _may_move(value))])
     try:
         yield
     finally:
         before.restore()
-        for path, (owner, name, _) in attributes().items():
-            if path not in names:
-                remove(owner, name)
 
 
 def _may_move(value: Any) -> bool:
     if isinstance(value, list):
         return not value or isinstance(value[0], (int, float, np.generic))
-    kinds = (type(None), bool, int, float, str, np.ndarray, *GENERATORS)
-    return isinstance(value, kinds)
+    is_small = isinstance(value, np.ndarray) and value.nbytes <= _MOST_KEPT_BYTES
+    return is_small or isinstance(value, GENERATORS)
 
 
 @contextlib.contextmanager

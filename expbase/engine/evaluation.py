@@ -17,7 +17,6 @@ import paddle
 
 from expbase.base import rng
 from expbase.base.arrays import gradient
-from expbase.base.generators import GENERATORS
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.data.read import Read, check_read, counted_twice, what_was_read
@@ -26,10 +25,9 @@ from expbase.engine.stop import ValidationExit
 from expbase.ranks import alike, collectives
 from expbase.record.meter import Meter, Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch
-from expbase.state import objects
 from expbase.state.attributes import UserState
-from expbase.state.inventory import LOADERS
-from expbase.state.plain_values import Places, Rollback
+from expbase.state.values import Rollback
+from expbase.state.walk import LOADERS
 
 T = TypeVar("T")
 
@@ -217,8 +215,7 @@ class Evaluation:
         modes = [layer.training for layer in sublayers]
         of_layers = [p for layer in roots for p in layer.parameters()]
         gradients = _copied_gradients([*found.parameters.values(), *of_layers])
-        drawn_from = found.values(GENERATORS)
-        before = Rollback(lambda: _places_in_layers(found))
+        before = Rollback(self._state.moved_by_forwards(roots))
         try:
             with self._stopwatch.exclude(), paddle.no_grad():
                 for layer in sublayers:
@@ -228,7 +225,6 @@ class Evaluation:
             for layer, mode in zip(sublayers, modes, strict=True):
                 layer.training = mode
             _set_gradients(gradients)
-            found.set_values(drawn_from)
             before.restore()
             self.let_go(kept=self._state.everything.values())
 
@@ -351,15 +347,6 @@ class Evaluation:
         collectives.need_all_ranks(name)
         if self.phase != "train":
             collectives.barrier(name)
-
-
-def _places_in_layers(found: objects.StatefulObjects) -> Places:
-    """Returns the attributes of all layers, and all of their buffers, by path."""
-    return {
-        f"{path}.{name}": (layer, name, value)
-        for path, layer in found.sublayers()
-        for name, value in {**objects.own_attributes(layer), **layer._buffers}.items()
-    }
 
 
 def _copied_gradients(parameters: Iterable[Any]) -> list[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from expbase.state.objects import parameters_of
+from expbase.state.parts import parameters_of
 
 LOOK_AFTER = 1000  # updates
 _ELEMENTS = 64  # of a parameter that are compared, at least

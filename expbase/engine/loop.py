@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from expbase.base import rng
+from expbase.base.encoding import checksum
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
@@ -34,7 +35,6 @@ from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError, means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.fingerprint import checksum
 
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 _SAVED = ("iteration", "epoch", "epochs_before", "todo")
@@ -191,7 +191,7 @@ class Loop:
     def begin(self) -> None:
         """Prepares the first iteration of this start, and does what the one before has left."""
         self._ensure_restored()
-        self._report.differences(*self._state.values.look())
+        self._report.differences(*self._state.begin())
         self._report.leave_log_to_zero()
         self._stop.start(self.iteration)
         self._stopwatch.start(self.iteration)

@@ -20,7 +20,7 @@ from expbase.ranks import alike, collectives
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import json_value
-from expbase.state import objects
+from expbase.state.walk import unwrap
 
 
 def find_own(run: Run) -> None:
@@ -103,7 +103,7 @@ def _restore(run: Run, path: Path) -> list[str]:
     is_own = path == run.checkpointer.resumable
     notes = run.checkpointer.restore(path)
     run.update.wrappers.follow()
-    run.state.values.expect("" if run.start.rank else run.checkpointer.inventory)
+    run.state.audit.expect("" if run.start.rank else run.checkpointer.inventory)
     run.loop.note_checkpoint(is_own=is_own)
     position = f"iteration {run.loop.iteration}, "
     if run.loop.epoch > 0:
@@ -152,7 +152,7 @@ def save_model(run: Run, path: Path, layer: Any) -> None:
     run.directory.check()
     _warn_of_left_validation(run, path)
     run.events.fire("on_save_model")
-    model_files.save_model(path, objects.unwrap(run.experiment.model if layer is None else layer))
+    model_files.save_model(path, unwrap(run.experiment.model if layer is None else layer))
 
 
 def load_model(
@@ -172,7 +172,7 @@ def load_model(
 
 def export(run: Run, path: Path, input_spec: Sequence[Any] | None, layer: Any) -> None:
     """Writes a layer, by default the model, for inference."""
-    layer = objects.unwrap(run.experiment.model if layer is None else layer)
+    layer = unwrap(run.experiment.model if layer is None else layer)
     spec = getattr(run.experiment, "input_spec", None) if input_spec is None else input_spec
     run.directory.check()
     _warn_of_left_validation(run, path)

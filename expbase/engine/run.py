@@ -80,7 +80,7 @@ class Run:
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
         self.events = Subscribers(experiment)
-        self.state = UserState(experiment, start.warn)
+        self.state = UserState(experiment, start.warn, start.logger.info)
         self.stopwatch = Stopwatch()
         self.data = DataPosition()
         # What is on the disk. Nothing is opened before its first piece is written.
@@ -123,7 +123,7 @@ class Run:
             start.training,
             start.logger,
             contents=self._contents,
-            inventory=lambda: self.state.values.inventory,
+            inventory=self.state.inventory,
             on_written=on_checkpoint_written,
             # Of the files now, which are loaded: one may be edited while they run.
             sources=sources.checksums(type(self.experiment)),
@@ -196,7 +196,7 @@ class Run:
             raise TypeError("check_setup: does not call super().check_setup(); expected it to.")
         self.state.is_named = True
         self.events.fire("on_setup_end")
-        self.state.values.begin()
+        self.state.note_setup()
 
     def watch_ranks(self) -> None:
         """Waits for all processes, and watches over them from then on."""
@@ -326,7 +326,6 @@ class Run:
         """Checks that training has what it needs, and says what there is."""
         experiment = self.experiment
         start = self.start
-        self.state.look_into_objects()
         found = self.state.saved()
         check_visualizer(experiment.visualizer)
         self.data.check(experiment.train_loader, start.training)

@@ -27,18 +27,14 @@ from typing import Any, NamedTuple
 import paddle
 
 from expbase.base.arrays import Array
+from expbase.base.encoding import checksum
 from expbase.config import ConfigError
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
-from expbase.state.fingerprint import checksum
-from expbase.state.objects import (
-    StatefulObjects,
-    get_state,
-    has_state,
-    set_state,
-    statistics,
-)
+from expbase.state.parts import StatefulObjects, get_state, set_state, statistics
+from expbase.state.values import is_same
+from expbase.state.walk import state_setter
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
 
@@ -124,11 +120,12 @@ class ShareStates:
 
     def _look(self, found: StatefulObjects, *, with_tensors: bool) -> Looked:
         state = self._state
-        places = state.values.places()
-        values: dict[str, Any] = dict(state.values.fingerprints(places))
+        looked = state.values.looked()
+        values: dict[str, Any] = {path: seen for path, (seen, _) in looked.items()}
         values |= {name: checksum(get_state(o)) for name, o in found.objects.items()}
-        values |= {path: checksum(getattr(*state.owner_of(path))) for path in state.registered}
-        tables = {p: dict(value) for p, (_, _, value) in places.items() if isinstance(value, dict)}
+        beyond = [path for path in state.registered if path not in values]
+        values |= {path: checksum(getattr(*state.owner_of(path))) for path in beyond}
+        tables = {p: dict(value) for p, (_, value) in looked.items() if isinstance(value, dict)}
         frozen = {
             f"{path}.{name}": zlib.crc32(Array.of(tensor).data)  # type: ignore[arg-type]
             for path, part in (found.sublayers() if with_tensors else ())
@@ -154,7 +151,7 @@ class ShareStates:
                     "own."
                 )
         for path, value in now.values.items():
-            if before.values.get(path) == value or _is_filled(path, before, now):
+            if is_same(before.values.get(path), value) or _is_filled(path, before, now):
                 continue
             raise RuntimeError(
                 f"self.{path}: a value that has changed within the loop over micro_batches(), "
@@ -166,7 +163,7 @@ class ShareStates:
     def state_dict(self) -> dict[str, ShareState]:
         """Returns what the shares of this rank have, by their numbers."""
         return {
-            str(number): {p: get_state(v) if has_state(v) else v for p, v in kept.items()}
+            str(number): {p: get_state(v) if state_setter(v) else v for p, v in kept.items()}
             for number, kept in self._kept.items()
         }
 
@@ -186,7 +183,7 @@ class ShareStates:
 def _is_filled(path: str, before: Looked, now: Looked) -> bool:
     """Returns whether a cache was filled: what was there has not changed."""
     old = before.values.get(path)
-    if old is None or getattr(old, "kind", "") == "NoneType":
+    if old is None:  # there was none, or None
         return True
     table = before.tables.get(path)
     return table is not None and all(now.tables[path].get(k) is item for k, item in table.items())
@@ -194,7 +191,7 @@ def _is_filled(path: str, before: Looked, now: Looked) -> bool:
 
 def _copy(value: Any, restored: Mapping[str, Any], path: str) -> Any:
     """Returns a copy of a value, as it was restored if it was."""
-    if path in restored and not has_state(value):
+    if path in restored and not state_setter(value):
         return restored[path]
     value = copy.deepcopy(value)
     if path in restored:

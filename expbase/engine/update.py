@@ -21,7 +21,8 @@ from expbase.engine.wrappers import Wrappers
 from expbase.ranks import alike, collectives
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.objects import StatefulObjects, named_parameters, parameters_of, unwrap
+from expbase.state.parts import StatefulObjects, named_parameters, parameters_of
+from expbase.state.walk import unwrap
 
 
 class Update:

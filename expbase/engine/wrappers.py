@@ -18,7 +18,8 @@ from typing import Any
 
 import paddle
 
-from expbase.state.objects import StatefulObjects, named_parameters, statistics, unwrap
+from expbase.state.parts import StatefulObjects, named_parameters, statistics
+from expbase.state.walk import unwrap
 
 
 class Wrappers:

@@ -1,29 +1,26 @@
 """What has state among the attributes that a user sets on an experiment, or on any object.
 
-Everything with state is saved with no further code; what changes among plain values is saved, too;
-`excluded` leaves something out.
+Whatever training changes in an attribute is restored, with no further code; `exclude` leaves
+something out.
 
     state = UserState(experiment, warn)
     state.saved()          # the layers, optimizers, … that a checkpoint holds
-    state.values           # the plain values among the rest
+    state.values           # what training has changed beside them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from paddle.nn import Layer
-
 from expbase.base.generators import GENERATORS
-from expbase.base.things import join
-from expbase.state import objects
-from expbase.state.inventory import BEYOND, LOADERS, Inventory, places
-from expbase.state.plain_values import Owners, PlainValues
+from expbase.state import parts
+from expbase.state.audit import BEYOND, Audit
+from expbase.state.values import Values
+from expbase.state.walk import LOADERS, Node, Walk, nodes_in_layers, unwrap
 
-# The template's own, and the loaders, whose state is the position in the data.
-_NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
-_NOT_STATE = {*_NO_VALUES, *LOADERS}
+# The template's own.
+_NO_VALUES = {"_ExperimentBase__run", "visualizer"}
 
 
 class UserState:
@@ -32,21 +29,23 @@ class UserState:
     Args:
         owner: The object.
         warn: Called with a line about values that no checkpoint holds.
+        say: Called with a line that is no warning.
     """
 
-    def __init__(self, owner: object, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, owner: object, warn: Callable[[str], None], say: Callable[[str], object] = id
+    ) -> None:
         self.everything = vars(owner)  # the template's own, too
         self.registered: list[str] = []  # names of values that are state in any case
         self.excluded: list[str] = []  # names of what is left out
         self.by_share: list[str] = []  # names of values of which each share has its own
         self.is_named = False  # whether it is too late to name more
-        self.values = PlainValues(self, warn)
+        self.audit = Audit(self, warn, say)
+        self.values = Values(self, self.audit, warn)
         self._owner = owner
         self._optimizers: dict[str, Any] = {}  # as they were found last
-        # Objects in whose attributes something with state is: an agent with its net.
-        self._holders: dict[str, Any] = {}
-        self._held: set[str] = set()  # paths of what has state, when it was asked for last
-        self._held_by: tuple[str, ...] = ()  # what paths in such objects begin with
+        self._walk: Walk | None = None  # the last one, by which what has a form is found
+        self._names_then: list[str] = []  # of all attributes, at that walk
 
     def register(self, names: tuple[str, ...], *, by_share: bool = False) -> None:
         """Names values that are state, maybe one of each share; see ExperimentBase."""
@@ -65,6 +64,7 @@ class UserState:
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
+        self._walk = None
 
     def owner_of(self, path: str) -> tuple[Any, str]:
         """Returns the object that has the attribute at a path, None: there is none; its name."""
@@ -74,38 +74,43 @@ class UserState:
             if isinstance(owner, (list, tuple)) and part.isdigit():
                 owner = {str(number): item for number, item in enumerate(owner)}
             owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
-            owner = objects.unwrap(owner)
+            owner = unwrap(owner)
         return owner, name
 
-    def attributes(self) -> dict[str, Any]:
-        """Returns the user's own, by name."""
-        return {name: value for name, value in self.everything.items() if name not in _NOT_STATE}
+    def _value_at(self, path: str) -> Any:
+        owner, name = self.owner_of(path)
+        if isinstance(owner, (list, tuple)) and name.isdigit():
+            return owner[int(name)] if int(name) < len(owner) else None
+        return owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
 
-    def look_into_objects(self) -> None:
-        """Finds the objects of the user's that hold something with state: once, in setup."""
-        reached = self.walk().owners
-        self._holders = {p: o for p, o in reached.items() if not isinstance(o, Layer)}
-        names = self.found().names()
-        for path in [*self._holders]:
-            if not any(name.startswith(f"{path}.") for name in names):
-                del self._holders[path]
+    def walk(self) -> Walk:
+        """Walks from the experiment on."""
+        attributes = {n: value for n, value in self.everything.items() if n not in _NO_VALUES}
+        excluded = {path: self._value_at(path) for path in (*self.excluded, *self.by_share)}
+        self._names_then = [*self.everything]
+        self._walk = Walk(self._owner, attributes, excluded)
+        return self._walk
 
-    def _in_objects(self) -> dict[str, Any]:
-        return {
-            join(path, name): value
-            for path, holder in self._holders.items()
-            for name, value in places(holder).items()
-            if isinstance(value, Layer) or not path.startswith(LOADERS) or ".dataset" in path
-        }
+    def found(self) -> parts.StatefulObjects:
+        """Returns the objects with a form of their own, excluded ones, too."""
+        return parts.found_in(self._walked(), with_excluded=True)
 
-    def found(self) -> objects.StatefulObjects:
-        """Returns the objects with state, excluded ones, too."""
-        return objects.find(self.attributes(), (), self._in_objects())
+    def saved(self) -> parts.StatefulObjects:
+        """Returns the objects with a form of their own that a checkpoint holds."""
+        return parts.found_in(self._walked())
 
-    def saved(self) -> objects.StatefulObjects:
-        """Returns the objects with state that a checkpoint holds."""
-        named = [*self.excluded, *self.by_share]
-        return objects.find(self.attributes(), named, self._in_objects())
+    def _walked(self) -> Walk:
+        """Returns the last walk if all that has a form of its own is where it was found then."""
+        walk = self._walk
+        if walk is None or self._names_then != [*self.everything]:
+            return self.walk()
+        stand = (_stands(walk, path, node, key) for path, (node, key) in walk.found_at.items())
+        return walk if all(stand) else self.walk()
+
+    def moved_by_forwards(self, layers: Iterable[Any]) -> list[Node]:
+        """Returns what a forward of layers may change beside what is trained, and generators."""
+        found = [node for node in self.walk().nodes.values() if isinstance(node.value, GENERATORS)]
+        return [*found, *nodes_in_layers(layers)]
 
     def optimizers(self) -> dict[str, Any]:
         """Returns all of them by name; looked for again unless each is where it was found last."""
@@ -120,23 +125,28 @@ class UserState:
         rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in found.items()}
         return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
 
-    def walk(self) -> Inventory:
-        """Walks from the experiment on, and from its loaders."""
-        loaders = {name: self.everything[name] for name in LOADERS if name in self.everything}
-        return Inventory(self._owner, {**self.attributes(), **loaders}, self._is_excluded)
+    # --- over a run ------------------------------------------------------------------------
 
-    def owners(self) -> Owners:
-        """Returns what has places and may be replaced in training: the experiment, layers,
-        optimizers.
+    def note_setup(self) -> None:
+        """Notes what setup has made: another start has it, too."""
+        self.values.note_setup()
+
+    def begin(self) -> tuple[list[str], list[str]]:
+        """Notes what there is when training begins, after on_train_begin: that is the code's.
+
+        Returns:
+            What is not as it was at the checkpoint that was restored, a line each; and what else
+            is to be known of it.
         """
-        found = self.saved()
-        self._held = {*found.names()}
-        self._held_by = tuple(f"{name}." for name in found.objects)
-        settings = objects.settings_of_parameters(found)
-        return {"": self._owner, **dict(found.sublayers()), **found.optimizers, **settings}
+        not_restored = [*self.values.differences()]
+        self.values.begin(self.audit.begin)
+        lost, otherwise = self.audit.differences(self.values.code(), not_restored)
+        lines, self.values.lines = self.values.lines, []
+        return lost, [*lines, *otherwise]
 
-    def _is_excluded(self, path: str) -> bool:
-        return _is_under(path, self.excluded)
+    def inventory(self) -> str:
+        """Returns what the manifest has of values that no checkpoint has."""
+        return self.audit.inventory(self.values.code())
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
@@ -144,22 +154,24 @@ class UserState:
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""
-        is_elsewhere = path in _NO_VALUES or path in self._held or path in self.by_share
-        return is_elsewhere or self._is_excluded(path)
+        is_templates = path in _NO_VALUES or path in LOADERS
+        return is_templates or _is_under(path, self.excluded) or path in self.by_share
 
-    def is_held(self, path: str) -> bool:
-        """Returns whether an object with a state of its own has it."""
-        return path.startswith(self._held_by)
-
-    def is_copied(self, path: str, value: Any) -> bool:
-        """Returns whether worker processes draw from copies of what is there."""
-        if not isinstance(value, GENERATORS):
-            return False
+    def copied(self) -> list[str]:
+        """Returns the paths of what worker processes have copies of, and draw from these."""
         loader: Any = self.everything.get("train_loader")
-        if not getattr(loader, "num_workers", 0):
-            return False
-        copied = [self.values.path_of(part) for part in (loader.dataset, loader.collate_fn)]
-        return any(path.startswith(f"{where}.") for where in copied)
+        walk = self._walk
+        if walk is None or not getattr(loader, "num_workers", 0):
+            return []
+        parts_of = (loader.dataset, loader.collate_fn)
+        return [f"{walk.paths[id(part)]}." for part in parts_of if id(part) in walk.paths]
+
+
+def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
+    """Returns whether what has a form of its own is where a walk has found it."""
+    value = node.places().get(key) if key is not None else None
+    found = walk.layers.get(path, walk.nodes[path].value if path in walk.nodes else None)
+    return key is None or unwrap(value) is found or value is walk.wrapped.get(path)
 
 
 def _is_under(path: str, names: list[str]) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import paddle
 
 from expbase.base.arrays import is_piece
-from expbase.state.objects import StatefulObjects, parameter_names, parameters_of, unwrap
+from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
+from expbase.state.walk import unwrap
 
 
 def check_state(found: StatefulObjects) -> None:

@@ -1,28 +1,33 @@
-"""The state of optimizers and learning rate schedules, under names that every process agrees on.
+"""The state of optimizers, under names that every process agrees on.
 
 Paddle keys an optimizer's tensors by automatic names, `linear_0.w_0_moment1_0`, which depend on
-what was constructed before; and a schedule's own `state_dict` is not always complete.
+what was constructed before. What else an optimizer has is walked (walk.py): its settings, and what
+a class of the user's adds to paddle's.
 
     live = accumulators(optimizer, names)        # {"moment1/model.fc.weight": Tensor}
     make_accumulators(optimizer, saved, parameters)
-    set_schedule_values(schedule, schedule_values(schedule))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle.base import framework
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.base.generators import generator_kind
+from expbase.base.arrays import Array
 
-# A learning rate is saved as such; the other one counts buffers.
-_NO_SETTINGS = ("_learning_rate", "_fuse_buffer_version")
-_PLAIN = (bool, int, float, str, np.generic, np.ndarray, paddle.Tensor)
+_MASTER = "master_weight"  # the accumulator in the files
+_RATE = "learning_rate"  # the place of paddle's `_learning_rate`
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+_MADE_WITH = ("_grad_clip", "regularization")  # what a user gives to an optimizer of paddle's
 
 
 def innermost(optimizer: Any) -> Any:
@@ -37,6 +42,11 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def is_optimizer(value: Any) -> bool:
+    """Returns whether it is an optimizer of paddle's, or derived from one, or a wrapper of one."""
+    return isinstance(innermost(value), Optimizer)
+
+
 def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
     """Returns an optimizer's tensors by `accumulator/name`; `names` has those of parameters by
     paddle's.
@@ -44,15 +54,21 @@ def accumulators(optimizer: Any, names: Mapping[str, str]) -> dict[str, Any]:
     master = getattr(optimizer, "_master_weights", {})
     # A parameter with a master weight: its accumulators go by the automatic name of the latter.
     names = {**names, **{tensor.name: names[name] for name, tensor in master.items()}}
-    tensors = {f"master_weight/{names[name]}": tensor for name, tensor in master.items()}
-    prefix = f"{optimizer._name}_" if optimizer._name else ""
+    tensors = {f"{_MASTER}/{names[name]}": tensor for name, tensor in master.items()}
+    prefix = _prefix(optimizer)
     for accumulator, of_parameters in optimizer._accumulators.items():
         for parameter, tensor in of_parameters.items():
             tensors[f"{accumulator.removeprefix(prefix)}/{names[parameter]}"] = tensor
     return tensors
 
 
-def make_accumulators(optimizer: Any, saved: Iterable[str], parameters: Mapping[str, Any]) -> None:
+def _prefix(optimizer: Any) -> str:
+    return f"{optimizer._name}_" if optimizer._name else ""
+
+
+def make_accumulators(
+    optimizer: Any, saved: Mapping[str, Array], parameters: Mapping[str, Any]
+) -> None:
     """Makes the tensors that a first step would make, for the parameters that had one.
 
     Not for all parameters: one that never had a gradient has no accumulators, and what is made
@@ -64,6 +80,7 @@ def make_accumulators(optimizer: Any, saved: Iterable[str], parameters: Mapping[
     if made:
         block = framework.default_main_program().global_block()
         optimizer._create_accumulators(block, made)
+        _make_others(optimizer, saved, parameters)
         for of_parameters in optimizer._accumulators.values():
             for p in (p for p in made if p.is_dist() and p.name in of_parameters):
                 whole = of_parameters[p.name]
@@ -72,54 +89,98 @@ def make_accumulators(optimizer: Any, saved: Iterable[str], parameters: Mapping[
                     of_parameters[p.name] = part
 
 
-def schedule_values(schedule: Any) -> dict[str, Any]:
-    """Returns every plain value of a schedule, those of the schedules within it too.
-
-    Its own state_dict leaves some out (CosineAnnealingWarmRestarts loses two), and some are
-    tensors (ReduceOnPlateau keeps the best loss as it was given).
-    """
-    values = {}
-    for name, value in vars(schedule).items():
-        if isinstance(value, LRScheduler):
-            values[name] = schedule_values(value)
-        elif is_plain(value) and name != "_var_name":  # an automatic name of paddle's
-            values[name] = value
-    return values
-
-
-def set_schedule_values(schedule: Any, values: Mapping[str, Any]) -> None:
-    """Sets what `schedule_values` returned."""
-    for name, value in values.items():
-        inner = getattr(schedule, name, None)
-        if isinstance(inner, LRScheduler):
-            set_schedule_values(inner, value)
-        else:
-            setattr(schedule, name, value)
+def _make_others(optimizer: Any, saved: Mapping[str, Array], parameters: Mapping[str, Any]) -> None:
+    """Makes those that a class of the user's adds in its `step`."""
+    if type(optimizer).__module__.startswith("paddle."):
+        return
+    for key, array in saved.items():
+        accumulator, _, name = key.partition("/")
+        if accumulator != _MASTER and name in parameters:
+            parameter = parameters[name]
+            master = optimizer._master_weights.get(parameter.name, parameter)
+            known = optimizer._accumulators.get(_prefix(optimizer) + accumulator, {})
+            if parameter.name not in known and master.name not in known:
+                optimizer._add_accumulator(
+                    accumulator, master, dtype=array.dtype, shape=[*array.shape]
+                )
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
-    """Returns what an optimizer was made with, and training may change: betas, decay, clipping."""
-    return {
+    """Returns what an optimizer was made with, and training may change: its rate, betas, decay,
+    clipping; and what a class of the user's adds, unless its `state_dict` says it.
+    """
+    theirs = stored_by(type(optimizer), _is_paddles)
+    has_own = not writes_state(optimizer)
+    rate = optimizer._learning_rate
+    return {_RATE: rate} | {
         name: value
-        for name, value in vars(innermost(optimizer)).items()
-        if name not in _NO_SETTINGS
-        and (
-            (isinstance(value, (int, float)) and not isinstance(value, bool))
-            or callable(value)  # set over a method, say
-            or name in ("_grad_clip", "regularization")
-        )
+        for name, value in vars(optimizer).items()
+        if (has_own if name not in theirs else _is_setting(name, value))
     }
 
 
-def kind(stateful: Any) -> str:
-    """Returns the class of an object, and of the schedules within it: "SGD of StepDecay"."""
-    own = getattr(stateful, "__dict__", {}).values()
-    inner = [kind(value) for value in own if isinstance(value, LRScheduler)]
-    return " of ".join([generator_kind(stateful), *inner])
+def _is_setting(name: str, value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # One of paddle's numbers counts buffers.
+    return (is_number and name not in ("_learning_rate", "_fuse_buffer_version")) or (
+        name in _MADE_WITH
+    )
 
 
-def is_plain(value: Any) -> bool:
-    """Returns whether a value is a number, a text, an array or None, or holds nothing else."""
-    if isinstance(value, (list, tuple, dict)):
-        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, _PLAIN)
+def set_setting(optimizer: Any, name: str, value: Any) -> None:
+    """Sets one of `settings`."""
+    if name != _RATE:
+        vars(optimizer)[name] = value
+    elif isinstance(value, (int, float)) and not isinstance(optimizer._learning_rate, LRScheduler):
+        optimizer.set_lr(value)  # which changes a tensor, too
+    else:
+        optimizer._learning_rate = value
+
+
+def groups(optimizer: Any) -> list[Any]:
+    """Returns the groups of parameters, if there are any: each is a dict."""
+    return [group for group in optimizer._param_groups or [] if isinstance(group, dict)]
+
+
+def writes_state(optimizer: Any) -> bool:
+    """Returns whether a class of the user's says what its state is."""
+    kind = type(optimizer)
+    methods = (getattr(kind, "state_dict", None), getattr(kind, "set_state_dict", None))
+    return methods[0] is not Optimizer.state_dict and methods[1] is not Optimizer.set_state_dict
+
+
+def own_state(optimizer: Any) -> dict[str, Any]:
+    """Returns what a class of the user's adds to the state that paddle's own has."""
+    of_paddle = Optimizer.state_dict(optimizer)
+    return {key: v for key, v in optimizer.state_dict().items() if key not in of_paddle}
+
+
+def set_own_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Gives `own_state` back, with paddle's own part as it is now."""
+    optimizer.set_state_dict({**Optimizer.state_dict(optimizer), **state})
+    # What paddle keeps of it would be asked for the tensors of each parameter that steps first.
+    optimizer._accumulators_holder = {}
+
+
+def stored_by(kind: type, is_theirs: Callable[[type], bool]) -> frozenset[str]:
+    """Returns the names of the attributes that the code of some bases of a class sets."""
+    return frozenset(n for base in kind.__mro__ if is_theirs(base) for n in _stored(base))
+
+
+def _is_paddles(kind: type) -> bool:
+    return kind.__module__.startswith("paddle.")
+
+
+@functools.cache
+def _stored(kind: type) -> frozenset[str]:
+    functions = [inspect.unwrap(f) for f in vars(kind).values() if isinstance(f, _FUNCTIONS)]
+    found = (name for f in functions if hasattr(f, "__code__") for name in _set_in(f.__code__))
+    return frozenset(found)
+
+
+def _set_in(code: Any) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR":
+            yield instruction.argval
+        elif isinstance(instruction.argval, types.CodeType):
+            yield from _set_in(instruction.argval)

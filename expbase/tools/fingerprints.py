@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expbase.base.encoding import checksum
 from expbase.base.files import checksum_of, write_single_file
 from expbase.checkpoint import layout
 from expbase.defaults import fill
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.state.fingerprint import checksum
 from expbase.tools.process import run_script
 
 PLAN = "EXPBASE_VERIFY"

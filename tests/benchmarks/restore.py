@@ -38,7 +38,7 @@ from paddle.base import framework  # noqa: E402
 
 from expbase import ExperimentBase  # noqa: E402
 from expbase.base import arrays  # noqa: E402
-from expbase.state import objects  # noqa: E402
+from expbase.state import parts  # noqa: E402
 
 WIDTH = 2048
 
@@ -98,7 +98,7 @@ def live_views(model: Any, optimizer: Any) -> dict[str, list[Any]]:
     """The memory of all tensors by file, with Adam's made; as they are in the files."""
     block = framework.default_main_program().global_block()
     optimizer._create_accumulators(block, model.parameters())
-    found = objects.StatefulObjects({"model": model}, {"optimizer": optimizer})
+    found = parts.StatefulObjects({"model": model}, {"optimizer": optimizer})
     live = found._live_tensors()
     return {
         name: [arrays.Array.of(t).data for t in live[name].values()]

@@ -14,7 +14,7 @@ from tiny import run_ranks, same_bits
 
 from expbase.base.arrays import Array, parse
 from expbase.checkpoint import parting, rank_state
-from expbase.state.objects import StatefulObjects, find
+from expbase.state.parts import StatefulObjects, find
 
 LOGGER = logging.getLogger("expbase")
 OWN = "each trains a model of its own"

@@ -25,7 +25,7 @@ from expbase.checkpoint import model_files, rank_state, storage
 from expbase.checkpoint.layout import FORMAT, CheckpointError
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
-from expbase.state.objects import StatefulObjects, find
+from expbase.state.parts import StatefulObjects, find
 
 PARTS = TESTS / "proofs" / "parts.py"
 WORDS = ["--device", "cpu", "--nprocs", "2", "data.expert=4", "training.max_iteration=6"]

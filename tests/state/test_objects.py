@@ -16,7 +16,7 @@ from paddle.optimizer import lr
 from expbase.base import encoding
 from expbase.base.arrays import Array, parse, serialize
 from expbase.checkpoint import contents
-from expbase.state import objects, optimizers
+from expbase.state import optimizers, parts
 
 
 def net() -> Any:
@@ -33,9 +33,9 @@ def step(model: Any, *optimizers: Any) -> None:
             optimizer._learning_rate.step()
 
 
-def carried(attributes: dict[str, Any]) -> objects.State:
+def carried(attributes: dict[str, Any]) -> parts.State:
     """The state of attributes, taken through files."""
-    tensors, values = objects.find(attributes).state_dict()
+    tensors, values = parts.find(attributes).state_dict()
     files = {name: b"".join(map(bytes, serialize(arrays))) for name, arrays in tensors.items()}
     return {name: parse(data) for name, data in files.items()}, through_json(values)
 
@@ -48,8 +48,8 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-def restore(attributes: dict[str, Any], state: objects.State) -> None:
-    found = objects.find(attributes)
+def restore(attributes: dict[str, Any], state: parts.State) -> None:
+    found = parts.find(attributes)
     assert found.problems(state) == []
     assert found.load_state_dict(state) == []
 
@@ -87,7 +87,7 @@ def test_everything_stateful_is_found_once_also_in_lists_and_dicts() -> None:
         "number": 3,
         "kind": Tally,
     }
-    found = objects.find(attributes)
+    found = parts.find(attributes)
     assert list(found.layers) == ["generator", "blocks.0", "blocks.1.deep"]
     assert list(found.optimizers) == ["d_optimizer"]
     assert list(found.objects) == ["counter", "random", "d_optimizer.learning_rate"]
@@ -96,7 +96,7 @@ def test_everything_stateful_is_found_once_also_in_lists_and_dicts() -> None:
 
 def test_an_excluded_model_is_left_out_under_all_its_names() -> None:
     judge = net()
-    found = objects.find({"judge": judge, "model": net(), "other_name": judge}, ["judge"])
+    found = parts.find({"judge": judge, "model": net(), "other_name": judge}, ["judge"])
     assert list(found.layers) == ["model"]
 
 
@@ -197,12 +197,12 @@ def test_another_kind_of_optimizer_or_schedule_is_a_problem() -> None:
     other = attributes(
         paddle.optimizer.Momentum, lr.LinearWarmup(lr.ExponentialDecay(0.1, 0.9), 2, 0, 0.1)
     )
-    problems = objects.find(other).problems(state)
+    problems = parts.find(other).problems(state)
     there = "LinearWarmup of StepDecay in the checkpoint"
     here = "LinearWarmup of ExponentialDecay here."
     assert f"optimizer is SGD of {there} and Momentum of {here}" in problems
     assert f"optimizer.learning_rate is {there} and {here}" in problems
-    assert objects.find(attributes(paddle.optimizer.SGD, 0.1)).problems(state) == [
+    assert parts.find(attributes(paddle.optimizer.SGD, 0.1)).problems(state) == [
         "optimizer.learning_rate: in the checkpoint, and not here.",
         f"optimizer is SGD of {there} and SGD here.",
     ]
@@ -251,7 +251,7 @@ def test_master_weights_are_restored() -> None:
     one, other = make(), make()
     block = paddle.base.framework.default_main_program().global_block()
     one["optimizer"]._create_accumulators(block, one["model"].parameters())
-    names = objects.parameter_names(objects.find(one))
+    names = parts.parameter_names(parts.find(one))
     for number, tensor in enumerate(optimizers.accumulators(one["optimizer"], names).values()):
         tensor.fill_(number + 0.1)
     state = carried(one)
@@ -268,13 +268,13 @@ def test_master_weights_are_restored() -> None:
 
 
 @pytest.fixture
-def trained() -> tuple[objects.StatefulObjects, objects.Tensors, dict[str, Any]]:
+def trained() -> tuple[parts.StatefulObjects, parts.Tensors, dict[str, Any]]:
     """A model and its optimizer after a step, and their state."""
     model = net()
     optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
     step(model, optimizer)
     attributes = {"model": model, "optimizer": optimizer}
-    return objects.find(attributes), *carried(attributes)
+    return parts.find(attributes), *carried(attributes)
 
 
 def test_every_entry_that_is_dropped_is_missed_by_name(trained: Any) -> None:
@@ -313,7 +313,7 @@ def test_another_model_is_refused_with_names_and_shapes_and_nothing_is_changed(
     other = paddle.nn.Sequential(paddle.nn.Linear(3, 5), paddle.nn.Tanh(), paddle.nn.Linear(5, 2))
     optimizer = paddle.optimizer.Adam(0.1, parameters=other.parameters())
     before = weights(other)
-    problems = objects.find({"model": other, "optimizer": optimizer}).problems((tensors, values))
+    problems = parts.find({"model": other, "optimizer": optimizer}).problems((tensors, values))
     expected = "model: '0.weight' is float32 [3, 4] in the checkpoint and float32 [3, 5] here."
     assert expected in problems
     assert weights(other) == before
@@ -323,7 +323,7 @@ def test_a_parameter_that_is_not_updated_here_is_named(trained: Any) -> None:
     found, tensors, values = trained
     model = found.layers["model"]
     part = paddle.optimizer.Adam(0.1, parameters=model[0].parameters())
-    problems = objects.find({"model": model, "optimizer": part}).problems((tensors, values))
+    problems = parts.find({"model": model, "optimizer": part}).problems((tensors, values))
     (name,) = [key for key in tensors["optimizer"] if key.startswith("moment1") and "2.bias" in key]
     assert f"optimizer: {name!r}: in the checkpoint, and not here." in problems
 
@@ -348,13 +348,13 @@ def test_a_scaler_is_restored_also_one_that_switched_itself_off(
 def test_names_that_would_meet_or_are_no_file_names_are_refused() -> None:
     for attributes in ({"heads": {1: net(), "1": net()}}, {"heads": {"a/b": net()}}):
         with pytest.raises(ValueError, match=r"self\.heads\."):
-            objects.find(attributes)
+            parts.find(attributes)
 
 
 def test_cycles_and_long_lists_of_data_are_no_matter() -> None:
     cycle: dict[str, Any] = {"model": net()}
     cycle["self"] = [cycle]
-    assert objects.find({"cycle": cycle, "history": [(1, 2.0)] * 10**6}).names() == ["cycle.model"]
+    assert parts.find({"cycle": cycle, "history": [(1, 2.0)] * 10**6}).names() == ["cycle.model"]
 
 
 # --- other parts of a checkpoint -----------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_cycles_and_long_lists_of_data_are_no_matter() -> None:
 
 def test_gradients_are_restored_and_zeros_are_not_the_same_as_none() -> None:
     def part(model: Any) -> contents.Gradients:
-        return contents.Gradients(objects.named_parameters(objects.find({"model": model})))
+        return contents.Gradients(parts.named_parameters(parts.find({"model": model})))
 
     def backward(model: Any) -> None:
         model(paddle.ones([1, 3])).sum().backward()
@@ -393,7 +393,7 @@ def test_a_state_that_a_rate_a_schedule_or_a_generator_cannot_have_is_a_problem(
     fixed = paddle.optimizer.SGD(0.5, parameters=model.parameters())
     rate = lr.StepDecay(0.1, 2)
     random = np.random.default_rng(3)
-    found = objects.find({"model": model, "fixed": fixed, "rate": rate, "random": random})
+    found = parts.find({"model": model, "fixed": fixed, "rate": rate, "random": random})
     tensors, values = found.state_dict()
     drawn = random.bit_generator.state
     wrong: dict[str, Any] = {"fixed": [0.5], "rate": 3, "random": {**drawn, "state": {"state": 1}}}

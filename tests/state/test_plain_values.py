@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from expbase.state.fingerprint import Fingerprinter, checksum
+from expbase.state.inventory import places
+from expbase.state.plain_values import Rollback
 from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, run_of, same_bits, trained
 
 from expbase.checkpoint.layout import CheckpointError
-from expbase.state.fingerprint import Fingerprinter, checksum
-from expbase.state.inventory import places
-from expbase.state.plain_values import Rollback
 
 
 class Drifting(paddle.nn.Layer):

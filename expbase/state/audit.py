@@ -1,0 +1,416 @@
+"""What else has changed since training began, and is in no checkpoint: told, never restored.
+
+At each save it is looked at what lies beside the attributes: globals and class attributes of the
+user's own modules, cells and defaults of functions, hooks; and at what attributes hold that cannot
+be saved: files, iterators, generators. Each path is told once, with the ways out. The manifest has
+the paths that were told and checksums of what the code has set, so a resume can say what is not as
+it was, and what setup itself sets otherwise.
+
+    audit.begin(walk, names)                # before the first batch
+    audit.look(walk, names)                 # at a save
+    audit.inventory                         # for the manifest
+    lost, otherwise = audit.differences(…)  # at a resume
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from paddle.nn import Layer
+
+from expbase.base.encoding import Names
+from expbase.base.files import checksum_of
+from expbase.base.generators import GENERATORS
+from expbase.state.values import as_text, look
+from expbase.state.walk import (
+    CODE,
+    LOADERS,
+    MOST,
+    WHOLE,
+    WORLD,
+    Node,
+    Walk,
+    cells_of,
+    is_users,
+)
+
+BEYOND = ("class ", "module ", "function ")  # what the paths of what is no attribute begin with
+UNKNOWN = "?"  # of what nobody can look into
+_MOST_LINES = 20
+_WAYS_OUT = (
+    "If training depends on it: keep it in an attribute, as numbers, texts, arrays, tensors or "
+    "collections of them, in an object with state_dict and set_state_dict, or return it from "
+    "on_save_checkpoint. If not: exclude_from_state."
+)
+_ORDER = (
+    "sets, to whose items pop() and loops may come in another order after a resume, while "
+    "sorted(…) is the same in every process"
+)
+_RUN = "_ExperimentBase__run"
+_DESCRIPTORS = (property, functools.cached_property, types.MemberDescriptorType)
+
+
+class Reached(Protocol):
+    """What can be reached; see attributes.py."""
+
+    def is_left_out(self, path: str) -> bool:
+        """Returns whether what is there is no value, or excluded."""
+
+    def copied(self) -> list[str]:
+        """Returns the paths of what worker processes have copies of, and draw from these."""
+
+
+class ClassNode(Node):
+    """A class of the user's."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {n: v for n, v in vars(self.value).items() if _is_value(n, v)}
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        yield from self.places().items()
+        for name, value in vars(self.value).items():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, types.FunctionType):
+                yield name, function
+        yield from ((base.__qualname__, base) for base in self.value.__mro__[1:])
+        yield "__module__", sys.modules.get(self.value.__module__)
+
+
+class ModuleNode(Node):
+    """A module of the user's."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {n: v for n, v in vars(self.value).items() if _is_value(n, v)}
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        for name, value in [*vars(self.value).items()]:
+            if not name.startswith("__"):
+                yield name, value
+
+
+class FunctionNode(Node):
+    """A function: its cells, its defaults, its attributes."""
+
+    def places(self) -> Mapping[Any, Any]:
+        function = self.value
+        defaults = {"defaults": function.__defaults__} if function.__defaults__ else {}
+        return {**cells_of(function), **defaults, **vars(function)}
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        yield from self.places().items()
+        yield "__module__", sys.modules.get(self.value.__module__)
+
+
+class Outside(Walk):
+    """What is reached from an experiment through code: classes, modules, functions, hooks."""
+
+    def __init__(self, inside: Walk) -> None:
+        super().__init__(None, {})
+        self.nodes.clear()
+        self.hooks = dict(_hooks_in(inside))
+        self.paths = {id(node.value): path for path, node in inside.nodes.items()}
+        root = inside.nodes[""]
+        kinds = [type(root.value), *inside.classes.values()]
+        functions = [(path, v) for path, v in inside.closed.items() if isinstance(v, CODE)]
+        functions += [(f"{path}.hook", h) for path, hooks in self.hooks.items() for h in hooks]
+        seeds = [*((kind.__qualname__, kind) for kind in kinds), *functions]
+        self._queue.extend((path, value, root, None) for path, value in seeds)
+        self._go()
+
+    def _node_of(self, path: str, value: Any) -> Node | None:
+        if isinstance(value, types.FunctionType):
+            is_seen = is_users(value.__module__) or path.startswith(LOADERS)
+            has_places = value.__closure__ or value.__defaults__ or vars(value)
+            return FunctionNode(value) if is_seen and has_places else None
+        if isinstance(value, type):
+            return ClassNode(value) if is_users(value.__module__) else None
+        if isinstance(value, types.ModuleType):
+            return ModuleNode(value) if is_users(value.__name__) else None
+        return None if hasattr(value, _RUN) else super()._node_of(path, value)
+
+    def _visit(self, path: str, value: Any, parent: Node, key: Any) -> None:
+        if isinstance(value, type):
+            path = f"class {_full_name(value)}"
+        elif isinstance(value, types.ModuleType):
+            path = f"module {value.__name__}"
+        elif isinstance(value, types.FunctionType) and isinstance(parent, (ClassNode, ModuleNode)):
+            path = f"function {_full_name(value)}"
+        super()._visit(path, value, parent, key)
+
+    def _extend_function(self, path: str, function: Any, parent: Node) -> None:
+        self._queue.append((path, function, parent, None))
+
+
+class _NamesOfBoth(Names):
+    def __init__(self, inside: Names, outside: Outside) -> None:
+        self._inside = inside
+        self._outside = outside
+
+    def name_of(self, value: Any) -> str | None:
+        found = self._inside.name_of(value)
+        return self._outside.paths.get(id(value)) if found is None else found
+
+
+class Audit:
+    """Sees what has changed beside the values of a checkpoint, and says so.
+
+    Args:
+        reached: What can be reached.
+        warn: Called with a line about what is in no checkpoint.
+        say: Called with a line that is no warning.
+    """
+
+    def __init__(
+        self,
+        reached: Reached,
+        warn: Callable[[str], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self._reached = reached
+        self._warn = warn
+        self._say = say
+        self._begun: dict[str, Any] = {}  # what stood there when training began, by path
+        self._told: dict[str, str] = {}  # by path, what the manifest has of it
+        self._orders: dict[str, None] = {}  # paths of sets
+        self._pending: list[str] = []  # of which a line is to be said
+        self._lines = 0
+        self._then: dict[str, str] = {}  # of the checkpoint that was restored, by path
+        self._told_then: set[str] = set()
+
+    def begin(self, walk: Walk, names: Names) -> None:
+        """Notes what there is: that is the code's."""
+        if not walk.is_whole:
+            self._warn(
+                f"more than {MOST:,} objects can be reached from self, and what changes in the "
+                "others may be in no checkpoint. exclude_from_state what training does not depend "
+                "on."
+            )
+        self._begun = self._looked(walk, names)
+
+    def look(self, walk: Walk, names: Names) -> None:
+        """Tells what has changed since."""
+        for path, seen in self._looked(walk, names).items():
+            before = self._begun.get(path)
+            if path in self._told:
+                self._told[path] = _as_text(seen)
+            elif seen != before and not (before is None and path in self._begun):
+                is_new = path not in self._begun
+                if not (is_new and isinstance(seen, Stand)):  # its place is told by Values
+                    self._tell(path, _as_text(seen))
+        self._say_pending()
+
+    def tell(self, path: str, value: Any, why: str) -> None:
+        """Tells of an attribute that has changed and is not restored as it is, once."""
+        if why == "order":
+            if path not in self._orders:
+                self._orders[path] = None
+                self._say(f"{_ORDER}: {shown(path)}")
+        else:
+            self._tell(path, UNKNOWN, type(value).__name__)
+
+    def _tell(self, path: str, text: str, kind: str = "") -> None:
+        if path not in self._told:
+            self._told[path] = text
+            self._pending.append(shown(path) + (f" ({kind})" if kind else ""))
+
+    def _say_pending(self) -> None:
+        names, self._pending = self._pending, []
+        room = max(_MOST_LINES - self._lines, 0)
+        self._lines += len(names)
+        if names and room:
+            more = f" and {len(names) - room} more" if len(names) > room else ""
+            self._warn(
+                f"{', '.join(names[:room])}{more}: changed in training, and in no checkpoint: a "
+                f"resumed run has what setup makes of it. {_WAYS_OUT}"
+            )
+
+    def _looked(self, walk: Walk, names: Names) -> dict[str, Any]:
+        """Returns what stands in each place that no checkpoint has, by path."""
+        outside = Outside(walk)
+        both = _NamesOfBoth(names, outside)
+        found: dict[str, Any] = {}
+        for name, node in outside.nodes.items():
+            for key, value in node.places().items():
+                path = name if key is WHOLE else outside.path_of(name, key)
+                found[path] = look(value, both, is_whole=key is WHOLE)
+        for path, hooks in outside.hooks.items():
+            found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
+        copied = tuple(self._reached.copied())
+        for path, value in {**outside.closed, **walk.closed}.items():
+            if (stand := stands(value)) is not None:
+                found[path] = stand
+        for path, node in walk.nodes.items() if copied else ():
+            if path.startswith(copied) and isinstance(node.value, GENERATORS):
+                found[path] = Stand(object(), UNKNOWN)  # workers draw from copies
+        return {p: seen for p, seen in found.items() if not self._reached.is_left_out(p)}
+
+    # --- over a resume ---------------------------------------------------------------------
+
+    def inventory(self, code: Mapping[str, str]) -> str:
+        """Returns what a manifest has: paths, checksums, and whether it was told, as lines.
+
+        `code` has the checksums of attributes that training has not changed.
+        """
+        here = {path: _as_text(seen) for path, seen in self._begun.items()}
+        of_code = {p: text for p, text in {**here, **code}.items() if p not in self._told}
+        told = [f"{path}\t{text}\t1" for path, text in self._told.items()]
+        code_lines = [f"{path}\t{text}\t0" for path, text in of_code.items()]
+        return "\n".join([*code_lines, *told, *(f"{path}\t\t2" for path in self._orders)])
+
+    def expect(self, inventory: str) -> None:
+        """Notes the inventory of the checkpoint that a start has restored."""
+        lines = [line.split("\t") for line in inventory.split("\n") if line]
+        self._then = {path: text for path, text, flag in lines if flag != "2"}
+        self._told_then = {path for path, _, flag in lines if flag == "1"}
+        self._told = {path: self._then[path] for path in sorted(self._told_then)}
+        self._orders = dict.fromkeys(path for path, _, flag in lines if flag == "2")
+
+    def differences(
+        self, code: Mapping[str, str], restored: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Returns what is not as it was at the checkpoint, before the first batch of a start.
+
+        Args:
+            code: Checksums of the attributes now, by path.
+            restored: Paths of what was put back, and is not what it was then.
+
+        Returns:
+            What is lost, a line each; and what else is to be known.
+        """
+        now = {path: _as_text(seen) for path, seen in self._begun.items()} | dict(code)
+        then, self._then = self._then, {}
+        told = [
+            path
+            for path in sorted(self._told_then)
+            if now.get(path, UNKNOWN) != then[path] or then[path] == UNKNOWN
+            if not self._reached.is_left_out(path)
+        ]
+        anew = [
+            path
+            for path, text in then.items()
+            if path not in self._told_then and path in now and now[path] != text
+            if not self._reached.is_left_out(path)
+        ]
+        words = "has changed in training, and is not what it was then"
+        lost = [f"{shown(path)}: {words}" for path in (*restored, *told)]
+        more = len(lost) - _MOST_LINES
+        said = {
+            "set otherwise than at the start of the checkpoint": [*map(shown, anew)],
+            _ORDER: [*map(shown, self._orders)],
+        }
+        return (
+            lost[:_MOST_LINES] + [f"and {more} more values"] * (more > 0),
+            [_in_one_line(text, paths) for text, paths in said.items() if paths]
+            + [f"what a resumed run has not as it was: {_WAYS_OUT}"] * bool(lost),
+        )
+
+
+class Stand:
+    """Where something stands that nobody can look into: comparable in this process."""
+
+    def __init__(self, where: Any, text: str = "") -> None:
+        self.where = where
+        self.text = text or str(where)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stand) and bool(self.where == other.where)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def stands(value: Any) -> Stand | None:
+    """Returns where an iterator, a file or a piece of memory stands; None: it stands nowhere."""
+    if isinstance(value, CODE):
+        return None
+    if isinstance(value, types.GeneratorType):
+        # Whether it has moved on since cannot be seen.
+        is_under_way = value.gi_frame is not None and value.gi_frame.f_lasti >= 0
+        has_ended = value.gi_frame is None
+        return Stand(object(), UNKNOWN) if is_under_way else Stand(("ended", has_ended))
+    if callable(getattr(value, "readable", None)):
+        return _in_file(value)
+    if hasattr(value, "__next__"):
+        where = _in_iterator(value, 4)
+        return Stand(object(), UNKNOWN) if where is None else Stand(where)
+    if isinstance(value, np.random.BitGenerator):
+        return Stand(repr(value.state))
+    with contextlib.suppress(TypeError, ValueError, BufferError):
+        return Stand(checksum_of([memoryview(value).tobytes()]))
+    text = "" if isinstance(value, WORLD) else repr(value)
+    return None if not text or " at 0x" in text else Stand(text)
+
+
+def _in_file(file: Any) -> Stand | None:
+    """Returns where a file is read; what is only written is no state."""
+    try:
+        if not (file.readable() and file.seekable()):
+            return None
+    except Exception:  # it is closed, say
+        return None
+    try:
+        return Stand(file.tell())
+    except OSError:  # a loop reads it
+        return Stand("in a loop")
+
+
+def _in_iterator(iterator: Any, depth: int) -> Any:
+    """Returns where an iterator stands, by what it holds; None if nobody can see that."""
+    left = -1 if hasattr(iterator, "__len__") else operator.length_hint(iterator, -1)
+    if left >= 0:
+        return left
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
+    found: list[Any] = []
+    for item in gc.get_referents(iterator) if depth else ():
+        for inner in item if isinstance(item, tuple) else (item,):
+            if isinstance(inner, int):
+                found.append(inner)
+            elif isinstance(inner, list):  # what a cycle has kept
+                found.append(len(inner))
+            elif hasattr(inner, "__next__") and not isinstance(inner, type):
+                stand = stands(inner)
+                if stand is None or stand.text == UNKNOWN:
+                    return None
+                found.append(stand.text)
+    return found or None
+
+
+def shown(path: str) -> str:
+    """Returns a path in a message."""
+    return path if path.startswith(BEYOND) else f"self.{path}"
+
+
+def _as_text(seen: Any) -> str:
+    return seen.text if isinstance(seen, Stand) else as_text(seen)
+
+
+def _full_name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _is_value(name: str, value: Any) -> bool:
+    """Returns whether something in a class or module is no code, and no experiment."""
+    is_code = isinstance(value, (*CODE, *_DESCRIPTORS))
+    return not (name.startswith("__") or is_code or hasattr(value, _RUN))
+
+
+def _hooks_in(walk: Walk) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yields the hooks of each layer, by its path."""
+    for path, node in walk.nodes.items():
+        layer = node.value
+        if isinstance(layer, Layer):
+            yield path, (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values())
+
+
+def _in_one_line(text: str, names: Sequence[str]) -> str:
+    left = len(names) - _MOST_LINES
+    return f"{text}: {', '.join(names[:_MOST_LINES])}" + f" and {left} more" * (left > 0)

@@ -1,0 +1,352 @@
+"""What has a form of its own in a checkpoint: layers, optimizers, and what is asked for its state.
+
+Tensors are keyed by structured names (`moment1/model.linear.weight`), never by paddle's automatic
+ones, so another process, or another order of construction, can read them. Layers are walked and
+never asked; what a class of the user's writes in `state_dict` is the checkpoint's, whole.
+
+    found = find(vars(experiment), excluded=["judge"])
+    state = found.state_dict()               # tensors by file, states by name
+    if not found.problems(state):            # everything that does not fit
+        found.load_state_dict(state)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+from paddle.nn import Layer
+from paddle.optimizer.lr import LRScheduler
+
+from expbase.base.arrays import Array, describe, is_piece, local
+from expbase.base.encoding import Names
+from expbase.state import optimizers
+from expbase.state.walk import (
+    OptimizerNode,
+    ParameterNode,
+    ScheduleNode,
+    StatefulNode,
+    Walk,
+    state_setter,
+)
+
+Tensors = dict[str, dict[str, Array]]  # by file, then by key
+State = tuple[Tensors, dict[str, Any]]  # and of each object its kind and its state, by name
+
+# The file of parameters that no layer holds. No attribute can have this name.
+PARAMETERS = "@parameters"
+# Layers whose parameters of these names are written in the forward.
+_RUNNING = {
+    paddle.nn.layer.norm._BatchNormBase: ("_mean", "_variance"),
+    paddle.nn.BatchNorm: ("_mean", "_variance"),
+    paddle.nn.SpectralNorm: ("weight_u", "weight_v"),
+}
+
+
+@dataclass
+class StatefulObjects:
+    """What has a form of its own in an experiment, by the names under which it was found."""
+
+    layers: dict[str, Any] = field(default_factory=dict)  # without a DataParallel round them
+    optimizers: dict[str, Any] = field(default_factory=dict)  # in the wrappers that step them
+    schedules: dict[str, Any] = field(default_factory=dict)  # whose values are walked
+    objects: dict[str, Any] = field(default_factory=dict)  # that are asked for their state
+    parameters: dict[str, Any] = field(default_factory=dict)  # that are attributes themselves
+    parallel: dict[int, Any] = field(default_factory=dict)  # every wrapper of a layer, by id
+    excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
+
+    def names(self) -> list[str]:
+        """Returns the names of everything that was found."""
+        of_all = (self.layers, self.optimizers, self.schedules, self.objects, self.parameters)
+        return [name for found in of_all for name in found]
+
+    def state_dict(self) -> State:
+        """Tensors by file and key, and the states by name.
+
+        Tensors on the CPU are views of the live memory: copy them before training goes on.
+        """
+        tensors = {
+            file: {key: Array.of(tensor) for key, tensor in live.items()}
+            for file, live in self._live_tensors().items()
+            if live
+        }
+        states = {name: get_state(value) for name, value in self._asked().items()}
+        return tensors, {name: [kind, states.get(name)] for name, kind in self._kinds().items()}
+
+    def shapes(self) -> dict[str, str]:
+        """Returns what all ranks have, by name: type and shape of tensors, and the kind of the
+        rest.
+        """
+        shapes = {f"self.{name}": kind for name, kind in self._kinds().items()}
+        pieces = self.pieces()
+        sharded = self.sharded()
+        for file, live in self._live_tensors().items():
+            for key, tensor in live.items() if file not in sharded else ():
+                part = self.owner(file, key) in pieces
+                shapes[f"self.{file}: {key!r}"] = "distributed" if part else describe(tensor)
+        return shapes
+
+    def outline(self) -> dict[str, str]:
+        """Returns what there is, by path: classes, and what tensors are like."""
+        names = parameter_names(self)
+        layers = self.layers.items()
+        updated = {
+            f"{name}.updates {names.get(p.name, 'a parameter of no layer')}": "updated"
+            for name, optimizer in self._innermost().items()
+            for p in parameters_of(optimizer)
+        }
+        return {
+            **{path: type(part).__name__ for path, part in self.sublayers()},
+            **self._kinds(),
+            **{name: describe(tensor) for name, tensor in self.parameters.items()},
+            **{f"{n}.{key}": describe(t) for n, o in layers for key, t in tensors_of(o).items()},
+            **updated,
+        }
+
+    def pieces(self) -> set[str]:
+        """Returns the structured names of the tensors of which each rank holds another part."""
+        layers = self.layers.items()
+        named = {f"{n}.{key}": t for n, layer in layers for key, t in tensors_of(layer).items()}
+        return {name for name, tensor in {**named, **self.parameters}.items() if is_piece(tensor)}
+
+    def sharded(self) -> dict[str, set[str]]:
+        """Returns the parameters of this rank, for each optimizer whose ranks have some of them
+        each.
+        """
+        names = parameter_names(self)
+        return {
+            name: {names[p.name] for p in parameters_of(inner)}
+            for name, inner in self._innermost().items()
+            if hasattr(self.optimizers[name], "_param2rank")  # fleet's stages 1 and 2
+        }
+
+    def owner(self, file: str, key: str) -> str:
+        """Returns the structured name of a tensor; of an accumulator, that of its parameter."""
+        if file in self.optimizers:
+            return key.partition("/")[2]
+        return key if file == PARAMETERS else f"{file}.{key}"
+
+    def problems(self, state: State) -> list[str]:
+        """Returns everything that keeps a state from being restored, from what, to what.
+
+        Changes nothing but this: an optimizer that has not made a step yet gets the tensors that
+        its first step would make, because they are compared, too.
+        """
+        tensors, values = state
+        names = parameter_names(self)
+        for name, inner in self._innermost().items():
+            own = {names[p.name]: p for p in parameters_of(inner) if p.name in names}
+            optimizers.make_accumulators(inner, tensors.get(name, {}), own)
+        saved = {name: kind for name, (kind, _) in values.items()}
+        here = self._kinds() | _described(self._live_tensors())
+        return misfits(saved | _described(tensors), here, "checkpoint")
+
+    def load_state_dict(self, state: State) -> list[str]:
+        """Restores a state that has no `problems`; always exact."""
+        tensors, values = state
+        live = self._live_tensors()
+        for file, arrays in tensors.items():
+            for key, array in arrays.items():
+                array.copy_to(live[file][key])
+        asked = self._asked()
+        for name, (_, state_of) in values.items():
+            if name in asked:
+                set_state(asked[name], state_of)
+        return []
+
+    def _live_tensors(self) -> dict[str, dict[str, Any]]:
+        """Returns the tensors themselves, by file and key."""
+        names = parameter_names(self)
+        live = {
+            **{name: tensors_of(layer) for name, layer in self.layers.items()},
+            PARAMETERS: self.parameters,
+            **{n: optimizers.accumulators(o, names) for n, o in self._innermost().items()},
+        }
+        return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}
+
+    def _asked(self) -> dict[str, Any]:
+        """Returns what is asked for its state, by name."""
+        innermost = self._innermost()
+        return {n: o for n, o in innermost.items() if optimizers.writes_state(o)} | self.objects
+
+    def _kinds(self) -> dict[str, str]:
+        others = {**self._innermost(), **self.schedules, **self.objects}
+        return {name: kind_of(other) for name, other in others.items()}
+
+    def sublayers(self) -> list[tuple[str, Any]]:
+        """Returns all layers with their paths, those within others, too."""
+        return [
+            (f"{name}.{path}".rstrip("."), part)
+            for name, layer in self.layers.items()
+            for path, part in layer.named_sublayers(include_self=True)
+        ]
+
+    def _innermost(self) -> dict[str, Any]:
+        return {name: optimizers.innermost(o) for name, o in self.optimizers.items()}
+
+
+def find(
+    attributes: Mapping[str, Any], excluded: Mapping[str, Any] | None = None
+) -> StatefulObjects:
+    """Returns what has a form of its own among attributes."""
+    return found_in(Walk(None, attributes, excluded))
+
+
+def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
+    """Returns what has a form of its own among what was reached.
+
+    Raises:
+        ValueError: A name cannot be that of a file.
+    """
+    found = StatefulObjects(dict(walk.layers), parallel=walk.wrappers)
+    by_node: dict[Any, dict[str, Any]] = {
+        OptimizerNode: found.optimizers,
+        ScheduleNode: found.schedules,
+        StatefulNode: found.objects,
+        ParameterNode: found.parameters,
+    }
+    for path in walk.found_at:
+        if path not in walk.layers:
+            node = walk.nodes[path]
+            by_node[type(node)][path] = walk.wrapped.get(path, node.value)
+    for path, value in walk.left_out.items():
+        is_optimizer = optimizers.is_optimizer(value)
+        found.excluded_optimizers += [path] * is_optimizer
+        if with_excluded:
+            known = found.layers if isinstance(value, Layer) else found.parameters
+            (found.optimizers if is_optimizer else known)[path] = value
+    if found.parameters:
+        # A list of parameters says which they are; those of a layer are saved with it.
+        of_layers = {id(p) for layer in found.layers.values() for p in tensors_of(layer).values()}
+        found.parameters = {n: p for n, p in found.parameters.items() if id(p) not in of_layers}
+    for name in (*found.layers, *found.optimizers):
+        if "/" in name:
+            raise ValueError(f"self.{name}: has a '/' in it; expected names that files can have.")
+    return found
+
+
+def tensors_of(layer: Any) -> dict[str, Any]:
+    """Returns parameters and buffers of a layer by the keys of paddle's state_dict, whatever its
+    class makes of that.
+    """
+    return dict(_tensors_in(layer, "", ()))
+
+
+def _tensors_in(layer: Any, prefix: str, above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    passing = layer._non_persistable_buffer_names_set
+    buffers = {name: tensor for name, tensor in layer._buffers.items() if name not in passing}
+    for name, tensor in {**layer._parameters, **buffers}.items():
+        if tensor is not None:
+            yield prefix + name, tensor
+    for name, part in layer._sub_layers.items():
+        if part is not None and not any(part is outer for outer in (*above, layer)):
+            yield from _tensors_in(part, f"{prefix}{name}.", (*above, layer))
+
+
+def kind_of(stateful: Any) -> str:
+    """Returns the class of an object, and of the schedules within it: "SGD of StepDecay"."""
+    own = getattr(stateful, "__dict__", {}).values()
+    inner = [kind_of(value) for value in own if isinstance(value, LRScheduler)]
+    return " of ".join([type(stateful).__name__, *inner])
+
+
+def get_state(value: Any) -> Any:
+    """Returns what an object with a state of its own holds."""
+    if optimizers.is_optimizer(value):
+        return optimizers.own_state(value)
+    return value.state_dict()
+
+
+def set_state(value: Any, state: Any) -> None:
+    """Sets what `get_state` returned."""
+    if optimizers.is_optimizer(value):
+        optimizers.set_own_state(value, state)
+    # A scaler that switched itself off (bfloat16) saves an empty state, refuses to load one, and
+    # will switch itself off again.
+    elif state or not isinstance(value, paddle.amp.AmpScaler):
+        state_setter(value)(state)
+
+
+def parameter_names(found: StatefulObjects) -> dict[str, str]:
+    """Returns structured names of all parameters, `model.linear.weight`, by paddle's automatic
+    ones.
+    """
+    return {parameter.name: name for name, parameter in named_parameters(found)}
+
+
+class ParameterKeys(Names):
+    """Names of parameters, where they, their ids or automatic names are the keys of a dict."""
+
+    def __init__(self, found: StatefulObjects) -> None:
+        named = [*named_parameters(found)]
+        self._parameters = {name: parameter for name, parameter in reversed(named)}
+        self._automatic = {parameter.name: name for name, parameter in named}
+        self._ids = {id(parameter): name for name, parameter in named}
+
+    def key_of(self, key: Any) -> Any:
+        if type(key) is str and key in self._automatic:
+            return ["name", self._automatic[key]]
+        if type(key) is int and key in self._ids:
+            return ["id", self._ids[key]]
+        is_parameter = isinstance(key, paddle.Tensor) and id(key) in self._ids
+        return ["parameter", self._ids[id(key)]] if is_parameter else None
+
+    def key(self, content: Any) -> Any:
+        how, name = content
+        parameter = self._parameters[name]
+        return {"name": parameter.name, "id": id(parameter), "parameter": parameter}[how]
+
+
+def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
+    """Returns all parameters with their structured names; one that several layers share has
+    several.
+    """
+    layers = found.layers.items()
+    of_layers = [(f"{n}.{key}", p) for n, layer in layers for key, p in layer.named_parameters()]
+    return [*found.parameters.items(), *of_layers]
+
+
+def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
+    """Yields every buffer, and what a normalization keeps of the batches that it has seen."""
+    for path, part in found.sublayers():
+        for name, tensor in {**running_statistics(part), **part._buffers}.items():
+            if tensor is not None and tensor._is_initialized():
+                yield f"{path}.{name}", tensor
+
+
+def running_statistics(part: Any) -> dict[str, Any]:
+    """Returns the parameters of a layer, not of those within it, that its forward writes."""
+    names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
+    return {name: part._parameters.get(name) for name in names}
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Returns the parameters that an optimizer was given, in groups or not."""
+    parameters = []
+    for item in optimizer._param_groups or optimizer._parameter_list or []:
+        parameters += list(item["params"]) if isinstance(item, dict) else [item]
+    return parameters
+
+
+def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns type and shape of tensors by their names in a message."""
+    return {
+        f"{file}: {key!r}": describe(tensor)
+        for file, by_key in tensors.items()
+        for key, tensor in by_key.items()
+    }
+
+
+def misfits(saved: Mapping[str, str], here: Mapping[str, str], where: str) -> list[str]:
+    """Returns one line for each name that only one side has, or that is described otherwise."""
+    return [
+        *(f"{name}: missing in the {where}." for name in here if name not in saved),
+        *(f"{name}: in the {where}, and not here." for name in saved if name not in here),
+        *(
+            f"{name} is {there} in the {where} and {here[name]} here."
+            for name, there in saved.items()
+            if here.get(name, there) != there
+        ),
+    ]

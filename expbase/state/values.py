@@ -1,0 +1,598 @@
+"""The values that training has changed: an entry of a checkpoint, put back in place.
+
+When training begins (after on_train_begin) it is noted what stands in each place. What is no longer
+what it was then is state, and stays state; a resumed run puts it back, into the objects that setup
+has made. What training does not change is the code's. Of optimizers and schedules also that is
+noted, so that a resume can name what is another one now, and find the learning rate anew.
+
+    values = Values(state, audit, warn)
+    values.note_setup()                     # at the end of setup
+    values.begin()                          # before the first batch
+    state = values.state_dict()             # {"epsilon": …, "meter.sum": …}
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import paddle
+from paddle.optimizer import lr
+
+from expbase.base.arrays import describe
+from expbase.base.encoding import (
+    Decoder,
+    Encoded,
+    Encoder,
+    Names,
+    Summary,
+    not_savable,
+)
+from expbase.base.files import checksum_of
+from expbase.base.generators import (
+    GENERATORS,
+    generator_kind,
+    generator_state,
+    set_generator_state,
+)
+from expbase.state.walk import (
+    WHOLE,
+    DictNode,
+    GroupNode,
+    LayerNode,
+    LoaderNode,
+    Node,
+    OptimizerNode,
+    ParameterNode,
+    ScheduleNode,
+    StatefulNode,
+    Walk,
+    WalkedNames,
+    WholeNode,
+    cells_of,
+    state_setter,
+)
+
+_DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
+_ROOT = "values."  # what the names of arrays begin with, of this entry
+_LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
+_NOTHING: Any = object()
+_SIMPLE = {type(None), bool, int, str}
+# What another start has under the same path, whichever object it is: its class is compared.
+_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode, LoaderNode)
+_MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
+
+
+class Seen(NamedTuple):
+    """What stood in a place."""
+
+    content: str  # a checksum
+    thing: Any = None  # what cannot be saved, and is the same as long as it is the same object
+
+
+class Place(NamedTuple):
+    """One place of a node."""
+
+    path: str  # of the place
+    name: str  # of the node, in any start
+    node: Node
+    key: Any
+    value: Any
+
+    def look(self, names: Names) -> Any:
+        """Returns what it holds: a simple value itself, of others a checksum."""
+        return look(self.value, names, is_whole=self.key is WHOLE)
+
+
+class Reached(Protocol):
+    """What can be reached; see attributes.py."""
+
+    registered: list[str]  # paths of attributes that are state in any case
+
+    def walk(self) -> Walk:
+        """Walks from the experiment on."""
+
+    def owner_of(self, path: str) -> tuple[Any, str]:
+        """Returns the object that has the attribute at a path, None: there is none; its name."""
+
+    def is_registered(self, path: str) -> bool:
+        """Returns whether a user has named it, or the object that has it."""
+
+    def is_left_out(self, path: str) -> bool:
+        """Returns whether what is there is no value, or excluded."""
+
+
+class Teller(Protocol):
+    """Who tells what is not restored; see audit.py."""
+
+    def tell(self, path: str, value: Any, why: str) -> None:
+        """Tells of a place that has changed and is in no checkpoint, once."""
+
+    def look(self, walk: Walk, names: Names) -> None:
+        """Tells what else has changed."""
+
+
+class NamesNow(Names):
+    """The names of the end of setup; of what is saved by its path, the path."""
+
+    def __init__(self, setup: WalkedNames, walk: Walk) -> None:
+        self._setup = setup
+        self._by_path = {
+            id(node.value): path
+            for path, node in walk.nodes.items()
+            if isinstance(node, _BY_PATH) and setup.get(path) is not None
+        }
+        self._walk = walk
+
+    def name_of(self, value: Any) -> str | None:
+        found = self._setup.name_of(value)
+        return self._by_path.get(id(value)) if found is None else found
+
+    def get(self, name: str) -> Any:
+        node = self._walk.nodes.get(name)
+        is_by_path = isinstance(node, _BY_PATH)
+        return node.value if node and is_by_path else self._setup.get(name)
+
+    def key_of(self, key: Any) -> Any:
+        return self._setup.key_of(key)
+
+    def key(self, content: Any) -> Any:
+        return self._setup.key(content)
+
+    def class_named(self, name: str) -> type | None:
+        return self._setup.class_named(name)
+
+
+class Values:
+    """What training has changed beside the objects with a form of their own: an Entry.
+
+    Args:
+        reached: What can be reached.
+        audit: Is told what cannot be restored.
+        say: Called with a line about sizes.
+    """
+
+    def __init__(self, reached: Reached, audit: Teller, say: Callable[[str], object]) -> None:
+        self._reached = reached
+        self._audit = audit
+        self._say = say
+        self._setup = WalkedNames(Walk(None, {}))  # by which names another start finds what it has
+        self._constants: dict[str, Any] = {}  # of optimizers and schedules, at the end of setup
+        self._begun: dict[str, Any] = {}  # what stood in each place when training began, by path
+        self._keys: dict[str, list[Any]] = {}  # of each node, at that time
+        self._changed: set[str] = set()  # paths of what training has changed, in any start
+        self._deleted: list[list[Any]] = []  # places that the checkpoint has none of: node and key
+        self._ordered: set[str] = set()  # dicts whose items have another order than setup's
+        self._restored: dict[str, Any] = {}  # what stood there after a restore, by path
+        self._decoded: dict[str, tuple[str, Any, Any]] = {}  # of a checkpoint that fits
+        self._large: set[str] = set()  # of whose size a line was said
+        self.lines: list[str] = []  # what a restore has to say
+
+    # --- what there is ---------------------------------------------------------------------
+
+    def note_setup(self) -> None:
+        """Notes what setup has made: another start has it, too."""
+        walk = self._reached.walk()
+        self._setup = walk.names()
+        self._constants = dict(_constants_in(walk))
+
+    def begin(self, audit: Callable[[Walk, Names], object]) -> None:
+        """Notes what stands in each place: that is the code's; `audit` is given what was walked."""
+        walk = self._reached.walk()
+        names = NamesNow(self._setup, walk)
+        self._begun = {}
+        self._keys = {}
+        for place in self._places(walk, names):
+            self._begun[place.path] = place.look(names)
+            self._keys.setdefault(place.name, []).append(place.key)
+        audit(walk, names)
+
+    def _places(self, walk: Walk, names: Names) -> Iterator[Place]:
+        """Yields the places of all nodes that another start has, too."""
+        for path, node in walk.nodes.items():
+            name = names.name_of(node.value) if path else ""
+            if isinstance(node, GroupNode):
+                name = path
+            if name is None:
+                continue
+            for key, value in node.places().items():
+                where = walk.path_of(name, key) if key is not WHOLE else name
+                if not self._reached.is_left_out(where):
+                    yield Place(where, name, node, key, value)
+
+    def looked(self) -> dict[str, tuple[Any, Any]]:
+        """Returns what stands in each place, by path: a checksum of it, and itself."""
+        walk = self._reached.walk()
+        names = NamesNow(self._setup, walk)
+        return {p.path: (p.look(names), p.value) for p in self._places(walk, names)}
+
+    def code(self) -> dict[str, str]:
+        """Returns checksums of what the code has set and training has not changed, by path."""
+        return {
+            path: as_text(seen)
+            for path, seen in self._begun.items()
+            if path not in self._changed and not (isinstance(seen, Seen) and seen.thing is not None)
+        }
+
+    # --- saving ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the values by path, each with its node and key; and what was deleted."""
+        walk = self._reached.walk()
+        names = NamesNow(self._setup, walk)
+        encoder = Encoder({}, names)
+        state: dict[str, Any] = {}
+        keys: dict[str, list[Any]] = {}
+        nodes: dict[str, Node] = {}
+        for place in self._places(walk, names):
+            keys.setdefault(place.name, []).append(place.key)
+            nodes[place.name] = place.node
+            is_state = self._has_changed(place, names) or self._reached.is_registered(place.path)
+            if is_state and (encoded := self._encoded(place, encoder)) is not None:
+                state[place.path] = encoded
+        self._audit.look(walk, names)
+        state |= self._beyond(state, encoder)
+        self._changed |= state.keys()
+        self._note_keys(nodes, keys)
+        state[_DELETED] = [[name, key] for name, key in self._deleted if name in nodes]
+        state[_ORDER] = {
+            name: [encoder.key(key, name) for key in keys[name]]
+            for name in sorted(self._ordered & nodes.keys())
+        }
+        state[_CONSTANTS] = self._constants
+        return state
+
+    def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
+        """Notes which places are gone, and which dicts have another order."""
+        for name, now in keys.items():
+            before = self._keys.get(name, [])
+            if isinstance(nodes[name], DictNode):
+                if before != now and now != [WHOLE] and len(now) == len(nodes[name].places()):
+                    self._ordered.add(name)
+            else:
+                gone = [[name, key] for key in before if key not in now]
+                self._deleted += [place for place in gone if place not in self._deleted]
+        self._deleted = [place for place in self._deleted if place[1] not in keys.get(place[0], ())]
+
+    def _has_changed(self, place: Place, names: Names) -> bool:
+        if place.path in self._changed:
+            return True
+        before = self._begun.get(place.path, _NOTHING)
+        if type(place.value) in _SIMPLE and type(place.value) is type(before):
+            return bool(before != place.value)
+        return before is _NOTHING or not is_same(before, place.look(names))
+
+    def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
+        """Returns what a checkpoint has of a place; None, and it is told, if that cannot be."""
+        where = _ROOT + place.path
+        is_whole = place.key is WHOLE
+        content = encoder.attempt(place.value, where, is_inside=is_whole)
+        if content is None:
+            if self._reached.is_registered(place.path):
+                raise not_savable(where, type(place.value).__name__)
+            self._audit.tell(place.path, place.value, "cannot be saved")
+            return None
+        if isinstance(place.value, set) and not _keeps_order(place.value):
+            self._audit.tell(place.path, place.value, "order")
+        key = None if is_whole else encoder.key(place.key, where)
+        encoded = Encoded([place.name, key, content.content], content.arrays)
+        if place.name and not self._reached.is_registered(place.path):
+            self._say_size(place.path, encoded)
+        return encoded
+
+    def _beyond(self, state: Mapping[str, Any], encoder: Encoder) -> dict[str, Any]:
+        """Returns what a user has named, and the walk does not reach."""
+        found = {}
+        for path in self._reached.registered:
+            owner, name = self._reached.owner_of(path)
+            is_walked = any(p == path or p.startswith(f"{path}.") for p in state)
+            if is_walked or self._reached.is_left_out(path) or not hasattr(owner, name):
+                continue
+            value = getattr(owner, name)
+            if state_setter(value) is None and self._setup.name_of(value) is None:
+                content = encoder.attempt(value, _ROOT + path)
+                if content is None:
+                    raise not_savable(_ROOT + path, type(value).__name__)
+                found[path] = Encoded([None, None, content.content], content.arrays)
+        return found
+
+    def _say_size(self, path: str, encoded: Encoded) -> None:
+        if path not in self._large and (size := encoded.size()) > _LARGE_BYTES:
+            self._large.add(path)
+            self._say(
+                f"self.{path}: {size >> 20} MB in each checkpoint. If training does not depend "
+                f"on it, a cache say: exclude_from_state({path!r}). If it does: "
+                f"register_stateful({path!r}), which ends this line."
+            )
+
+    # --- restoring -------------------------------------------------------------------------
+
+    def problems(self, state: Mapping[str, Any]) -> list[str]:
+        """One line for each value that was named and is not there, or that has no place here."""
+        names, nodes = self._nodes()
+        encoded = {path: value for path, value in state.items() if isinstance(value, Encoded)}
+        decoder = Decoder(next((e.arrays for e in encoded.values()), {}), names)
+        problems = [
+            f"{path}: missing in the checkpoint."
+            for path in self._reached.registered
+            if not self._reached.is_left_out(path) and self._is_missing(path, state)
+        ]
+        self._decoded = {}
+        for path, value in encoded.items():
+            if not self._reached.is_left_out(path):
+                problems += self._misfit(path, value.content, decoder, nodes)
+        return problems
+
+    def _is_missing(self, path: str, state: Mapping[str, Any]) -> bool:
+        owner, name = self._reached.owner_of(path)
+        value = getattr(owner, name, None)
+        has_own = state_setter(value) is not None  # then it is no value
+        return not has_own and not any(p == path or p.startswith(f"{path}.") for p in state)
+
+    def _nodes(self) -> tuple[NamesNow, dict[str, Node]]:
+        """Returns the nodes of now by the names that a checkpoint has."""
+        walk = self._reached.walk()
+        names = NamesNow(self._setup, walk)
+        nodes: dict[str, Node] = {"": walk.nodes[""]}
+        for path, node in walk.nodes.items():
+            name = path if isinstance(node, GroupNode) else names.name_of(node.value)
+            if name is not None and path:
+                nodes[name] = node
+        return names, nodes
+
+    def _misfit(
+        self, path: str, content: Any, decoder: Decoder, nodes: Mapping[str, Node]
+    ) -> list[str]:
+        """Decodes a value; returns why it cannot be put into its place."""
+        name, key, inside = content
+        try:
+            key = WHOLE if key is None else decoder.key(key, path)
+            value = decoder.decode(inside, _ROOT + path)
+        except LookupError as error:
+            return [f"{path}: {error.args[0]}."]
+        self._decoded[path] = name, key, value
+        if name is None:
+            owner, attribute = self._reached.owner_of(path)
+            return [f"{path}: in the checkpoint, and not here."] * (not hasattr(owner, attribute))
+        if name not in nodes:
+            return [f"{path}: in the checkpoint, and not here."]
+        node = nodes[name]
+        if key is WHOLE:
+            there, here = _shape(value), _shape(node.value)
+            other = f"{path} is {there} in the checkpoint and {here} here."
+            return [other] * (there != here)
+        is_taken = not self._reached.is_registered(path) and _is_taken(node, key, value)
+        return [f"{path}: a value in the checkpoint, and no value here."] * is_taken
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Puts back what has no `problems`; what is not as it was `differences` says."""
+        names, nodes = self._nodes()
+        decoded, self._decoded = self._decoded, {}
+        anew = self._find_rates_anew(state, decoded, nodes)
+        for path, (name, key, value) in decoded.items():
+            if name is None:
+                setattr(*self._reached.owner_of(path), value)
+            elif path not in anew:
+                nodes[name].put(key, value)
+        for name, key in state[_DELETED]:
+            if name in nodes and not self._reached.is_left_out(f"{name}.{key}".lstrip(".")):
+                nodes[name].remove(key)
+        decoder = Decoder({}, names)
+        for name, keys in state[_ORDER].items():
+            node = nodes.get(name)
+            if isinstance(node, DictNode):
+                node.order([decoder.key(key, name) for key in keys])
+        self._changed = {path for path in decoded if path not in anew}
+        self._deleted = [[name, key] for name, key in state[_DELETED]]
+        self._ordered = {*state[_ORDER]}
+        now = self.looked()
+        self._restored = {path: now[path][0] for path in self._changed if path in now}
+        return []
+
+    def differences(self) -> Iterator[str]:
+        """Yields the paths of what a restore has put back, and what is not as it was then: of
+        which on_train_begin has set something else, say.
+        """
+        now = self.looked() if self._restored else {}
+        for path, then in self._restored.items():
+            if not is_same(then, now.get(path, (_NOTHING,))[0]):
+                yield path
+        self._restored = {}
+
+    # --- constants -------------------------------------------------------------------------
+
+    def _find_rates_anew(
+        self, state: Mapping[str, Any], decoded: Mapping[str, Any], nodes: Mapping[str, Node]
+    ) -> set[str]:
+        """Follows what the code says of schedules and rates now, if it is something else.
+
+        Returns:
+            The paths of values that do not come from the checkpoint.
+        """
+        then = state[_CONSTANTS]
+        other = [
+            path
+            for path, shown in self._constants.items()
+            if path in then and then[path] != shown and not self._reached.is_left_out(path)
+        ]
+        anew: set[str] = set()
+        for name, node in nodes.items():
+            if isinstance(node, ScheduleNode) and not _is_inside(name, nodes):
+                inside = [path for path in other if path.startswith(f"{name}.")]
+                if inside:
+                    anew |= self._found_anew(name, node, decoded, nodes, inside, then)
+            elif isinstance(node, (OptimizerNode, GroupNode)):
+                own = [path for path in other if path in _own_places(name, node)]
+                anew |= {*own}
+                self.lines += [_differs(path, self._constants, then) for path in own]
+        return anew
+
+    def _found_anew(
+        self,
+        name: str,
+        node: Node,
+        decoded: Mapping[str, Any],
+        nodes: Mapping[str, Node],
+        other: Sequence[str],
+        then: Mapping[str, str],
+    ) -> set[str]:
+        """Steps a fresh schedule to where it was; returns what is not to be restored of it."""
+        named = [path for path in other if path.rpartition(".")[2] not in _MOVING]
+        lines = [_differs(path, self._constants, then) for path in named]
+        within = [part for path, part in nodes.items() if f"{path}.".startswith(f"{name}.")]
+        if not all(map(_steps_alone, within)):
+            why = f"; the rate goes on from what it was: a {type(node.value).__name__} is not"
+            self.lines += [f"{line}{why} stepped to where it would be" for line in lines]
+            return set()
+        last = decoded.get(f"{name}.last_epoch", (None, None, node.value.last_epoch))[2]
+        for _ in range(last - node.value.last_epoch):
+            node.value.step()
+        self.lines += lines
+        return {path for path in decoded if path.startswith(f"{name}.")}
+
+
+def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
+    """Returns what a place holds: a simple value itself, of others a checksum.
+
+    With `is_whole` it is of what a thing with a name holds.
+    """
+    if type(value) in _SIMPLE or type(value) is float:
+        return value
+    summary = Summary(names)
+    content = summary.inside(value, "") if is_whole else summary.encode(value, "")
+    number = Encoded(content, summary.arrays).checksum()
+    return Seen(f"{number:08x}", value if summary.is_opaque else None)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Returns whether a place holds what it held."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Seen):
+        if one.thing is not None or other.thing is not None:
+            return one.thing is other.thing
+        return bool(one.content == other.content)
+    return repr(one) == repr(other) if type(one) is float else bool(one == other)
+
+
+def as_text(seen: Any) -> str:
+    """Returns what was seen as a text that another process can compare."""
+    if isinstance(seen, Seen):
+        return seen.content
+    text = f"{type(seen).__name__} {seen!r}"
+    return text if len(text) < 64 else f"{checksum_of([text.encode(errors='replace')]):08x}"
+
+
+def _constants_in(walk: Walk) -> Iterator[tuple[str, str]]:
+    """Yields what optimizers and schedules were made with, by path, as texts."""
+    outer = [
+        f"{path}."
+        for path, node in walk.nodes.items()
+        if isinstance(node, (OptimizerNode, ScheduleNode))
+    ]
+    for path, node in walk.nodes.items():
+        if any(f"{path}.".startswith(name) for name in outer):
+            for key, value in node.places().items():
+                if (text := _as_constant(value)) is not None:
+                    yield (path if key is WHOLE else walk.path_of(path, key)), text
+
+
+def _as_constant(value: Any) -> str | None:
+    """Returns a number, a text, a short list of them or a function as a text; else None."""
+    if isinstance(value, types.FunctionType):
+        cells = [f"{n}={_as_constant(cell)}" for n, cell in cells_of(value).items()]
+        return " ".join([value.__qualname__, *cells])
+    if isinstance(value, (list, tuple)) and len(value) < 100:
+        items = [*map(_as_constant, value)]
+        return None if None in items else f"[{', '.join(map(str, items))}]"
+    return repr(value) if type(value) in (bool, int, float, str, type(None)) else None
+
+
+def _differs(path: str, now: Mapping[str, str], then: Mapping[str, str]) -> str:
+    return f"self.{path}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
+
+
+def _own_places(name: str, node: Node) -> set[str]:
+    return {f"{name}.{key}" for key in node.places()}
+
+
+def _is_inside(name: str, nodes: Mapping[str, Node]) -> bool:
+    """Returns whether it is a part of another schedule."""
+    ends = [i for i, letter in enumerate(name) if letter == "."]
+    return any(isinstance(nodes.get(name[:end]), ScheduleNode) for end in ends)
+
+
+def _steps_alone(node: Node) -> bool:
+    """Returns whether a part of a schedule goes on by step() without a metric, as paddle's do."""
+    kind = type(node.value)
+    is_paddles = isinstance(node, ScheduleNode) and kind.__module__ == lr.__name__
+    return kind is list or (is_paddles and kind is not lr.ReduceOnPlateau)
+
+
+def _shape(value: Any) -> str:
+    """Returns what a thing must have in common with one that is to get what it holds."""
+    if isinstance(value, paddle.Tensor):
+        return describe(value)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {[*value.shape]}"
+    return generator_kind(value) if isinstance(value, GENERATORS) else type(value).__name__
+
+
+def _is_taken(node: Node, key: Any, value: Any) -> bool:
+    """Returns whether a name is that of a method, a property or an object that has a state."""
+    if isinstance(node, DictNode):
+        return False
+    of_class = getattr(type(node.value), str(key), None)
+    is_there = key in node.places()
+    is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
+    there = node.places().get(key)
+    has_form = isinstance(there, (paddle.nn.Layer, paddle.optimizer.Optimizer))
+    return (is_code and not is_there) or (has_form and there is not value)
+
+
+def _keeps_order(items: set[Any]) -> bool:
+    """Returns whether a set comes in the same order in any process that makes it anew."""
+    listed = [*items]
+    numbers = all(type(item) in (bool, int, float) for item in listed)
+    return len(listed) < 2 or (numbers and [*dict.fromkeys([*set(listed)])] == listed)
+
+
+class Rollback:
+    """What nodes hold at a moment, to be put back."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._kept = [(node, _kept(node)) for node in nodes]
+
+    def restore(self) -> None:
+        """Puts back what has changed, and takes away what is new."""
+        for node, before in self._kept:
+            if isinstance(node.value, GENERATORS):
+                set_generator_state(node.value, before)
+                continue
+            if isinstance(node, WholeNode):
+                node.put(WHOLE, before)
+                continue
+            now = dict(node.places())
+            for key in now.keys() - before.keys():
+                node.remove(key)
+            for key, value in before.items():
+                if now.get(key, _NOTHING) is not value:
+                    node.put(key, value)
+
+
+def _kept(node: Node) -> Any:
+    value = node.value
+    if not isinstance(node, WholeNode):
+        return dict(node.places())
+    if isinstance(value, GENERATORS):
+        return generator_state(value)
+    if isinstance(value, paddle.Tensor):
+        kept = value.detach().clone()
+        kept.stop_gradient = value.stop_gradient
+        kept._set_grad_ivar(value.grad.clone()) if value.grad is not None else None
+        return kept
+    return copy.copy(value)
