@@ -23,7 +23,7 @@ from expbase.engine.evaluation import check_metric
 from expbase.engine.life import Life
 from expbase.events import on
 from expbase.experiment import ExperimentBase
-from expbase.state import parts
+from expbase.state.parts import parameters_of, running_statistics
 
 _HALVES = (paddle.float16, paddle.bfloat16)
 _AVERAGED = (*_HALVES, paddle.float32, paddle.float64, paddle.complex64, paddle.complex128)
@@ -129,7 +129,7 @@ class WeightAverages:
 
     def __init__(self, layer: Any) -> None:
         parts = layer.sublayers(include_self=True)
-        running = {id(p) for part in parts for p in parts.running_statistics(part).values()}
+        running = {id(p) for part in parts for p in running_statistics(part).values()}
         self._weights = {
             name: parameter
             for name, parameter in layer.named_parameters()
@@ -268,7 +268,7 @@ class GradientClipping(ExperimentBase):
         """
         stepping = optimizers or self.stepping
         # By identity: several optimizers may have a parameter, or one has it twice.
-        parameters = {id(p): p for each in stepping for p in parts.parameters_of(each)}
+        parameters = {id(p): p for each in stepping for p in parameters_of(each)}
         gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
         if any(gradient.is_selected_rows() for gradient in gradients):
             raise ValueError(

@@ -139,7 +139,7 @@ class UserState:
             is to be known of it.
         """
         not_restored = [*self.values.differences()]
-        self.values.begin(self.audit.begin)
+        self.values.begin()
         lost, otherwise = self.audit.differences(self.values.code(), not_restored)
         lines, self.values.lines = self.values.lines, []
         return lost, [*lines, *otherwise]
@@ -169,9 +169,9 @@ class UserState:
 
 def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
     """Returns whether what has a form of its own is where a walk has found it."""
-    value = node.places().get(key) if key is not None else None
-    found = walk.layers.get(path, walk.nodes[path].value if path in walk.nodes else None)
-    return key is None or unwrap(value) is found or value is walk.wrapped.get(path)
+    value = node.child(key)
+    found = walk.layers[path] if path in walk.layers else walk.nodes[path].value
+    return unwrap(value) is found or (value is not None and value is walk.wrapped.get(path))
 
 
 def _is_under(path: str, names: list[str]) -> bool:

@@ -112,6 +112,9 @@ class Teller(Protocol):
     def tell(self, path: str, value: Any, why: str) -> None:
         """Tells of a place that has changed and is in no checkpoint, once."""
 
+    def begin(self, walk: Walk, names: Names) -> None:
+        """Notes what else there is."""
+
     def look(self, walk: Walk, names: Names) -> None:
         """Tells what else has changed."""
 
@@ -180,8 +183,8 @@ class Values:
         self._setup = walk.names()
         self._constants = dict(_constants_in(walk))
 
-    def begin(self, audit: Callable[[Walk, Names], object]) -> None:
-        """Notes what stands in each place: that is the code's; `audit` is given what was walked."""
+    def begin(self) -> None:
+        """Notes what stands in each place: that is the code's."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         self._begun = {}
@@ -189,7 +192,7 @@ class Values:
         for place in self._places(walk, names):
             self._begun[place.path] = place.look(names)
             self._keys.setdefault(place.name, []).append(place.key)
-        audit(walk, names)
+        self._audit.begin(walk, names)
 
     def _places(self, walk: Walk, names: Names) -> Iterator[Place]:
         """Yields the places of all nodes that another start has, too."""
@@ -222,6 +225,8 @@ class Values:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the values by path, each with its node and key; and what was deleted."""
+        if not self._keys:  # it is saved by hand before training
+            self.begin()
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         encoder = Encoder({}, names)

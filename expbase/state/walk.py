@@ -79,6 +79,10 @@ class Node:
         """Returns what stands in each place, by its key."""
         return attributes_of(self.value)
 
+    def child(self, key: Any) -> Any:
+        """Returns what `children` yields by a key; None if there is none any more."""
+        return next((value for name, value in self.children() if name == key), None)
+
     def put(self, key: Any, value: Any) -> None:
         """Puts a value into a place; no code of the user's is called."""
         set_attribute(self.value, key, value)
