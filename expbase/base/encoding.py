@@ -77,7 +77,7 @@ class Names:
 
     def class_named(self, name: str) -> type | None:
         """Returns a class that the program has; None if it has none of that name."""
-        return _class_named(name)
+        return class_named(name)
 
 
 NOTHING = Names()
@@ -117,13 +117,13 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
     return Decoder(arrays).decode(value, "")
 
 
-def checksum(value: Any) -> int:
-    """Returns a number that depends on what a value holds; the same in any process.
+def checksum(value: Any) -> str:
+    """Returns a number, in hex, that depends on what a value holds; the same in any process.
 
     Of long collections and large arrays it is of some places, of what cannot be saved of its class.
     """
     summary = Summary()
-    return Encoded(summary.encode(value, ""), summary.arrays).checksum()
+    return f"{Encoded(summary.encode(value, ''), summary.arrays).checksum():08x}"
 
 
 class Encoder:
@@ -660,7 +660,7 @@ def class_name(kind: type) -> str:
     return f"{'' if module in ('__main__', '__mp_main__') else module}.{kind.__qualname__}"
 
 
-def _class_named(name: str) -> type | None:
+def class_named(name: str) -> type | None:
     """Returns the class of a module that is loaded, by what `class_name` returned."""
     words = name.split(".")
     for count in range(len(words) - 1, 0, -1):

@@ -38,7 +38,7 @@ from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _SOURCES = "sources"  # another one
-_INVENTORY = "inventory"  # and what each place of rank 0 was like: no state, as times differ
+_INVENTORY = "inventory"  # and what is no state, of rank 0
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ class Checkpointer:
         directory: Where they are.
         training: That section of the config.
         contents: Returns the entries of a checkpoint, in the order of restoring.
-        inventory: Returns what each place of rank 0 was like when `contents` were captured last.
+        inventory: Returns what no checkpoint holds, of rank 0, when `contents` were captured last.
         on_written: Called on rank 0 for each one that is on the disk.
         sources: Checksums of the experiment's files, by name.
         facts: Returns what is noted for who finds a checkpoint without its run.
@@ -79,7 +79,7 @@ class Checkpointer:
         logger: logging.Logger,
         *,
         contents: Callable[[], dict[str, Entry]],
-        inventory: Callable[[], str],
+        inventory: Callable[[], Mapping[str, Any]],
         on_written: Callable[[Path], object],
         sources: Mapping[str, str],
         facts: Callable[[], Mapping[str, Any]],
@@ -92,7 +92,7 @@ class Checkpointer:
         self.newest_saved: Path | None = None  # that is known to be good
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
-        self.inventory = ""  # of that checkpoint
+        self.inventory: Mapping[str, Any] = {}  # of that checkpoint
         self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
         self._background = Background()
         # While one copy is being written another one can be made.
@@ -400,7 +400,7 @@ class Checkpointer:
         with storage.reading(path / layout.MANIFEST):
             info = dict(opened.manifest["info"])
             self._sources_then = dict(info.get(_SOURCES, {}))
-            self.inventory = str(info.get(_INVENTORY, ""))
+            self.inventory = dict(info.get(_INVENTORY, {}))
             sizes = {name: size for name, size in info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
         contents = self._contents()

@@ -144,7 +144,7 @@ class UserState:
         lines, self.values.lines = self.values.lines, []
         return lost, [*lines, *otherwise]
 
-    def inventory(self) -> str:
+    def inventory(self) -> dict[str, Any]:
         """Returns what the manifest has of values that no checkpoint has."""
         return self.audit.inventory(self.values.code())
 
@@ -154,8 +154,12 @@ class UserState:
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""
-        is_templates = path in _NO_VALUES or path in LOADERS
-        return is_templates or _is_under(path, self.excluded) or path in self.by_share
+        if path in _NO_VALUES or path in LOADERS:
+            return True
+        # Most often there are none, and it is asked of each place.
+        return bool(self.excluded or self.by_share) and (
+            _is_under(path, self.excluded) or path.removesuffix("[:]") in self.by_share
+        )
 
     def copied(self) -> list[str]:
         """Returns the paths of what worker processes have copies of, and draw from these."""
@@ -176,4 +180,4 @@ def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
 
 def _is_under(path: str, names: list[str]) -> bool:
     """Returns whether a path is one of the names, or goes on from one."""
-    return any(path == name or path.startswith(f"{name}.") for name in names)
+    return any(path == n or path.startswith((f"{n}.", f"{n}[:]")) for n in names)

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 from paddle.nn import Layer
 
-from expbase.base.encoding import Names
+from expbase.base.encoding import Names, class_name, class_named
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.state.values import as_text, look
@@ -40,6 +40,7 @@ from expbase.state.walk import (
     Node,
     Walk,
     cells_of,
+    has_attributes,
     is_users,
 )
 
@@ -123,8 +124,7 @@ class Outside(Walk):
         functions = [(path, v) for path, v in inside.closed.items() if isinstance(v, CODE)]
         functions += [(f"{path}.hook", h) for path, hooks in self.hooks.items() for h in hooks]
         seeds = [*((kind.__qualname__, kind) for kind in kinds), *functions]
-        self._queue.extend((path, value, root, None) for path, value in seeds)
-        self._go()
+        self.enter((path, value, root, None) for path, value in seeds)
 
     def _node_of(self, path: str, value: Any) -> Node | None:
         if isinstance(value, types.FunctionType):
@@ -139,15 +139,16 @@ class Outside(Walk):
 
     def _visit(self, path: str, value: Any, parent: Node, key: Any) -> None:
         if isinstance(value, type):
-            path = f"class {_full_name(value)}"
+            is_front = (found := class_named(class_name(value))) is not None and found is not value
+            path = f"class {_full_name(value)}" + " with mixins" * is_front
         elif isinstance(value, types.ModuleType):
             path = f"module {value.__name__}"
         elif isinstance(value, types.FunctionType) and isinstance(parent, (ClassNode, ModuleNode)):
             path = f"function {_full_name(value)}"
         super()._visit(path, value, parent, key)
 
-    def _extend_function(self, path: str, function: Any, parent: Node) -> None:
-        self._queue.append((path, function, parent, None))
+    def _sees_function(self, path: str) -> bool:
+        return True
 
 
 class _NamesOfBoth(Names):
@@ -181,6 +182,7 @@ class Audit:
         self._begun: dict[str, Any] = {}  # what stood there when training began, by path
         self._told: dict[str, str] = {}  # by path, what the manifest has of it
         self._orders: dict[str, None] = {}  # paths of sets
+        self._kinds: dict[str, str] = {}  # classes of what has no places, by path
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
         self._then: dict[str, str] = {}  # of the checkpoint that was restored, by path
@@ -215,12 +217,17 @@ class Audit:
                 self._orders[path] = None
                 self._say(f"{_ORDER}: {shown(path)}")
         else:
-            self._tell(path, UNKNOWN, type(value).__name__)
+            self._kinds[path] = type(value).__name__
+            self._tell(path, UNKNOWN)
 
-    def _tell(self, path: str, text: str, kind: str = "") -> None:
+    def _tell(self, path: str, text: str) -> None:
         if path not in self._told:
             self._told[path] = text
-            self._pending.append(shown(path) + (f" ({kind})" if kind else ""))
+            self._pending.append(self._shown(path))
+
+    def _shown(self, path: str) -> str:
+        """Returns a path with the class of what stands there, if nobody can look into that."""
+        return shown(path) + (f" ({self._kinds[path]})" if path in self._kinds else "")
 
     def _say_pending(self) -> None:
         names, self._pending = self._pending, []
@@ -240,7 +247,7 @@ class Audit:
         found: dict[str, Any] = {}
         for name, node in outside.nodes.items():
             for key, value in node.places().items():
-                path = name if key is WHOLE else outside.path_of(name, key)
+                path = outside.path_of(name, key)
                 found[path] = look(value, both, is_whole=key is WHOLE)
         for path, hooks in outside.hooks.items():
             found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
@@ -248,6 +255,7 @@ class Audit:
         for path, value in {**outside.closed, **walk.closed}.items():
             if (stand := stands(value)) is not None:
                 found[path] = stand
+                self._kinds[path] = type(value).__name__
         for path, node in walk.nodes.items() if copied else ():
             if path.startswith(copied) and isinstance(node.value, GENERATORS):
                 found[path] = Stand(object(), UNKNOWN)  # workers draw from copies
@@ -255,24 +263,24 @@ class Audit:
 
     # --- over a resume ---------------------------------------------------------------------
 
-    def inventory(self, code: Mapping[str, str]) -> str:
-        """Returns what a manifest has: paths, checksums, and whether it was told, as lines.
+    def inventory(self, code: Mapping[str, str]) -> dict[str, Any]:
+        """Returns what a manifest has: checksums of what the code has set, and what was told.
 
         `code` has the checksums of attributes that training has not changed.
         """
         here = {path: _as_text(seen) for path, seen in self._begun.items()}
-        of_code = {p: text for p, text in {**here, **code}.items() if p not in self._told}
-        told = [f"{path}\t{text}\t1" for path, text in self._told.items()]
-        code_lines = [f"{path}\t{text}\t0" for path, text in of_code.items()]
-        return "\n".join([*code_lines, *told, *(f"{path}\t\t2" for path in self._orders)])
+        return {
+            "code": {p: text for p, text in {**here, **code}.items() if p not in self._told},
+            "told": self._told,
+            "orders": [*self._orders],
+        }
 
-    def expect(self, inventory: str) -> None:
+    def expect(self, inventory: Mapping[str, Any]) -> None:
         """Notes the inventory of the checkpoint that a start has restored."""
-        lines = [line.split("\t") for line in inventory.split("\n") if line]
-        self._then = {path: text for path, text, flag in lines if flag != "2"}
-        self._told_then = {path for path, _, flag in lines if flag == "1"}
-        self._told = {path: self._then[path] for path in sorted(self._told_then)}
-        self._orders = dict.fromkeys(path for path, _, flag in lines if flag == "2")
+        self._told = {**inventory.get("told", {})}
+        self._told_then = {*self._told}
+        self._then = {**inventory.get("code", {}), **self._told}
+        self._orders = dict.fromkeys(inventory.get("orders", ()))
 
     def differences(
         self, code: Mapping[str, str], restored: Sequence[str]
@@ -301,7 +309,7 @@ class Audit:
             if not self._reached.is_left_out(path)
         ]
         words = "has changed in training, and is not what it was then"
-        lost = [f"{shown(path)}: {words}" for path in (*restored, *told)]
+        lost = [f"{self._shown(path)}: {words}" for path in (*restored, *told)]
         more = len(lost) - _MOST_LINES
         said = {
             "set otherwise than at the start of the checkpoint": [*map(shown, anew)],
@@ -345,8 +353,9 @@ def stands(value: Any) -> Stand | None:
         return Stand(repr(value.state))
     with contextlib.suppress(TypeError, ValueError, BufferError):
         return Stand(checksum_of([memoryview(value).tobytes()]))
-    text = "" if isinstance(value, WORLD) else repr(value)
-    return None if not text or " at 0x" in text else Stand(text)
+    # An object of C may show what it holds; one of Python has it in attributes.
+    text = " at 0x" if isinstance(value, WORLD) or has_attributes(value) else repr(value)
+    return None if " at 0x" in text else Stand(text)
 
 
 def _in_file(file: Any) -> Stand | None:
@@ -386,6 +395,7 @@ def _in_iterator(iterator: Any, depth: int) -> Any:
 
 def shown(path: str) -> str:
     """Returns a path in a message."""
+    path = path.removesuffix("[:]")
     return path if path.startswith(BEYOND) else f"self.{path}"
 
 

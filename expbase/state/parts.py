@@ -22,8 +22,10 @@ from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.arrays import Array, describe, is_piece, local
 from expbase.base.encoding import Names
+from expbase.base.generators import GENERATORS, generator_kind
 from expbase.state import optimizers
 from expbase.state.walk import (
+    LOADERS,
     OptimizerNode,
     ParameterNode,
     ScheduleNode,
@@ -54,6 +56,7 @@ class StatefulObjects:
     schedules: dict[str, Any] = field(default_factory=dict)  # whose values are walked
     objects: dict[str, Any] = field(default_factory=dict)  # that are asked for their state
     parameters: dict[str, Any] = field(default_factory=dict)  # that are attributes themselves
+    generators: dict[str, Any] = field(default_factory=dict)  # whose values are walked
     parallel: dict[int, Any] = field(default_factory=dict)  # every wrapper of a layer, by id
     excluded_optimizers: list[str] = field(default_factory=list)  # left out by the user
 
@@ -80,6 +83,7 @@ class StatefulObjects:
         rest.
         """
         shapes = {f"self.{name}": kind for name, kind in self._kinds().items()}
+        shapes |= {f"self.{name}": generator_kind(g) for name, g in self.generators.items()}
         pieces = self.pieces()
         sharded = self.sharded()
         for file, live in self._live_tensors().items():
@@ -211,6 +215,11 @@ def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
         if path not in walk.layers:
             node = walk.nodes[path]
             by_node[type(node)][path] = walk.wrapped.get(path, node.value)
+    found.generators = {
+        path: node.value
+        for path, node in walk.nodes.items()
+        if isinstance(node.value, GENERATORS) and not path.startswith(LOADERS)
+    }
     for path, value in walk.left_out.items():
         is_optimizer = optimizers.is_optimizer(value)
         found.excluded_optimizers += [path] * is_optimizer

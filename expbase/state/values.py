@@ -203,7 +203,7 @@ class Values:
             if name is None:
                 continue
             for key, value in node.places().items():
-                where = walk.path_of(name, key) if key is not WHOLE else name
+                where = walk.path_of(name, key)
                 if not self._reached.is_left_out(where):
                     yield Place(where, name, node, key, value)
 
@@ -273,10 +273,11 @@ class Values:
 
     def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
         """Returns what a checkpoint has of a place; None, and it is told, if that cannot be."""
-        where = _ROOT + place.path
+        where = _ROOT + place.path.removesuffix("[:]")
         is_whole = place.key is WHOLE
         content = encoder.attempt(place.value, where, is_inside=is_whole)
-        if content is None:
+        is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
+        if content is None or is_closed:
             if self._reached.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
             self._audit.tell(place.path, place.value, "cannot be saved")
@@ -294,7 +295,7 @@ class Values:
         found = {}
         for path in self._reached.registered:
             owner, name = self._reached.owner_of(path)
-            is_walked = any(p == path or p.startswith(f"{path}.") for p in state)
+            is_walked = any(p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state)
             if is_walked or self._reached.is_left_out(path) or not hasattr(owner, name):
                 continue
             value = getattr(owner, name)
@@ -308,10 +309,11 @@ class Values:
     def _say_size(self, path: str, encoded: Encoded) -> None:
         if path not in self._large and (size := encoded.size()) > _LARGE_BYTES:
             self._large.add(path)
+            name = path.removesuffix("[:]")
             self._say(
-                f"self.{path}: {size >> 20} MB in each checkpoint. If training does not depend "
-                f"on it, a cache say: exclude_from_state({path!r}). If it does: "
-                f"register_stateful({path!r}), which ends this line."
+                f"self.{name}: {size >> 20} MB in each checkpoint. If training does not depend "
+                f"on it, a cache say: exclude_from_state({name!r}). If it does: "
+                f"register_stateful({name!r}), which ends this line."
             )
 
     # --- restoring -------------------------------------------------------------------------
@@ -336,7 +338,9 @@ class Values:
         owner, name = self._reached.owner_of(path)
         value = getattr(owner, name, None)
         has_own = state_setter(value) is not None  # then it is no value
-        return not has_own and not any(p == path or p.startswith(f"{path}.") for p in state)
+        return not has_own and not any(
+            p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state
+        )
 
     def _nodes(self) -> tuple[NamesNow, dict[str, Node]]:
         """Returns the nodes of now by the names that a checkpoint has."""
@@ -503,7 +507,7 @@ def _constants_in(walk: Walk) -> Iterator[tuple[str, str]]:
         if any(f"{path}.".startswith(name) for name in outer):
             for key, value in node.places().items():
                 if (text := _as_constant(value)) is not None:
-                    yield (path if key is WHOLE else walk.path_of(path, key)), text
+                    yield walk.path_of(path, key), text
 
 
 def _as_constant(value: Any) -> str | None:
@@ -518,7 +522,7 @@ def _as_constant(value: Any) -> str | None:
 
 
 def _differs(path: str, now: Mapping[str, str], then: Mapping[str, str]) -> str:
-    return f"self.{path}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
+    return f"self.{path.removesuffix('[:]')}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
 
 
 def _own_places(name: str, node: Node) -> set[str]:

@@ -47,7 +47,7 @@ from expbase.state import optimizers
 
 MOST = 20_000  # nodes
 MANY = 1000  # items: of data, and each may be one of millions
-WHOLE = ""  # the one place of what is changed as a whole
+WHOLE: Any = object()  # the one place of what is changed as a whole
 LOADERS = ("train_loader", "valid_loader", "test_loader")
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
 _LEAVES: Any = (paddle.Tensor, np.ndarray, bytearray, array.array, *GENERATORS)
@@ -284,20 +284,21 @@ class Walk:
         self.paths: dict[int, str] = {id(root): ""}  # by id
         self.automatic: dict[str, str] = {}  # of parameters: paths by paddle's names
         self._roots: set[int] = set()  # ids of layers that are noted, or left out
-        self._alive: list[Any] = []  # so that no id is used again
+        self.alive: list[Any] = []  # so that no id is used again
         self._worldly: dict[tuple[int, int], bool] = {}
         self._queue: deque[tuple[str, Any, Node, Any]] = deque()
         self._later: deque[tuple[str, Node]] = deque()  # dicts whose keys need what comes before
         for path, value in (excluded or {}).items():
             self._leave_out(path, unwrap(value))
-        self._queue.extend((name, v, self.nodes[""], name) for name, v in attributes.items())
-        self._go()
+        self.enter((name, v, self.nodes[""], name) for name, v in attributes.items())
 
     def names(self) -> WalkedNames:
         """Returns by which names another start finds what was reached."""
         return WalkedNames(self)
 
-    def _go(self) -> None:
+    def enter(self, ways: Iterable[tuple[str, Any, Node, Any]]) -> None:
+        """Goes on from objects, each with its path, and the node and key where it stands."""
+        self._queue.extend(ways)
         while self._queue or self._later:
             if len(self.nodes) > MOST:
                 self.is_whole = False
@@ -333,7 +334,9 @@ class Walk:
             return
         if isinstance(value, types.MethodType):
             self._extend(path, parent, [("__self__", value.__self__)])
-            return self._extend_function(path, value.__func__, parent)
+            if self._sees_function(path):
+                self._queue.append((path, value.__func__, parent, None))
+            return
         if isinstance(value, functools.partial):
             inner = {"args": value.args, "keywords": value.keywords, "func": value.func}
             self._note(path, value)
@@ -384,14 +387,16 @@ class Walk:
             if type(value) not in _ATOMS:
                 self._queue.append((self.path_of(path, key), value, parent, None))
 
-    def _extend_function(self, path: str, function: Any, parent: Node) -> None:
-        if _is_collate(path):
-            self._queue.append((path, function, parent, None))
+    def _sees_function(self, path: str) -> bool:
+        """Returns whether the cells of a function are places."""
+        return _is_collate(path)
 
     def path_of(self, path: str, key: Any) -> str:
         """Returns the path of a place; a key that is a parameter, its id or its automatic name is
-        its path.
+        its path. What a thing holds as a whole is another place than the one where it stands.
         """
+        if key is WHOLE:
+            return f"{path}[:]"
         if type(key) is str:
             key = self.automatic.get(key, key)
             text = key if "." not in key else f"<{key}>" if key in self.nodes else repr(key)
@@ -409,7 +414,7 @@ class Walk:
 
     def _note(self, path: str, value: Any) -> None:
         self.paths[id(value)] = path
-        self._alive.append(value)
+        self.alive.append(value)
 
     def _leave_out(self, path: str, value: Any) -> None:
         if type(value) in _ATOMS or id(value) in self.paths:
@@ -471,7 +476,7 @@ class Walk:
         """Returns whether an object of an installed package holds a file, a thread or a lock."""
         known = self._worldly.get((id(value), depth))
         if known is None:
-            self._alive.append(value)
+            self.alive.append(value)
             self._worldly[id(value), depth] = False  # until it is known: objects hold each other
             items = [*attributes_of(value).values()] if has_attributes(value) else []
             if isinstance(value, types.FunctionType):
@@ -493,13 +498,18 @@ class WalkedNames(Names):
     def __init__(self, walk: Walk) -> None:
         self._refs: dict[str, Callable[[], Any]] = {}
         self._paths: dict[int, str] = {}
-        for value in walk._alive:
+        for value in walk.alive:
             path = walk.paths.get(id(value))
             if path is not None and path not in self._refs:
                 self._refs[path] = _reference(value)
                 self._paths[id(value)] = path
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
+        self._closed = {*walk.closed}
+
+    def is_closed(self, value: Any) -> bool:
+        """Returns whether it has a name, and no places: a file, say."""
+        return self.name_of(value) in self._closed
 
     def name_of(self, value: Any) -> str | None:
         path = self._paths.get(id(value))

@@ -380,7 +380,7 @@ def test_another_number_of_ranks_continues_the_same_order_and_says_so(
     launched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Single(Tiny):
-        seen: list[Any] = []  # noqa: RUF012
+        read: list[Any] = []  # noqa: RUF012
 
         def setup_model(self) -> None:
             super().setup_model()
@@ -388,14 +388,14 @@ def test_another_number_of_ranks_continues_the_same_order_and_says_so(
             self.own = paddle.optimizer.SGD(0.1, parameters=self.alone.parameters())
 
         def on_train_batch_begin(self, batch: Any, indices: Any) -> None:
-            self.seen.append(indices)
+            self.read.append(indices)
 
     path = {"checkpoint_path": str(launched / "checkpoints/step-00000004")}
     trained(Single, tmp_path / "run", path, max_iteration=6)
     said = capsys.readouterr().err
     assert said.count("not exact: saved by 2 processes and continued by 1") == 1
     # The two batches of the first epoch that were left, one for each of the two ranks.
-    assert Single.seen == [facts["seen"][4] for facts in facts_of(launched)]
+    assert Single.read == [facts["seen"][4] for facts in facts_of(launched)]
 
 
 def with_buffer(self: Tiny) -> None:

@@ -27,21 +27,42 @@ from expbase.tools.fingerprints import PLAN, Verified
 from expbase.tools.verify import Side, first_difference
 
 
+# In a module that is not the user's: out of sight.
+HIDDEN: Any = argparse
+
+
 class Hidden(Tiny):
     """One that draws from a generator which nobody saves; each start makes it anew."""
 
+    def prepare(self) -> None:
+        HIDDEN.generator, HIDDEN.updates = np.random.default_rng(3), 0
+
+
+class InClass(Tiny):
+    """Its generator is in a class."""
+
     generator = np.random.default_rng(3)
-    updates = 0
 
     def prepare(self) -> None:
-        Hidden.generator, Hidden.updates = np.random.default_rng(3), 0
+        InClass.generator = np.random.default_rng(3)
+
+    def train_batch(self) -> None:
+        self.optimizer.set_lr(float(InClass.generator.random()))
+        points, labels = self.read_batch()
+        F.cross_entropy(self.model(points), labels).backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.optimizer = paddle.optimizer.Adam(0.01, parameters=self.model.parameters())
 
 
 class Shuffled(Hidden):
     def setup_dataloader(self) -> None:
         class Sampler:
             def __iter__(self) -> Any:
-                return iter(Hidden.generator.permutation(40).reshape(10, 4).tolist())
+                return iter(HIDDEN.generator.permutation(40).reshape(10, 4).tolist())
 
             def __len__(self) -> int:
                 return 10
@@ -55,7 +76,7 @@ class Augmented(Hidden):
         class Noisy(Points):
             def __getitem__(self, index: int) -> Any:
                 point, label = super().__getitem__(index)
-                return point + Hidden.generator.normal(size=4).astype("float32"), label
+                return point + HIDDEN.generator.normal(size=4).astype("float32"), label
 
         super().setup_dataloader()
         self.train_loader = DataLoader(Noisy(40), batch_size=4, shuffle=True)
@@ -64,7 +85,7 @@ class Augmented(Hidden):
 class Dropping(Hidden):
     def train_batch(self) -> None:
         points, labels = self.read_batch()
-        mask = paddle.to_tensor((Hidden.generator.random(points.shape) > 0.5).astype("float32"))
+        mask = paddle.to_tensor((HIDDEN.generator.random(points.shape) > 0.5).astype("float32"))
         F.cross_entropy(self.model(points * mask), labels).backward()
         self.optimizer.step()
         self.optimizer.clear_grad()
@@ -89,8 +110,8 @@ class Scheduled(Hidden):
         self.optimizer = paddle.optimizer.Adam(0.01, parameters=self.model.parameters())
 
     def train_batch(self) -> None:
-        Hidden.updates += 1
-        self.optimizer.set_lr(0.01 / Hidden.updates)
+        HIDDEN.updates += 1
+        self.optimizer.set_lr(0.01 / HIDDEN.updates)
         points, labels = self.read_batch()
         F.cross_entropy(self.model(points), labels).backward()
         self.optimizer.step()
@@ -103,6 +124,7 @@ BROKEN = {  # where it is killed, where it differs, and how that is called
     Dropping: (13, 13, "model, optimizer differ after the update, and no line of the log says why"),
     Forgetful: (13, 13, "optimizer differ before the update"),
     Scheduled: (13, 13, "Likely cause: schedule"),
+    InClass: (13, 13, "Cause: class tests.tools.test_verify.InClass.generator: has changed"),
 }
 
 
@@ -327,7 +349,8 @@ def test_a_state_that_is_not_saved_is_no_script_that_does_not_repeat_itself(
 ) -> None:
     assert verify(tmp_path, DRAWING, "--kills", "1") == 1
     output = capsys.readouterr().out
-    assert re.search(r"NOT IDENTICAL: first at iteration \d+. model differ after", output), output
+    text = r"NOT IDENTICAL: first at iteration \d+. Cause: module __main__.generator: has changed"
+    assert re.search(text, output), output
     assert "repeat itself" not in output
 
 
