@@ -290,7 +290,7 @@ class ParameterKeys(Names):
 
     def __init__(self, found: StatefulObjects) -> None:
         named = [*named_parameters(found)]
-        self._parameters = {name: parameter for name, parameter in reversed(named)}
+        self._by_name = dict(reversed(named))
         self._automatic = {parameter.name: name for name, parameter in named}
         self._ids = {id(parameter): name for name, parameter in named}
 
@@ -304,7 +304,7 @@ class ParameterKeys(Names):
 
     def key(self, content: Any) -> Any:
         how, name = content
-        parameter = self._parameters[name]
+        parameter = self._by_name[name]
         return {"name": parameter.name, "id": id(parameter), "parameter": parameter}[how]
 
 

@@ -522,7 +522,8 @@ def _as_constant(value: Any) -> str | None:
 
 
 def _differs(path: str, now: Mapping[str, str], then: Mapping[str, str]) -> str:
-    return f"self.{path.removesuffix('[:]')}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
+    name = path.removesuffix("[:]")
+    return f"self.{name}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
 
 
 def _own_places(name: str, node: Node) -> set[str]:
