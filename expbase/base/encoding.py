@@ -166,8 +166,9 @@ class Encoder:
             return {"$encoded": value.content}
         if (name := self.names.name_of(value)) is not None:
             return {"$ref": name}
-        if kind is tuple:
-            return {"$tuple": self.items(value, path)}
+        form = FORMS.get(kind) or _form_of(value)
+        if not form.is_shared:
+            return {form.tag: form.write(self, value, path)}
         if id(value) in self._met:
             return {"$same": self._met[id(value)]}
         self._met[id(value)] = path
@@ -224,7 +225,7 @@ class Encoder:
             return {"$key": content}
         if isinstance(key, paddle.Tensor) and self.names.name_of(key) is None:
             raise not_savable(path, "key that is a tensor of no layer among the attributes")
-        return self.encode(key, path)
+        return self.encode(key, f"{path}#")
 
     def class_name(self, kind: type, path: str) -> str:
         """Returns the name of a class that another start finds by it."""
@@ -333,7 +334,7 @@ class Decoder:
     def key(self, content: Any, path: str) -> Any:
         """Returns the key of a dict."""
         is_named = isinstance(content, dict) and "$key" in content
-        return self.names.key(content["$key"]) if is_named else self.decode(content, path)
+        return self.names.key(content["$key"]) if is_named else self.decode(content, f"{path}#")
 
     def class_named(self, name: str, path: str) -> type:
         """Returns a class that the program has."""
@@ -359,11 +360,14 @@ class Form(NamedTuple):
     tag: str
     write: Callable[[Encoder, Any, str], Any]
     read: Callable[[Decoder, Any, str], Any]
+    is_shared: bool = True  # whether two names of one are another matter than two equal ones
 
 
 def _plain(tag: str, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
     """Returns the form of a type that holds no other values."""
-    return Form(tag, lambda e, value, path: write(value), lambda d, content, path: read(content))
+    return Form(
+        tag, lambda e, value, path: write(value), lambda d, content, path: read(content), False
+    )
 
 
 def _in_order(items: Iterable[Any]) -> list[Any]:
@@ -530,8 +534,8 @@ def _read_enum(d: Decoder, content: Any, path: str) -> Any:
 
 
 _OBJECT = Form("$object", _write_object, _read_object)
-_ENUM = Form("$enum", _write_enum, _read_enum)
-_CLASS = Form("$class", Encoder.class_name, Decoder.class_named)
+_ENUM = Form("$enum", _write_enum, _read_enum, False)
+_CLASS = Form("$class", Encoder.class_name, Decoder.class_named, False)
 _PATHS = {kind.__name__: kind for kind in (pathlib.PosixPath, pathlib.PurePosixPath)}
 _PATH = _plain("$path", lambda v: [type(v).__name__, str(v)], lambda c: _PATHS[c[0]](c[1]))
 _ARRAY = Form("$array", _write_array, _read_array)
@@ -540,22 +544,23 @@ _SCALAR = Form(
     "$scalar",
     lambda e, v, path: e.encode(np.array(v), path),
     lambda d, c, path: d.decode(c, path)[()],
+    False,
 )
 FORMS: dict[type, Form] = {
     int: _plain("$int", hex, lambda text: int(text, 16)),  # JSON has none of 4,300 digits
     complex: _plain("$complex", lambda v: [v.real, v.imag], lambda c: complex(*c)),
     bytes: _plain("$bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
-    bytearray: _plain(
+    bytearray: Form(
         "$bytearray",
-        lambda v: base64.b64encode(v).decode(),
-        lambda c: bytearray(base64.b64decode(c)),
+        lambda e, v, path: base64.b64encode(v).decode(),
+        lambda d, c, path: d.note(path, bytearray(base64.b64decode(c))),
     ),
     array: Form(
         "$numbers_of",
         lambda e, v, path: [v.typecode, e.put(np.frombuffer(v, np.uint8), path)],
-        lambda d, c, path: array(c[0], d.arrays[c[1]].data.tobytes()),
+        lambda d, c, path: d.note(path, array(c[0], d.arrays[c[1]].data.tobytes())),
     ),
-    tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path))),
+    tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path)), False),
     list: Form("$list", Encoder.items, _read_list),
     dict: Form("$dict", Encoder.pairs, lambda d, c, p: d.fill_dict(d.note(p, {}), c, p)),
     OrderedDict: Form(
@@ -573,6 +578,7 @@ FORMS: dict[type, Form] = {
         "$frozenset",
         lambda e, v, path: e.items(_in_order(v), path),
         lambda d, c, path: frozenset(d.items(c, path)),
+        False,
     ),
     range: _plain("$range", lambda v: [v.start, v.stop, v.step], lambda c: range(*c)),
     slice: _plain("$slice", lambda v: [v.start, v.stop, v.step], lambda c: slice(*c)),

@@ -15,6 +15,7 @@ it was, and what setup itself sets otherwise.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import gc
 import itertools
@@ -132,7 +133,8 @@ class Outside(Walk):
             has_places = value.__closure__ or value.__defaults__ or vars(value)
             return FunctionNode(value) if is_seen and has_places else None
         if isinstance(value, type):
-            return ClassNode(value) if is_users(value.__module__) else None
+            is_enum = issubclass(value, enum.Enum)  # which notes what it has shown
+            return ClassNode(value) if is_users(value.__module__) and not is_enum else None
         if isinstance(value, types.ModuleType):
             return ModuleNode(value) if is_users(value.__name__) else None
         return None if hasattr(value, _RUN) else super()._node_of(path, value)

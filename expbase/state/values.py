@@ -492,7 +492,8 @@ def as_text(seen: Any) -> str:
     """Returns what was seen as a text that another process can compare."""
     if isinstance(seen, Seen):
         return seen.content
-    text = f"{type(seen).__name__} {seen!r}"
+    is_long = type(seen) is int and seen.bit_length() > 63  # Python shows none of 4,300 digits
+    text = f"{type(seen).__name__} {hex(seen) if is_long else repr(seen)}"
     return text if len(text) < 64 else f"{checksum_of([text.encode(errors='replace')]):08x}"
 
 

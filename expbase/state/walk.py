@@ -17,20 +17,23 @@ threads, locks, loggers, and what holds one, as progress bars do), code, and lon
 from __future__ import annotations
 
 import array
+import datetime
 import enum
 import functools
 import io
 import logging
-import os
 import re
 import socket
 import sys
 import threading
 import types
+import uuid
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,10 @@ MANY = 1000  # items: of data, and each may be one of millions
 WHOLE: Any = object()  # the one place of what is changed as a whole
 LOADERS = ("train_loader", "valid_loader", "test_loader")
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
+# What holds nothing that changes, whatever its class is derived from.
+_CONSTANT: Any = (str, int, float, complex, bytes, enum.Enum, np.generic, np.dtype, Decimal)
+_CONSTANT += (Fraction, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
+_CONSTANT += (PurePath, uuid.UUID)
 _LEAVES: Any = (paddle.Tensor, np.ndarray, bytearray, array.array, *GENERATORS)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE: Any = (type, types.ModuleType, *_FUNCTIONS, classmethod, staticmethod, property)
@@ -317,7 +324,8 @@ class Walk:
             self._note_root(path, value, parent, key)
         if id(value) not in self.paths and type(value) not in _ATOMS:
             self.classes.setdefault(class_name(type(value)), type(value))
-            self._meet(path, value, parent, key)
+            if not isinstance(value, _CONSTANT):
+                self._meet(path, value, parent, key)
 
     def _note_root(self, path: str, layer: Any, parent: Node, key: Any) -> None:
         if id(layer) not in self._roots:
@@ -447,7 +455,7 @@ class Walk:
             return CellsNode(value) if _is_collate(path) and value.__closure__ else None
         if isinstance(value, DataLoader):
             return LoaderNode(value)
-        if isinstance(value, (*CODE, *WORLD, enum.Enum, np.generic, np.dtype, os.PathLike)):
+        if isinstance(value, (*CODE, *WORLD)):
             return None
         if asks(value):
             # Of what deals out a loader's data the position has the state.
