@@ -150,7 +150,7 @@ class UserState:
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
-        return _is_under(path, self.registered)
+        return bool(self.registered) and _is_under(path, self.registered)
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""

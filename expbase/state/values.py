@@ -54,6 +54,7 @@ from expbase.state.walk import (
     WalkedNames,
     WholeNode,
     cells_of,
+    no_garbage_collection,
     state_setter,
 )
 
@@ -61,7 +62,7 @@ _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _NOTHING: Any = object()
-_SIMPLE = {type(None), bool, int, str}
+_SIMPLE = {type(None), bool, int, float, str}
 # What another start has under the same path, whichever object it is: its class is compared.
 _BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode, LoaderNode)
 _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
@@ -183,6 +184,7 @@ class Values:
         self._setup = walk.names()
         self._constants = dict(_constants_in(walk))
 
+    @no_garbage_collection()
     def begin(self) -> None:
         """Notes what stands in each place: that is the code's."""
         walk = self._reached.walk()
@@ -223,6 +225,7 @@ class Values:
 
     # --- saving ----------------------------------------------------------------------------
 
+    @no_garbage_collection()
     def state_dict(self) -> dict[str, Any]:
         """Returns the values by path, each with its node and key; and what was deleted."""
         if not self._keys:  # it is saved by hand before training
@@ -254,9 +257,11 @@ class Values:
     def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
         """Notes which places are gone, and which dicts have another order."""
         for name, now in keys.items():
-            before = self._keys.get(name, [])
+            before = self._keys.get(name)
+            if before == now or before is None:
+                continue
             if isinstance(nodes[name], DictNode):
-                if before != now and now != [WHOLE] and len(now) == len(nodes[name].places()):
+                if now != [WHOLE] and len(now) == len(nodes[name].places()):
                     self._ordered.add(name)
             else:
                 gone = [[name, key] for key in before if key not in now]
@@ -267,14 +272,18 @@ class Values:
         if place.path in self._changed:
             return True
         before = self._begun.get(place.path, _NOTHING)
-        if type(place.value) in _SIMPLE and type(place.value) is type(before):
-            return bool(before != place.value)
+        if before is place.value and type(before) in _SIMPLE:
+            return False
         return before is _NOTHING or not is_same(before, place.look(names))
 
     def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
         """Returns what a checkpoint has of a place; None, and it is told, if that cannot be."""
-        where = _ROOT + place.path.removesuffix("[:]")
         is_whole = place.key is WHOLE
+        if type(place.value) in _SIMPLE and type(place.key) is str:
+            return Encoded(
+                [place.name, encoder.key(place.key, ""), encoder.encode(place.value, "")], {}
+            )
+        where = _ROOT + place.path.removesuffix("[:]")
         content = encoder.attempt(place.value, where, is_inside=is_whole)
         is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
         if content is None or is_closed:
@@ -307,7 +316,10 @@ class Values:
         return found
 
     def _say_size(self, path: str, encoded: Encoded) -> None:
-        if path not in self._large and (size := encoded.size()) > _LARGE_BYTES:
+        is_small = not encoded.arrays and not isinstance(encoded.content[2], (list, dict))
+        if is_small or path in self._large:
+            return
+        if (size := encoded.size()) > _LARGE_BYTES:
             self._large.add(path)
             name = path.removesuffix("[:]")
             self._say(
@@ -469,7 +481,7 @@ def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
 
     With `is_whole` it is of what a thing with a name holds.
     """
-    if type(value) in _SIMPLE or type(value) is float:
+    if type(value) in _SIMPLE:
         return value
     summary = Summary(names)
     content = summary.inside(value, "") if is_whole else summary.encode(value, "")

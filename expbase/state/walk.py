@@ -17,9 +17,11 @@ threads, locks, loggers, and what holds one, as progress bars do), code, and lon
 from __future__ import annotations
 
 import array
+import contextlib
 import datetime
 import enum
 import functools
+import gc
 import io
 import logging
 import re
@@ -264,6 +266,18 @@ class CellsNode(Node):
         self.value.__closure__[number].cell_contents = value
 
 
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Makes many small objects without a search for garbage among all objects of the program."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Walk:
     """What was reached from an experiment, by path.
 
@@ -291,6 +305,7 @@ class Walk:
         self.paths: dict[int, str] = {id(root): ""}  # by id
         self.automatic: dict[str, str] = {}  # of parameters: paths by paddle's names
         self._roots: set[int] = set()  # ids of layers that are noted, or left out
+        self._plain: set[type] = set()  # classes whose objects are their attributes
         self.alive: list[Any] = []  # so that no id is used again
         self._worldly: dict[tuple[int, int], bool] = {}
         self._queue: deque[tuple[str, Any, Node, Any]] = deque()
@@ -306,26 +321,32 @@ class Walk:
     def enter(self, ways: Iterable[tuple[str, Any, Node, Any]]) -> None:
         """Goes on from objects, each with its path, and the node and key where it stands."""
         self._queue.extend(ways)
-        while self._queue or self._later:
-            if len(self.nodes) > MOST:
-                self.is_whole = False
-                return
-            if self._queue:
-                path, value, parent, key = self._queue.popleft()
-                self._visit(path, value, parent, key)
-            else:
-                self._enter(*self._later.popleft())
+        with no_garbage_collection():
+            while (self._queue or self._later) and self.is_whole:
+                if self._queue:
+                    self._visit(*self._queue.popleft())
+                else:
+                    self._enter(*self._later.popleft())
+                self.is_whole = len(self.nodes) <= MOST
 
     def _visit(self, path: str, value: Any, parent: Node, key: Any) -> None:
-        if _wrapped(value) is not None:
-            self.wrappers[id(value)] = value
-            value = unwrap(value)
-        if isinstance(value, Layer) and not isinstance(parent, LayerNode):
-            self._note_root(path, value, parent, key)
-        if id(value) not in self.paths and type(value) not in _ATOMS:
-            self.classes.setdefault(class_name(type(value)), type(value))
-            if not isinstance(value, _CONSTANT):
-                self._meet(path, value, parent, key)
+        kind = type(value)
+        if kind not in self._plain and isinstance(value, Layer):
+            if _wrapped(value) is not None:
+                self.wrappers[id(value)] = value
+                value = unwrap(value)
+            if not isinstance(parent, LayerNode):
+                self._note_root(path, value, parent, key)
+        if id(value) in self.paths or kind in _ATOMS:
+            return
+        if kind in self._plain:  # as most are of many
+            path = self._free(path)
+            self._note(path, value)
+            self.nodes[path] = node = Node(value)
+            return self._enter(path, node)
+        self.classes.setdefault(class_name(kind), kind)
+        if not isinstance(value, _CONSTANT):
+            self._meet(path, value, parent, key)
 
     def _note_root(self, path: str, layer: Any, parent: Node, key: Any) -> None:
         if id(layer) not in self._roots:
@@ -385,6 +406,8 @@ class Walk:
             if type(value) not in _ATOMS:
                 where = f"{path}.{key}" if is_dotted else self.path_of(path, key)
                 self._queue.append((where, value, node, key))
+        if type(node) is Node:
+            return
         is_collection = isinstance(node, (DictNode, WholeNode))
         own = getattr(node.value, "__dict__", None) if is_collection else None
         if own and own is not node.value:  # of a user's class that is derived from one of Python's
@@ -461,7 +484,11 @@ class Walk:
             # Of what deals out a loader's data the position has the state.
             is_of_data = path.startswith(LOADERS) and ".dataset" not in path
             return None if is_of_data else StatefulNode(value)
-        return Node(value) if self._is_open(value) else None
+        if not self._is_open(value):
+            return None
+        if is_users(type(value).__module__):
+            self._plain.add(type(value))
+        return Node(value)
 
     def _is_open(self, value: Any) -> bool:
         """Returns whether the attributes of an object are places."""
