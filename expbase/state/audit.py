@@ -15,6 +15,7 @@ it was, and what setup itself sets otherwise.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
 import functools
 import gc
@@ -28,16 +29,18 @@ from typing import Any, Protocol
 import numpy as np
 from paddle.nn import Layer
 
+from expbase.base.arrays import Array
 from expbase.base.encoding import Names, class_name, class_named
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
-from expbase.state.values import as_text, look
+from expbase.state.values import as_text, is_same, look
 from expbase.state.walk import (
     CODE,
     LOADERS,
     MOST,
     WHOLE,
     WORLD,
+    LayerNode,
     Node,
     Walk,
     cells_of,
@@ -152,6 +155,10 @@ class Outside(Walk):
     def _sees_function(self, path: str) -> bool:
         return True
 
+    def _is_open(self, value: Any) -> bool:
+        # Those of weak references serve what has nothing to do with training.
+        return type(value).__module__ != "weakref" and super()._is_open(value)
+
 
 class _NamesOfBoth(Names):
     def __init__(self, inside: Names, outside: Outside) -> None:
@@ -203,13 +210,13 @@ class Audit:
     def look(self, walk: Walk, names: Names) -> None:
         """Tells what has changed since."""
         for path, seen in self._looked(walk, names).items():
-            before = self._begun.get(path)
             if path in self._told:
                 self._told[path] = _as_text(seen)
-            elif seen != before and not (before is None and path in self._begun):
-                is_new = path not in self._begun
-                if not (is_new and isinstance(seen, Stand)):  # its place is told by Values
-                    self._tell(path, _as_text(seen))
+            elif self._begun.get(path) is None:
+                # A cache is filled, or an attribute holds something new, of which Values tells.
+                self._begun[path] = seen
+            elif not is_same(self._begun[path], seen):
+                self._tell(path, _as_text(seen))
         self._say_pending()
 
     def tell(self, path: str, value: Any, why: str) -> None:
@@ -251,6 +258,9 @@ class Audit:
             for key, value in node.places().items():
                 path = outside.path_of(name, key)
                 found[path] = look(value, both, is_whole=key is WHOLE)
+        for name, node in outside.nodes.items():
+            if isinstance(node, LayerNode):
+                found[f"{name}'s tensors"] = _tensors_of(node.value)
         for path, hooks in outside.hooks.items():
             found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
         copied = tuple(self._reached.copied())
@@ -353,11 +363,28 @@ def stands(value: Any) -> Stand | None:
         return Stand(object(), UNKNOWN) if where is None else Stand(where)
     if isinstance(value, np.random.BitGenerator):
         return Stand(repr(value.state))
+    if isinstance(value, contextvars.ContextVar):
+        return Stand(repr(value.get(None)))
+    if isinstance(value, WORLD):
+        return None
     with contextlib.suppress(TypeError, ValueError, BufferError):
         return Stand(checksum_of([memoryview(value).tobytes()]))
-    # An object of C may show what it holds; one of Python has it in attributes.
-    text = " at 0x" if isinstance(value, WORLD) or has_attributes(value) else repr(value)
-    return None if " at 0x" in text else Stand(text)
+    if has_attributes(value):
+        return None
+    # An object of C may show what it holds, in its text or in numbers.
+    text = repr(value)
+    return Stand(_numbers_of(value) if " at 0x" in text else text)
+
+
+def _numbers_of(value: Any) -> list[Any]:
+    """Returns the numbers that an object of C shows: how many rows a database has changed, say."""
+    found = []
+    for name, kind in vars(type(value)).items():
+        if isinstance(kind, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            with contextlib.suppress(Exception):
+                number = getattr(value, name)
+                found += [(name, number)] if isinstance(number, (bool, int)) else []
+    return found
 
 
 def _in_file(file: Any) -> Stand | None:
@@ -413,6 +440,13 @@ def _is_value(name: str, value: Any) -> bool:
     """Returns whether something in a class or module is no code, and no experiment."""
     is_code = isinstance(value, (*CODE, *_DESCRIPTORS))
     return not (name.startswith("__") or is_code or hasattr(value, _RUN))
+
+
+def _tensors_of(layer: Any) -> Stand:
+    """Returns a checksum of the parameters and buffers of a layer, not of those within it."""
+    tensors = (*layer._parameters.values(), *layer._buffers.values())
+    is_there = (t for t in tensors if t is not None and t._is_initialized())
+    return Stand(checksum_of(Array.of(tensor).data for tensor in is_there))
 
 
 def _hooks_in(walk: Walk) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +27,7 @@ from paddle.optimizer import lr
 
 from expbase.base.arrays import describe
 from expbase.base.encoding import (
+    SAMPLED,
     Decoder,
     Encoded,
     Encoder,
@@ -44,7 +47,6 @@ from expbase.state.walk import (
     DictNode,
     GroupNode,
     LayerNode,
-    LoaderNode,
     Node,
     OptimizerNode,
     ParameterNode,
@@ -64,7 +66,7 @@ _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _NOTHING: Any = object()
 _SIMPLE = {type(None), bool, int, float, str}
 # What another start has under the same path, whichever object it is: its class is compared.
-_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode, LoaderNode)
+_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
 
 
@@ -73,6 +75,7 @@ class Seen(NamedTuple):
 
     content: str  # a checksum
     thing: Any = None  # what cannot be saved, and is the same as long as it is the same object
+    items: Any = None  # of a long list, of which a checksum is of some items
 
 
 class Place(NamedTuple):
@@ -128,13 +131,12 @@ class NamesNow(Names):
         self._by_path = {
             id(node.value): path
             for path, node in walk.nodes.items()
-            if isinstance(node, _BY_PATH) and setup.get(path) is not None
+            if isinstance(node, _BY_PATH) and setup.has(path)
         }
         self._walk = walk
 
     def name_of(self, value: Any) -> str | None:
-        found = self._setup.name_of(value)
-        return self._by_path.get(id(value)) if found is None else found
+        return self._by_path.get(id(value)) or self._setup.name_of(value)
 
     def get(self, name: str) -> Any:
         node = self._walk.nodes.get(name)
@@ -190,30 +192,37 @@ class Values:
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         self._begun = {}
-        self._keys = {}
-        for place in self._places(walk, names):
+        nodes = self._named(walk, names)
+        self._keys = {name: [] for name in nodes}
+        for place in self._places(nodes, walk):
             self._begun[place.path] = place.look(names)
-            self._keys.setdefault(place.name, []).append(place.key)
+            self._keys[place.name].append(place.key)
         self._audit.begin(walk, names)
 
-    def _places(self, walk: Walk, names: Names) -> Iterator[Place]:
-        """Yields the places of all nodes that another start has, too."""
+    def _named(self, walk: Walk, names: Names) -> dict[str, Node]:
+        """Returns the nodes that another start has, too, by the names that they have there."""
+        nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
-            name = names.name_of(node.value) if path else ""
-            if isinstance(node, GroupNode):
-                name = path
-            if name is None:
-                continue
+            name = path if isinstance(node, GroupNode) else names.name_of(node.value)
+            if name is not None and path:
+                nodes[name] = node
+        return nodes
+
+    def _places(self, nodes: Mapping[str, Node], walk: Walk) -> Iterator[Place]:
+        """Yields the places of nodes."""
+        path_of, is_left_out = walk.path_of, self._reached.is_left_out
+        for name, node in nodes.items():
             for key, value in node.places().items():
-                where = walk.path_of(name, key)
-                if not self._reached.is_left_out(where):
+                where = path_of(name, key)
+                if not is_left_out(where):
                     yield Place(where, name, node, key, value)
 
     def looked(self) -> dict[str, tuple[Any, Any]]:
         """Returns what stands in each place, by path: a checksum of it, and itself."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
-        return {p.path: (p.look(names), p.value) for p in self._places(walk, names)}
+        places = self._places(self._named(walk, names), walk)
+        return {place.path: (place.look(names), place.value) for place in places}
 
     def code(self) -> dict[str, str]:
         """Returns checksums of what the code has set and training has not changed, by path."""
@@ -234,11 +243,10 @@ class Values:
         names = NamesNow(self._setup, walk)
         encoder = Encoder({}, names)
         state: dict[str, Any] = {}
-        keys: dict[str, list[Any]] = {}
-        nodes: dict[str, Node] = {}
-        for place in self._places(walk, names):
-            keys.setdefault(place.name, []).append(place.key)
-            nodes[place.name] = place.node
+        nodes = self._named(walk, names)
+        keys: dict[str, list[Any]] = {name: [] for name in nodes}
+        for place in self._places(nodes, walk):
+            keys[place.name].append(place.key)
             is_state = self._has_changed(place, names) or self._reached.is_registered(place.path)
             if is_state and (encoded := self._encoded(place, encoder)) is not None:
                 state[place.path] = encoded
@@ -285,17 +293,20 @@ class Values:
             )
         where = _ROOT + place.path.removesuffix("[:]")
         content = encoder.attempt(place.value, where, is_inside=is_whole)
+        try:
+            key = None if is_whole else encoder.key(place.key, where)
+        except TypeError:
+            content = None
         is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
         if content is None or is_closed:
             if self._reached.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
             self._audit.tell(place.path, place.value, "cannot be saved")
             return None
-        if isinstance(place.value, set) and not _keeps_order(place.value):
+        if isinstance(place.value, set) and len(place.value) > 1:
             self._audit.tell(place.path, place.value, "order")
-        key = None if is_whole else encoder.key(place.key, where)
         encoded = Encoded([place.name, key, content.content], content.arrays)
-        if place.name and not self._reached.is_registered(place.path):
+        if "." in place.path and not self._reached.is_registered(place.path):
             self._say_size(place.path, encoded)
         return encoded
 
@@ -358,12 +369,7 @@ class Values:
         """Returns the nodes of now by the names that a checkpoint has."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
-        nodes: dict[str, Node] = {"": walk.nodes[""]}
-        for path, node in walk.nodes.items():
-            name = path if isinstance(node, GroupNode) else names.name_of(node.value)
-            if name is not None and path:
-                nodes[name] = node
-        return names, nodes
+        return names, self._named(walk, names)
 
     def _misfit(
         self, path: str, content: Any, decoder: Decoder, nodes: Mapping[str, Node]
@@ -486,7 +492,10 @@ def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
     summary = Summary(names)
     content = summary.inside(value, "") if is_whole else summary.encode(value, "")
     number = Encoded(content, summary.arrays).checksum()
-    return Seen(f"{number:08x}", value if summary.is_opaque else None)
+    items = None
+    if isinstance(value, (list, tuple, deque, dict)) and len(value) >= SAMPLED:
+        items = [*value, *value.values()] if isinstance(value, dict) else [*value]
+    return Seen(f"{number:08x}", value if summary.is_opaque else None, items)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -494,9 +503,10 @@ def is_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, Seen):
-        if one.thing is not None or other.thing is not None:
-            return one.thing is other.thing
-        return bool(one.content == other.content)
+        is_like = one.thing is other.thing and one.content == other.content
+        if not is_like or one.items is None:
+            return bool(is_like)
+        return all(map(operator.is_, one.items, other.items))
     return repr(one) == repr(other) if type(one) is float else bool(one == other)
 
 
@@ -571,17 +581,10 @@ def _is_taken(node: Node, key: Any, value: Any) -> bool:
         return False
     of_class = getattr(type(node.value), str(key), None)
     is_there = key in node.places()
-    is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
+    is_code = isinstance(of_class, property) or inspect.isfunction(of_class)
     there = node.places().get(key)
     has_form = isinstance(there, (paddle.nn.Layer, paddle.optimizer.Optimizer))
     return (is_code and not is_there) or (has_form and there is not value)
-
-
-def _keeps_order(items: set[Any]) -> bool:
-    """Returns whether a set comes in the same order in any process that makes it anew."""
-    listed = [*items]
-    numbers = all(type(item) in (bool, int, float) for item in listed)
-    return len(listed) < 2 or (numbers and [*dict.fromkeys([*set(listed)])] == listed)
 
 
 class Rollback:

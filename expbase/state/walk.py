@@ -64,9 +64,14 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, f
 CODE: Any = (type, types.ModuleType, *_FUNCTIONS, classmethod, staticmethod, property)
 _LOCKS = type(threading.Lock()), type(threading.RLock())
 # What talks to the world, and is no state.
-WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, weakref.ref)
-# Modules of paddle whose objects have values that a user changes, by training or by hand.
-_OPEN = ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp")
+WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
+WORLD += (threading.local, np.memmap)
+# Modules whose objects have values that a user changes, by training or by hand.
+_PARTLY = {
+    "paddle": ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp"),
+    "expbase": ("extras",),
+}
+_OF_PYTHON = ("queue", "collections", "types", "weakref")
 _PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
 # Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
 # of a layer is its user's.
@@ -218,14 +223,17 @@ class OptimizerNode(Node):
         yield from self.places().items()
 
 
-class GroupNode(DictNode):
+class GroupNode(Node):
     """A group of an optimizer's parameters: its settings."""
 
     def places(self) -> Mapping[Any, Any]:
         return {name: value for name, value in self.value.items() if name != "params"}
 
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        yield from self.places().items()
+    def put(self, key: Any, value: Any) -> None:
+        self.value[key] = value
+
+    def remove(self, key: Any) -> None:
+        self.value.pop(key, None)
 
 
 class ScheduleNode(Node):
@@ -372,6 +380,9 @@ class Walk:
             return self._extend(path, parent, inner.items())
         if isinstance(value, type):
             self.classes.setdefault(class_name(value), value)
+        if isinstance(value, weakref.ref):
+            self._note(path, value)
+            return self._extend(path, parent, [("()", value())])
         if isinstance(parent, LayerNode) and parent.has_with_weights(key):
             return self._note(path, value)  # a checkpoint has it
         node = self._node_of(path, value)
@@ -397,7 +408,7 @@ class Walk:
             self.automatic.setdefault(value.name, path)
         elif isinstance(node, DictNode) and any(map(_is_of_process, node.places())):
             self._later.append((path, node))
-        elif not isinstance(value, _LEAVES):
+        elif not isinstance(value, _LEAVES) or getattr(value, "__dict__", None):
             self._enter(path, node)
 
     def _enter(self, path: str, node: Node) -> None:
@@ -436,6 +447,8 @@ class Walk:
         else:
             known = self.paths.get(key if type(key) is int else id(key))
             text = repr(key) if known is None else f"<{known}>"
+            if " at 0x" in text:
+                text = f"<a {type(key).__name__}>"
         return f"{path}.{text}" if path else text
 
     def _free(self, path: str) -> str:
@@ -466,6 +479,8 @@ class Walk:
             return LayerNode(value)
         if isinstance(value, EagerParamBase):
             return ParameterNode(value)
+        if isinstance(value, np.memmap):  # a file
+            return None
         if isinstance(value, (*_LEAVES, list, set, deque)):
             return WholeNode(value)
         if isinstance(value, dict):
@@ -497,13 +512,12 @@ class Walk:
             return False
         if is_users(kind.__module__):
             return True
-        name = kind.__module__.removeprefix("paddle.")
-        if hasattr(value, "__next__") or (name != kind.__module__ and not name.startswith(_OPEN)):
+        root, _, module = kind.__module__.partition(".")
+        if hasattr(value, "__next__"):
             return False
-        if name.startswith("expbase.") and not name.startswith("expbase.extras."):
-            return False
-        is_of_python = name.partition(".")[0] in sys.stdlib_module_names
-        if is_of_python and name not in ("queue", "collections", "types"):
+        if root in sys.stdlib_module_names:
+            return root in _OF_PYTHON
+        if root in _PARTLY and not module.startswith(_PARTLY[root]):
             return False
         return not self._is_of_the_world(value, 3)
 
@@ -541,6 +555,10 @@ class WalkedNames(Names):
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
         self._closed = {*walk.closed}
+
+    def has(self, name: str) -> bool:
+        """Returns whether something had this name, even if it is gone."""
+        return name in self._refs
 
     def is_closed(self, value: Any) -> bool:
         """Returns whether it has a name, and no places: a file, say."""
@@ -662,9 +680,9 @@ def is_users(module: str) -> bool:
     if not file or root in (*sys.stdlib_module_names, "expbase", "paddle"):
         return False
     top = Path(file).absolute()
+    top = top.parent if top.name == "__init__.py" else top
     for _ in module.split(".")[1:]:
         top = top.parent
-    top = top.parent if top.name == "__init__.py" else top
     return top.stem not in _installed_in(str(top.parent))
 
 
