@@ -30,7 +30,7 @@ import numpy as np
 from paddle.nn import Layer
 
 from expbase.base.arrays import Array
-from expbase.base.encoding import Names, class_name, class_named
+from expbase.base.encoding import Names, attributes_of, class_name, class_named
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
 from expbase.state.values import as_text, is_same, look
@@ -42,6 +42,7 @@ from expbase.state.walk import (
     WORLD,
     LayerNode,
     Node,
+    StatefulNode,
     Walk,
     cells_of,
     has_attributes,
@@ -191,6 +192,10 @@ class Audit:
         self._begun: dict[str, Any] = {}  # what stood there when training began, by path
         self._told: dict[str, str] = {}  # by path, what the manifest has of it
         self._orders: dict[str, None] = {}  # paths of sets
+        self._asked: dict[
+            str, str
+        ] = {}  # what objects hold that are asked for their state, by path
+        self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
@@ -206,6 +211,7 @@ class Audit:
                 "on."
             )
         self._begun = self._looked(walk, names)
+        self._asked_begun = dict(_in_asked(walk, names))
 
     def look(self, walk: Walk, names: Names) -> None:
         """Tells what has changed since."""
@@ -218,6 +224,13 @@ class Audit:
             elif not is_same(self._begun[path], seen):
                 self._tell(path, _as_text(seen))
         self._say_pending()
+        asked = dict(_in_asked(walk, names))
+        self._asked = {
+            path: text
+            for path, text in asked.items()
+            if path in self._asked or self._asked_begun.get(path) != text
+            if not self._reached.is_left_out(path)
+        }
 
     def tell(self, path: str, value: Any, why: str) -> None:
         """Tells of an attribute that has changed and is not restored as it is, once."""
@@ -284,14 +297,16 @@ class Audit:
         return {
             "code": {p: text for p, text in {**here, **code}.items() if p not in self._told},
             "told": self._told,
+            "asked": self._asked,
             "orders": [*self._orders],
         }
 
     def expect(self, inventory: Mapping[str, Any]) -> None:
         """Notes the inventory of the checkpoint that a start has restored."""
         self._told = {**inventory.get("told", {})}
-        self._told_then = {*self._told}
-        self._then = {**inventory.get("code", {}), **self._told}
+        self._asked = {**inventory.get("asked", {})}
+        self._told_then = {*self._told, *self._asked}
+        self._then = {**inventory.get("code", {}), **self._told, **self._asked}
         self._orders = dict.fromkeys(inventory.get("orders", ()))
 
     def differences(
@@ -307,6 +322,7 @@ class Audit:
             What is lost, a line each; and what else is to be known.
         """
         now = {path: _as_text(seen) for path, seen in self._begun.items()} | dict(code)
+        now |= self._asked_begun  # of which something may have been left out
         then, self._then = self._then, {}
         told = [
             path
@@ -440,6 +456,14 @@ def _is_value(name: str, value: Any) -> bool:
     """Returns whether something in a class or module is no code, and no experiment."""
     is_code = isinstance(value, (*CODE, *_DESCRIPTORS))
     return not (name.startswith("__") or is_code or hasattr(value, _RUN))
+
+
+def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
+    """Yields checksums of the attributes of objects that are asked for their state, by path."""
+    for path, node in walk.nodes.items():
+        if isinstance(node, StatefulNode):
+            for key, value in attributes_of(node.value).items():
+                yield walk.path_of(path, key), as_text(look(value, names))
 
 
 def _tensors_of(layer: Any) -> Stand:

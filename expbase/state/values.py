@@ -56,6 +56,7 @@ from expbase.state.walk import (
     WalkedNames,
     WholeNode,
     cells_of,
+    is_handle,
     no_garbage_collection,
     state_setter,
 )
@@ -173,6 +174,7 @@ class Values:
         self._changed: set[str] = set()  # paths of what training has changed, in any start
         self._deleted: list[list[Any]] = []  # places that the checkpoint has none of: node and key
         self._ordered: set[str] = set()  # dicts whose items have another order than setup's
+        self._handled: set[str] = set()  # nodes that have opened a handle since setup
         self._restored: dict[str, Any] = {}  # what stood there after a restore, by path
         self._decoded: dict[str, tuple[str, Any, Any]] = {}  # of a checkpoint that fits
         self._large: set[str] = set()  # of whose size a line was said
@@ -250,6 +252,7 @@ class Values:
             is_state = self._has_changed(place, names) or self._reached.is_registered(place.path)
             if is_state and (encoded := self._encoded(place, encoder)) is not None:
                 state[place.path] = encoded
+        self._leave_flags(state, nodes)
         self._audit.look(walk, names)
         state |= self._beyond(state, encoder)
         self._changed |= state.keys()
@@ -261,6 +264,17 @@ class Values:
         }
         state[_CONSTANTS] = self._constants
         return state
+
+    def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
+        """Leaves out what an object has noted of a handle that it has opened since setup.
+
+        With `if not self.is_open: self._open()` a flag without the handle would end the next start.
+        """
+        for name in self._handled:
+            is_plain = name in nodes and type(nodes[name]) is Node and name
+            for key, value in nodes[name].places().items() if is_plain else ():
+                if type(value) is bool:
+                    state.pop(f"{name}.{key}", None)
 
     def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
         """Notes which places are gone, and which dicts have another order."""
@@ -301,7 +315,10 @@ class Values:
         if content is None or is_closed:
             if self._reached.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
-            self._audit.tell(place.path, place.value, "cannot be saved")
+            if self._begun.get(place.path) is None and is_handle(place.value):
+                self._handled.add(place.name)
+            else:
+                self._audit.tell(place.path, place.value, "cannot be saved")
             return None
         if isinstance(place.value, set) and len(place.value) > 1:
             self._audit.tell(place.path, place.value, "order")

@@ -708,6 +708,19 @@ def _is_collate(path: str) -> bool:
     return path.startswith(LOADERS) and part.startswith(("collate_fn", "worker_init_fn"))
 
 
+def is_handle(value: Any) -> bool:
+    """Returns whether it stands for something outside of the program, and can be opened again: a
+    socket, a file that is written, a memory map, a data base; no file that is read from its start.
+    """
+    if (
+        isinstance(value, CODE)
+        or hasattr(value, "__next__")
+        or callable(getattr(value, "read", None))
+    ):
+        return isinstance(value, io.IOBase) and not (value.closed or value.readable())
+    return isinstance(value, WORLD) or not is_users(type(value).__module__)
+
+
 def _may_hold_objects(items: Sequence[Any]) -> bool:
     """Returns whether a long list may hold more than data."""
     if len(items) < MANY:
