@@ -628,7 +628,7 @@ _READERS: dict[str, Callable[[Decoder, Any, str], Any]] = {
 }
 
 
-_SIZE = type(paddle.empty([0]).shape)  # a list in old versions, a class derived from it in new
+_SIZE = getattr(paddle.base.libpaddle, "Size", list)  # of a shape: a class derived from list
 
 
 def _form_of(value: Any) -> Form:

@@ -56,7 +56,9 @@ from expbase.state.walk import (
     WalkedNames,
     WholeNode,
     cells_of,
+    holds_handle,
     is_handle,
+    is_written,
     no_garbage_collection,
     state_setter,
 )
@@ -315,9 +317,10 @@ class Values:
         if content is None or is_closed:
             if self._reached.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
-            if self._begun.get(place.path) is None and is_handle(place.value):
+            is_new = self._begun.get(place.path) is None
+            if is_new and is_handle(place.value):
                 self._handled.add(place.name)
-            else:
+            elif not (is_written(place.value) or holds_handle(place.value)):
                 self._audit.tell(place.path, place.value, "cannot be saved")
             return None
         if isinstance(place.value, set) and len(place.value) > 1:
@@ -617,7 +620,8 @@ class Rollback:
                 set_generator_state(node.value, before)
                 continue
             if isinstance(node, WholeNode):
-                node.put(WHOLE, before)
+                if before is not None:
+                    node.put(WHOLE, before)
                 continue
             now = dict(node.places())
             for key in now.keys() - before.keys():
@@ -634,6 +638,8 @@ def _kept(node: Node) -> Any:
     if isinstance(value, GENERATORS):
         return generator_state(value)
     if isinstance(value, paddle.Tensor):
+        if not value._is_initialized():
+            return None
         kept = value.detach().clone()
         kept.stop_gradient = value.stop_gradient
         kept._set_grad_ivar(value.grad.clone()) if value.grad is not None else None
