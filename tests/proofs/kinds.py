@@ -70,7 +70,7 @@ TELLING = re.compile(r"not exact|WARNING|nobody can look into|in another order")
 # What an error must name: a path of the user's, or the method or setting that is wrong.
 _NAMING = re.compile(r"self\.|values\.|setup_|train_|training\.|step-\d|\bsave")
 FILES = ("values", "arrays", "names", "objects", "code", "opaque", "layers", "copies")
-FILES += ("optimizers", "data", "orders", "shares", "ordinary", "own_optimizers")
+FILES += ("optimizers", "data", "orders", "shares", "ordinary", "own_optimizers", "turns")
 
 
 def is_killed() -> bool:
