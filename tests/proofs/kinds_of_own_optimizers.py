@@ -405,6 +405,8 @@ class ConstantOfAnOptimizerGivenAnew(_Own):
 
 
 class RateOfAnOptimizerThatBeginsLateGivenAnew(_Own):
+    """Its rate is in no line of the log, where that of the killed start would be another one."""
+
     expected = "exact alarm"
     kind = _Heavy
 
@@ -412,6 +414,9 @@ class RateOfAnOptimizerThatBeginsLateGivenAnew(_Own):
         super().make()
         rate = 0.5 if is_killed() else 0.01
         self.second = optimizer.Momentum(rate, parameters=self.model.parameters())
+
+    def on_log(self, metrics: Any) -> None:
+        del metrics["train/lr/second"]
 
     def step(self) -> None:
         (self.optimizer if self.iteration < 7 else self.second).step()
