@@ -1,27 +1,29 @@
-"""What changes is state: plain values of an experiment and of its layers, and nobody names them."""
+"""What training changes is state, and what it does not change is the code's; nobody names it."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import random
+import sys
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
-from multiprocessing import Process
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
-from expbase.state.fingerprint import Fingerprinter, checksum
-from expbase.state.inventory import places
-from expbase.state.plain_values import Rollback
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, run_of, same_bits, trained
+from paddle.optimizer import lr
+from starts import Start
+from tiny import Points, Tiny, run_of, same_bits, trained
 
+from expbase.base.encoding import Encoded
 from expbase.checkpoint.layout import CheckpointError
+from expbase.state.values import Rollback
+from expbase.state.walk import DictNode, Node, WholeNode
 
 
 class Drifting(paddle.nn.Layer):
@@ -86,7 +88,7 @@ class Everything(Tiny):
             {"params": self.model.parameters()},
         ]
         self.optimizer = paddle.optimizer.Momentum(0.05, parameters=groups)
-        self.generators = {"numpy": np.random.default_rng(1), "python": random.Random(2)}
+        self.generators = {"numpy": np.random.default_rng(1), "python": Random(2)}
         for name, (value, _) in kinds().items():
             setattr(self, name, value)
 
@@ -160,7 +162,9 @@ def test_each_of_them_has_an_effect_on_what_follows(whole: Path, tmp_path: Path,
 def test_validating_has_no_effect_on_what_layers_carry(tmp_path: Path) -> None:
     for interval in (0, 1):
         run = tmp_path / str(interval)
-        exp: Any = trained(Everything, run, valid_interval=interval, max_iteration=5)
+        exp: Any = trained(
+            Everything, run, valid_interval=interval, save_interval=1, max_iteration=5
+        )
         assert exp.drifting.calls == 5
     same_bits(*(tmp_path / f / "checkpoints/step-00000004" for f in "01"), todo=False)
 
@@ -261,122 +265,6 @@ def test_a_copied_parameter_in_a_list_of_a_layer_is_state(tmp_path: Path) -> Non
     assert list(saved) == ["model.shadow.of.0"]
 
 
-def test_what_has_changed_and_cannot_be_saved_is_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Odd(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.things: list[Any] = [threading.Lock()]  # is not touched
-            self.jobs: list[Any] = []
-            self.late: Any = None
-            self.notes = Notes()
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            self.jobs.append(threading.Lock())
-            self.late = self.late or threading.Lock()  # made when it is needed: no plain value
-            self.notes.append(1)
-
-    trained(Odd, tmp_path)
-    told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
-    assert len(told) == 1
-    assert (
-        "self.jobs (list), self.late (lock): changed since setup, and in no checkpoint" in told[0]
-    )
-    assert "a state_dict and set_state_dict, or what on_save_checkpoint returns" in told[0]
-    assert "exclude_from_state" in told[0]
-    trained(Odd, tmp_path, max_iteration=8)
-    err = capsys.readouterr().err
-    assert "not exact: self.jobs (list): has changed in training" in err
-    assert "self.things" not in err
-
-
-class Consuming(Tiny):
-    """Consumes what cannot be saved: iterators, a generator, a file, one of them in a list."""
-
-    consumes = True
-
-    def setup_model(self) -> None:
-        super().setup_model()
-        self.text = Path(__file__).open()
-        self.count, self.cycle, self.chain = itertools.count(), itertools.cycle("ab"), chain()
-        self.pairs, self.squares = zip("abcdefghi", range(9), strict=True), (n * n for n in count())
-        self.streams = [iter(range(9)), open(__file__, "rb")]
-
-    def train_batch(self) -> None:
-        super().train_batch()
-        streams = [self.text, self.count, self.cycle, self.chain, self.pairs, self.squares]
-        for stream in [*streams, *self.streams] * self.consumes:
-            next(stream)
-
-    def terminal(self) -> None:
-        super().terminal()
-        self.text.close()
-        self.streams[1].close()
-
-
-def chain() -> Any:
-    return itertools.chain("abc", "def")
-
-
-def count() -> Any:
-    yield from itertools.count()
-
-
-CONSUMED = (
-    "self.text (TextIOWrapper)", "self.count (count)", "self.cycle (cycle)", "self.chain (chain)",
-    "self.pairs (zip)", "self.squares (generator)", "self.streams.0 (range_iterator)",
-    "self.streams.1 (BufferedReader)",
-)  # fmt: skip
-
-
-def test_what_can_only_be_consumed_is_told_at_the_save_and_at_the_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(Consuming, tmp_path, max_iteration=2)
-    (told,) = (line for line in capsys.readouterr().err.splitlines() if "WARNING" in line)
-    for name in CONSUMED:
-        assert name in told
-    assert "on_save_checkpoint returns" in told
-    trained(Consuming, tmp_path, max_iteration=4)
-    err = capsys.readouterr().err
-    for name in CONSUMED:
-        assert f"not exact: {name}: has changed in training" in err
-    assert "what a resumed run has not as it was: Expected numbers, texts" in err
-
-
-def test_what_is_not_consumed_is_not_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Consuming, "consumes", False)
-    trained(Consuming, tmp_path, max_iteration=2)
-    trained(Consuming, tmp_path, max_iteration=4)
-    err = capsys.readouterr().err
-    assert "WARNING" not in err
-    assert "not exact" not in err
-
-
-def test_a_set_is_one_line_and_no_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Seeing(Tiny):
-        def setup_model(self) -> None:
-            super().setup_model()
-            self.seen: set[int] = set()
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            self.seen.add(self.iteration)
-
-    trained(Seeing, tmp_path, max_iteration=4)
-    exp: Any = trained(Seeing, tmp_path, max_iteration=6)
-    err = capsys.readouterr().err
-    assert exp.seen == {*range(1, 7)}
-    assert "WARNING" not in err
-    assert "sorted(…) is the same in every process: self.seen" in err
-
-
 class Memory:
     """A replay buffer: a class without a state_dict."""
 
@@ -419,7 +307,7 @@ def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm(
 def test_what_is_large_is_saved_and_its_size_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("expbase.state.plain_values._LARGE_BYTES", 100)
+    monkeypatch.setattr("expbase.state.values._LARGE_BYTES", 100)
     trained(Replaying, tmp_path / "one", max_iteration=2)
     told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert len(told) == 1
@@ -529,97 +417,20 @@ def test_a_layer_that_is_gone_and_had_changed_values_is_an_error(tmp_path: Path)
         trained(Tiny, tmp_path, max_iteration=4)
 
 
-def test_a_value_in_the_place_of_a_method_a_property_or_an_object_is_a_problem(
+def test_a_value_in_the_place_of_a_method_a_property_or_a_layer_is_a_problem(
     tmp_path: Path,
 ) -> None:
     exp: Any = trained(Tiny, tmp_path)
     exp.epsilon = 0.1
     held = {"log": 1, "iteration": 2, "rank": 3, "optimizer": 1.5, "epsilon": 0.2, "new": [4]}
+    saved = {path: Encoded(["", path, value], {}) for path, value in held.items()}
     state = run_of(exp).state
-    assert state.values.problems(held) == [
+    assert state.values.problems(saved) == [
         f"{name}: a value in the checkpoint, and no value here."
-        for name in ("iteration", "log", "optimizer", "rank")
+        for name in ("log", "iteration", "rank", "optimizer")
     ]
     state.registered += held
-    assert state.values.problems(held) == []  # a user names them
-
-
-def test_a_snapshot_puts_back_what_has_changed_and_names_what_is_too_large() -> None:
-    holder: Any = Holder()
-    holder.numbers, holder.array, holder.large = [1, [2]], np.zeros(3), np.zeros(100)
-    holder.shared = holder.numbers
-    found = lambda: {n: (holder, n, value) for n, value in places(holder).items()}  # noqa: E731
-    before = Rollback(found, most_bytes=300)
-    holder.numbers[1].append(3)
-    holder.array += 1
-    holder.large += 1
-    assert before.restore() == ["large"]
-    assert holder.numbers == holder.shared == [1, [2]]
-    assert holder.array.tolist() == [0.0, 0.0, 0.0]
-    assert holder.large[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "other"),
-    [
-        (1, 1.0),
-        (0.0, -0.0),
-        (True, 1),
-        ("a", "b"),
-        ([1, 2], [1, 2, 3]),
-        (np.zeros(3), np.zeros(3, "float32")),
-        (np.zeros([2, 3]), np.zeros([3, 2])),
-        (paddle.zeros([2]), paddle.ones([2])),
-        ([paddle.zeros([2])], [paddle.zeros([3])]),
-        (deque([1], maxlen=2), deque([1], maxlen=3)),
-        ([Holder], [Notes]),
-    ],
-)
-def test_a_print_tells_values_apart(value: Any, other: Any) -> None:
-    assert checksum(value) != checksum(other)
-
-
-def test_equal_values_and_the_same_objects_have_one_print() -> None:
-    thing = Holder()
-    for make_one in (
-        lambda: [1.5, "text", (None, {"a": 1})],
-        lambda: np.arange(6).reshape(2, 3)[:, ::2],
-        lambda: {"layer": thing, "tensor": paddle.ones([3])},
-    ):
-        assert checksum(make_one()) == checksum(make_one())
-    nested: list[Any] = []
-    nested.append(nested)
-    assert checksum(nested) == checksum(nested)
-
-
-class Busy:
-    """Environments, say: they cannot be saved, and something works for them."""
-
-    def __init__(self, workers: Any) -> None:
-        self.lock = threading.Lock()
-        self.workers = workers
-
-
-@pytest.mark.parametrize(("worker", "is_blind"), [(Process, True), (Notes, False)])
-def test_nobody_can_look_into_another_process(worker: Any, is_blind: bool) -> None:
-    for value in (Busy([worker()]), Busy(Busy([worker()]))):  # in a wrapper, too
-        fingerprinter = Fingerprinter()
-        fingerprinter.fingerprint(value)
-        assert fingerprinter.is_blind == is_blind
-
-
-def test_a_loader_on_self_is_no_plain_value(tmp_path: Path) -> None:
-    class Iterating(Tiny):
-        def setup_dataloader(self) -> None:
-            super().setup_dataloader()
-            self.extra = DataLoader(Points(8), batch_size=4)
-            self.stream = iter([1, 2, 3])
-
-        def train_batch(self) -> None:
-            super().train_batch()
-            next(self.stream, None)
-
-    assert trained(Iterating, tmp_path, max_iteration=2).iteration == 2
+    assert state.values.problems(saved) == []  # a user names them
 
 
 class Levelled(Points):
@@ -645,3 +456,476 @@ def test_what_is_excluded_is_excluded_by_all_of_its_names(tmp_path: Path, exclud
     assert [path for path in saved if "level" in path] == ["train_loader.dataset.level"] * (
         not excluded
     )
+
+
+# --- in place ----------------------------------------------------------------------------------
+
+
+def test_what_several_names_have_stays_one_thing() -> None:
+    def made() -> dict[str, Any]:
+        whole, numbers, table = np.zeros([4, 4]), [1], defaultdict(list)
+        names = {"view": whole[1:3, ::2], "same": numbers, "holder": SimpleNamespace(table=table)}
+        return {"whole": whole, "numbers": numbers, "table": table, "tensor": ones(), **names}
+
+    one = Start(made())
+    one.own.view += 1.0
+    one.own.numbers.append(2)
+    one.own.table["a"].append(3)
+    (2.0 * one.own.tensor).sum().backward()
+    other = Start(made(), one.saved()).own
+    assert other.whole.tolist() == one.own.whole.tolist()
+    assert np.shares_memory(other.whole, other.view)
+    assert other.same is other.numbers
+    assert other.numbers == [1, 2]
+    assert other.holder.table is other.table
+    assert other.table["b"] == []  # the factory is the code's
+    assert other.table["a"] == [3]
+    assert other.tensor.grad.tolist() == [2.0, 2.0]
+
+
+def ones() -> Any:
+    tensor = paddle.ones([2])
+    tensor.stop_gradient = False
+    return tensor
+
+
+def test_things_that_training_has_made_have_in_common_what_they_had() -> None:
+    one = Start({"first": None, "second": None, "known": [1]})
+    one.own.first = {"numbers": [1, 2], "known": one.own.known}
+    one.own.second = one.own.first["numbers"]
+    one.own.cycle = []
+    one.own.cycle.append(one.own.cycle)
+    other = Start({"first": None, "second": None, "known": [1]}, one.saved()).own
+    assert other.first["numbers"] is other.second
+    assert other.first["known"] is other.known
+    assert other.cycle[0] is other.cycle
+
+
+def test_what_is_deleted_stays_deleted_and_comes_back_if_it_is_set_again() -> None:
+    def made() -> dict[str, Any]:
+        return {"warm": 1, "box": SimpleNamespace(a=1, b=2), "table": {"x": 1, "y": 2}}
+
+    one = Start(made())
+    del one.own.warm, one.own.box.a, one.own.table["x"]
+    saved = one.saved()
+    other = Start(made(), saved)
+    assert vars(other.own) == {"box": SimpleNamespace(b=2), "table": {"y": 2}}
+    again = Start(made(), other.saved())  # the run that continues has not deleted it itself
+    assert vars(again.own) == vars(other.own)
+    again.own.warm = 5
+    assert Start(made(), again.saved()).own.warm == 5
+
+
+def test_items_of_a_dict_are_places_of_their_own_and_its_order_is_restored() -> None:
+    def made(momentum: float) -> dict[str, Any]:
+        table = OrderedDict(old=1, new=2)
+        return {"stats": {"count": 0, "momentum": momentum}, "table": table}
+
+    one = Start(made(0.9))
+    one.own.stats["count"] += 3
+    one.own.table.move_to_end("old")
+    assert one.paths() == ["stats.count"]
+    other = Start(made(0.5), one.saved())
+    assert other.own.stats == {"count": 3, "momentum": 0.5}
+    assert [*other.own.table.items()] == [("new", 2), ("old", 1)]
+    assert [*Start(made(0.5), other.saved()).own.table] == ["new", "old"]
+
+
+def test_a_dict_by_parameters_ids_or_automatic_names_fits_another_order_of_construction() -> None:
+    def made(*, first: int) -> dict[str, Any]:
+        layers = {first: paddle.nn.Linear(2, 2), 1 - first: paddle.nn.Linear(2, 2)}
+        table = {layers[0].weight.name: 0.0, layers[1].weight.name: 0.0}
+        return {"layers": [layers[0], layers[1]], "made_in_setup": table, "made_late": None}
+
+    def keyed(own: Any, key: Any, values: Sequence[int]) -> dict[Any, int]:
+        return {key(layer.weight): v for layer, v in zip(own.layers, values, strict=True)}
+
+    ways: dict[str, Any] = {"id": id, "parameter": lambda p: p, "name": lambda p: p.name}
+    one = Start(made(first=0))
+    for number, layer in enumerate(one.own.layers, 1):
+        one.own.made_in_setup[layer.weight.name] += number
+    one.own.made_late = {name: keyed(one.own, key, [3, 4]) for name, key in ways.items()}
+    one.own.layers[0].by_id = {id(one.own.layers[1].weight): 7}
+    other = Start(made(first=1), one.saved()).own
+    assert other.made_in_setup == keyed(other, ways["name"], [1, 2])
+    for name, key in ways.items():
+        assert other.made_late[name].keys() == keyed(other, key, [3, 4]).keys(), name
+        assert [*other.made_late[name].values()] == [3, 4]
+    assert other.layers[0].by_id == {id(other.layers[1].weight): 7}
+
+
+def test_values_of_layers_are_restored_whatever_they_are() -> None:
+    def made() -> dict[str, Any]:
+        layer: Any = paddle.nn.Linear(2, 2)
+        layer.temperature = lr.ExponentialDecay(1.0, 0.5)
+        layer.random = paddle.framework.core.Generator()
+        layer.random.manual_seed(3)
+        layer.weight.stop_gradient = True
+        return {"model": layer}
+
+    one = Start(made())
+    model = one.own.model
+    model.temperature.step()
+    model.random.random()
+    model.weight.stop_gradient = False
+    model.seen = 4
+    other = Start(made(), one.saved()).own.model
+    assert other.temperature() == 0.5
+    assert other.random.random() == model.random.random()
+    assert not other.weight.stop_gradient
+    assert other.seen == 4
+
+
+class Meter:
+    """An object that training makes."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Meter.made += 1
+        self.count = 0
+
+
+class Slotted(Meter):
+    """One with slots."""
+
+    __slots__ = ("place",)
+
+
+class Frame(list[Any]):
+    """One that is derived from a list, and is made with an argument."""
+
+    def __init__(self, columns: str) -> None:
+        super().__init__(columns)
+        self.columns = columns
+
+
+def test_an_object_that_training_has_made_is_made_again_without_init() -> None:
+    one = Start({"meters": {}, "late": None})
+    one.own.meters["loss"] = Meter()
+    one.own.meters["loss"].count = 5
+    one.own.meters["same"] = one.own.meters["loss"]
+    one.own.late = [Slotted(), Frame("ab")]
+    one.own.late[0].place = 3
+    Meter.made = 0
+    other = Start({"meters": {}, "late": None}, one.saved()).own
+    assert Meter.made == 0
+    assert type(other.meters["loss"]) is Meter
+    assert other.meters["loss"].count == 5
+    assert other.meters["same"] is other.meters["loss"]
+    assert (other.late[0].place, other.late[0].count) == (3, 0)
+    assert (other.late[1], other.late[1].columns, type(other.late[1])) == (["a", "b"], "ab", Frame)
+
+
+class Deleting:
+    """Python calls a method of each one that is made."""
+
+    deleted = 0
+
+    def __del__(self) -> None:
+        Deleting.deleted += 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["subprocess.Popen", "threading.Thread", "no.Such", f"{Deleting.__module__}.Deleting",
+     "paddle.nn.Linear", "paddle.nn.layer.common.Linear", "numpy.ndarray"],
+)  # fmt: skip
+def test_a_file_makes_no_object_of_a_class_that_runs_something(name: str) -> None:
+    one = Start({"late": None})
+    one.own.late = Meter()
+    saved = one.saved()
+    saved["values"]["late"] = Encoded(["", "late", {"$object": [name, {"a": 1}, None]}], {})
+    (problem,) = Start({"late": None}).problems(saved)
+    assert problem.startswith("late: ")
+    assert name in problem
+    assert Deleting.deleted == 0
+
+
+def test_a_file_brings_no_module_and_calls_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = ModuleType("trap")
+    monkeypatch.setitem(sys.modules, "trap", trap)
+    ran: list[Any] = []
+
+    class Trap:
+        def __new__(cls) -> Any:
+            ran.append("new")
+            return super().__new__(cls)
+
+        def __init__(self) -> None:
+            ran.append("init")
+
+        def __setstate__(self, state: Any) -> None:
+            ran.append("setstate")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            ran.append("setattr")
+
+        @property
+        def level(self) -> int:
+            return 1
+
+    trap.Trap = Trap  # type: ignore[attr-defined]
+    Trap.__module__, Trap.__qualname__ = "trap", "Trap"
+    values = {"late": Encoded(["", "late", {"$object": ["trap.Trap", {"level": 2}, None]}], {})}
+    start = Start({"late": None})
+    saved = start.saved()
+    saved["values"] |= values
+    other = Start({"late": None}, saved).own.late
+    assert vars(other) == {"level": 2}
+    assert ran == []
+
+
+# --- constants ---------------------------------------------------------------------------------
+
+
+def constants(start: Start) -> list[str]:
+    return [line for line in start.lines if "at the checkpoint" in line]
+
+
+# BUG: Values names a constant that differs with both values, and Audit names it once more, since
+# it is among the checksums of what the code has set; it should leave out what Values has named.
+@pytest.mark.xfail(strict=True)
+def test_a_constant_that_differs_is_named_once() -> None:
+    saved = Start({"schedule": lr.StepDecay(0.1, 2)}).saved()
+    assert len(Start({"schedule": lr.StepDecay(0.1, 3)}, saved).lines) == 1
+
+
+def warm(inner: Any, steps: int = 3) -> Any:
+    return lr.LinearWarmup(inner, steps, 0.0, 0.1)
+
+
+def decaying(factor: float) -> Any:
+    return lr.LambdaDecay(0.1, lambda n: factor**n)
+
+
+LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
+    "cosine": (lambda n: lr.CosineAnnealingDecay(0.1, T_max=n), "T_max: 80 by the code, 40"),
+    "polynomial": (lambda n: lr.PolynomialDecay(0.1, n), "decay_steps: 80 by the code, 40"),
+    "step": (lambda n: lr.StepDecay(0.1, n // 20), "step_size: 4 by the code, 2"),
+    "warm": (lambda n: warm(lr.PolynomialDecay(0.1, n)),
+             "learning_rate.decay_steps: 80 by the code, 40"),
+    "warmer": (lambda n: warm(lr.StepDecay(0.1, 2), n // 8),
+               "warmup_steps: 10 by the code, 5"),
+    "noam": (lambda n: lr.NoamDecay(4, n // 10), "warmup_steps: 8 by the code, 4"),
+    "lambda": (lambda n: decaying(n / 100),
+               "lr_lambda: decaying.<locals>.<lambda> factor=0.8 by the code, "
+               "decaying.<locals>.<lambda> factor=0.4"),
+    "rate": (lambda n: lr.ExponentialDecay(n / 100, 0.9), "base_lr: 0.8 by the code, 0.4"),
+    "boundaries": (lambda n: lr.PiecewiseDecay([2, n // 10], [0.3, 0.2, 0.1]),
+                   "boundaries: [2, 8] by the code, [2, 4]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_schedule_given_anew_is_where_a_new_run_would_be(name: str) -> None:
+    make, line = LONGER[name]
+    one = Start({"schedule": make(40)})
+    whole = make(80)
+    for schedule in [one.own.schedule, whole] * 6:
+        schedule.step()
+    other = Start({"schedule": make(80)}, one.saved())
+    assert constants(other) == [f"self.schedule.{line} at the checkpoint"]
+    for _ in range(6):
+        assert other.own.schedule() == whole()
+        whole.step()
+        other.own.schedule.step()
+    again = Start({"schedule": make(80)}, other.saved())  # and from then on it is nothing new
+    assert constants(again) == []
+    assert again.own.schedule() == whole()
+
+
+def test_a_schedule_that_is_not_given_anew_says_nothing_and_is_not_stepped() -> None:
+    one = Start({"schedule": warm(lr.CosineAnnealingDecay(0.1, 9))})
+    for _ in range(5):
+        one.own.schedule.step()
+    one.own.schedule.learning_rate.last_lr = 0.07  # by hand
+    other = Start({"schedule": warm(lr.CosineAnnealingDecay(0.1, 9))}, one.saved())
+    assert other.lines == other.lost == []
+    assert other.own.schedule.learning_rate.last_lr == 0.07
+
+
+class Halving(lr.LRScheduler):
+    """A schedule of one's own."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        super().__init__(0.1)
+
+    def get_lr(self) -> float:
+        return float(0.1 * 0.5 ** (self.last_epoch // self.every))
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "line"),
+    [
+        (lambda n: Halving(n), (), "every: 4 by the code, 2"),
+        (lambda n: warm(Halving(n)), (), "learning_rate.every: 4 by the code, 2"),
+        (lambda n: lr.ReduceOnPlateau(0.1, patience=n), (1.0,), "patience: 4 by the code, 2"),
+    ],
+)
+def test_a_schedule_that_does_not_step_alone_keeps_its_rate_and_says_so(
+    make: Any, step: Any, line: str
+) -> None:
+    one = Start({"schedule": make(2)})
+    for _ in range(5):
+        one.own.schedule.step(*step)
+    other = Start({"schedule": make(4)}, one.saved())
+    (said,) = constants(other)
+    assert said.startswith(f"self.schedule.{line} at the checkpoint; the rate goes on from what it")
+    assert other.own.schedule() == one.own.schedule()
+    assert other.own.schedule.last_epoch == one.own.schedule.last_epoch == 5
+
+
+def sgd(rate: Any, **options: Any) -> dict[str, Any]:
+    model = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.Momentum(rate, parameters=model.parameters(), **options)
+    return {"model": model, "optimizer": optimizer}
+
+
+def test_a_rate_set_by_hand_is_restored_and_one_given_anew_counts_from_then_on() -> None:
+    one = Start(sgd(0.1))
+    one.own.optimizer.set_lr(0.025)
+    saved = one.saved()
+    same = Start(sgd(0.1), saved)
+    assert same.own.optimizer.get_lr() == 0.025
+    assert same.lines == []
+    anew = Start(sgd(0.2), saved)
+    assert anew.own.optimizer.get_lr() == 0.2
+    line = "self.optimizer.learning_rate: 0.2 by the code, 0.1 at the checkpoint"
+    assert constants(anew) == [line]
+    later = Start(sgd(0.2), anew.saved())
+    assert later.own.optimizer.get_lr() == 0.2
+    assert later.lines == []
+    later.own.optimizer.set_lr(0.05)
+    assert Start(sgd(0.2), later.saved()).own.optimizer.get_lr() == 0.05
+
+
+def test_settings_of_an_optimizer_are_the_codes_unless_training_sets_them() -> None:
+    one = Start(sgd(0.1, momentum=0.9, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)))
+    assert one.paths() == []
+    other = Start(sgd(0.1, momentum=0.8), one.saved())
+    assert other.own.optimizer._momentum == 0.8
+    assert constants(other) == ["self.optimizer._momentum: 0.8 by the code, 0.9 at the checkpoint"]
+    one.own.optimizer._momentum = 0.5
+    assert Start(sgd(0.1, momentum=0.9), one.saved()).own.optimizer._momentum == 0.5
+
+
+def test_a_history_in_what_clips_gradients_is_restored() -> None:
+    class Clipping(paddle.nn.ClipGradByGlobalNorm):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.norms: list[float] = []
+
+    one = Start(sgd(0.1, grad_clip=Clipping()))
+    one.own.optimizer._grad_clip.norms += [1.0, 2.0]
+    one.own.optimizer._grad_clip.clip_norm = 3.0
+    other = Start(sgd(0.1, grad_clip=Clipping()), one.saved()).own.optimizer._grad_clip
+    assert (other.norms, other.clip_norm) == ([1.0, 2.0], 3.0)
+
+
+# --- what is and what is not -------------------------------------------------------------------
+
+
+def test_what_training_has_changed_once_stays_state() -> None:
+    one = Start({"level": 0, "other": 0})
+    one.own.level = 1
+    one.saved()
+    one.own.level = 0
+    assert one.paths() == ["level"]
+    other = Start({"level": 7, "other": 7}, one.saved())
+    assert (other.own.level, other.own.other) == (0, 7)
+    assert other.paths() == ["level"]
+
+
+def test_what_on_train_begin_sets_is_the_codes() -> None:
+    def begin(own: Any) -> None:
+        own.total = 100
+
+    one = Start({"total": 0, "count": 0}, during=begin)
+    one.own.count = 1
+    assert one.paths() == ["count"]
+
+    def otherwise(own: Any) -> None:
+        own.count = 5
+
+    other = Start({"total": 0, "count": 0}, one.saved(), during=otherwise)
+    words = "has changed in training, and is not what it was then"
+    assert other.lost == [f"self.count: {words}"]
+
+
+def test_a_minus_and_a_type_are_changes() -> None:
+    one = Start({"zero": 0.0, "number": 1, "flag": True, "nan": float("nan"), "text": "a"})
+    one.own.zero, one.own.number, one.own.flag, one.own.nan = -0.0, 1.0, 1, float("nan")
+    assert one.paths() == ["zero", "number", "flag"]
+    made = {"zero": 0.0, "number": 1, "flag": True}
+    own = Start(made, one.saved()).own
+    assert list(map(repr, (own.zero, own.number, own.flag))) == ["-0.0", "1.0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "text"),
+    [
+        (np.zeros(3), np.zeros(4), "float64 [3] in the checkpoint and float64 [4] here"),
+        (np.zeros(3), np.zeros(3, "float32"), "float64 [3] in the checkpoint and float32 [3]"),
+        (paddle.zeros([2]), paddle.zeros([3]), "float32 [2] in the checkpoint and float32 [3]"),
+        ([0], {0}, "list in the checkpoint and set here"),
+    ],
+)
+def test_a_thing_of_another_shape_or_class_is_a_problem(there: Any, here: Any, text: str) -> None:
+    one = Start({"thing": there})
+    changed = {list: lambda: there.append(1), np.ndarray: lambda: there.fill(1)}
+    changed.get(type(there), lambda: there.add_(paddle.ones([2])))()
+    (problem,) = Start({"thing": here}).problems(one.saved())
+    assert problem.startswith(f"thing[:] is {text}")
+
+
+def test_what_is_excluded_is_neither_saved_nor_restored_nor_told() -> None:
+    made = {"cache": {}, "box": SimpleNamespace(a=0, b=0)}
+    one = Start(copy.deepcopy(made), exclude=["cache", "box.a"])
+    one.own.cache["x"] = threading.Lock()
+    one.own.box.a = one.own.box.b = 1
+    assert one.paths() == ["box.b"]
+    saved = one.saved()
+    assert one.warned == []
+    other = Start(copy.deepcopy(made), Start(copy.deepcopy(made), saved).saved(), exclude=["box"])
+    assert vars(other.own.box) == {"a": 0, "b": 0}
+
+
+def test_a_name_that_was_registered_is_missed_where_the_checkpoint_has_none() -> None:
+    saved = Start({"a": 1}).saved()
+    (problem,) = Start({"a": 1}, register=["a"]).problems(saved)
+    assert problem == "a: missing in the checkpoint."
+
+
+# --- in a validation ---------------------------------------------------------------------------
+
+
+def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
+    holder: Any = SimpleNamespace(numbers=[1, [2]], array=np.zeros(3), tensor=ones(), count=0)
+    holder.random, holder.table = np.random.default_rng(1), {"a": 1}
+    holder.shared = holder.numbers
+    then = dict(vars(holder))
+    nodes = [Node(holder), DictNode(holder.table)]
+    things = (holder.numbers, holder.numbers[1], holder.array, holder.tensor, holder.random)
+    before = Rollback([*nodes, *map(WholeNode, things)])
+    drawn = copy.deepcopy(holder.random).random()
+    holder.numbers[1].append(3)
+    holder.numbers.append(4)
+    holder.array += 1
+    holder.array = holder.array + 1
+    (2.0 * holder.tensor).sum().backward()
+    with paddle.no_grad():
+        holder.tensor.set_value(paddle.zeros([2]))
+    holder.random.random()
+    holder.count, holder.new = 2, 3
+    holder.table["b"] = 2
+    holder.table["a"] = 5
+    del holder.shared
+    before.restore()
+    assert vars(holder).keys() == then.keys()
+    assert all(vars(holder)[name] is value for name, value in then.items())
+    assert (holder.numbers, holder.table, holder.count) == ([1, [2]], {"a": 1}, 0)
+    assert holder.array.tolist() == [0.0, 0.0, 0.0]
+    assert (holder.tensor.tolist(), holder.tensor.grad) == ([1.0, 1.0], None)
+    assert holder.random.random() == drawn
