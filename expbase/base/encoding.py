@@ -471,7 +471,7 @@ def _read_tensor(d: Decoder, content: Any, path: str) -> Any:
     made = d.note(path, made if on_cpu else made.to(paddle.device.get_device()))
     made.stop_gradient = is_constant
     for grad in of_grad:
-        made._set_grad_ivar(_read_tensor(d, grad, f"{path}.grad"))
+        made.grad = _read_tensor(d, grad, f"{path}.grad")
     return made
 
 

@@ -398,7 +398,7 @@ class Values:
         name, key, inside = content
         try:
             key = WHOLE if key is None else decoder.key(key, path)
-            value = decoder.decode(inside, _ROOT + path)
+            value = decoder.decode(inside, _ROOT + path.removesuffix("[:]"))
         except LookupError as error:
             return [f"{path}: {error.args[0]}."]
         self._decoded[path] = name, key, value
@@ -549,7 +549,8 @@ def _constants_in(walk: Walk) -> Iterator[tuple[str, str]]:
     for path, node in walk.nodes.items():
         if any(f"{path}.".startswith(name) for name in outer):
             for key, value in node.places().items():
-                if (text := _as_constant(value)) is not None:
+                # Of a list its place in the schedule is one.
+                if key is not WHOLE and (text := _as_constant(value)) is not None:
                     yield walk.path_of(path, key), text
 
 
@@ -611,7 +612,7 @@ class Rollback:
     """What nodes hold at a moment, to be put back."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._kept = [(node, _kept(node)) for node in nodes]
+        self._kept = [(node, _kept(node)) for node in nodes if not _is_empty(node.value)]
 
     def restore(self) -> None:
         """Puts back what has changed, and takes away what is new."""
@@ -631,6 +632,11 @@ class Rollback:
                     node.put(key, value)
 
 
+def _is_empty(value: Any) -> bool:
+    """Returns whether it is a tensor without memory, as each recurrent layer of paddle has."""
+    return isinstance(value, paddle.Tensor) and value.size > 0 and not value._is_initialized()
+
+
 def _kept(node: Node) -> Any:
     value = node.value
     if not isinstance(node, WholeNode):
@@ -642,6 +648,6 @@ def _kept(node: Node) -> Any:
             return None
         kept = value.detach().clone()
         kept.stop_gradient = value.stop_gradient
-        kept._set_grad_ivar(value.grad.clone()) if value.grad is not None else None
+        kept.grad = None if value.grad is None else value.grad.clone()
         return kept
     return copy.copy(value)

@@ -124,7 +124,7 @@ class WholeNode(Node):
         if isinstance(thing, paddle.Tensor):
             thing.copy_(value, True)
             thing.stop_gradient = value.stop_gradient
-            thing._set_grad_ivar(value.grad) if value.grad is not None else thing.clear_grad()
+            thing.grad = value.grad  # None is another thing than zeros
         elif isinstance(thing, np.ndarray):
             thing[...] = value
         elif isinstance(thing, GENERATORS):
