@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from paddle.nn import Layer
+from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.arrays import Array
 from expbase.base.encoding import Names, attributes_of, class_name, class_named
@@ -465,7 +466,7 @@ def _is_value(name: str, value: Any) -> bool:
 def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
     """Yields checksums of the attributes of objects that are asked for their state, by path."""
     for path, node in walk.nodes.items():
-        if isinstance(node, StatefulNode):
+        if isinstance(node, StatefulNode) and not isinstance(node.value, LRScheduler):
             for key, value in attributes_of(node.value).items():
                 yield walk.path_of(path, key), as_text(look(value, names))
 
