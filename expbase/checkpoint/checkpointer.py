@@ -134,7 +134,8 @@ class Checkpointer:
                     head = file.read(64)
                 number = re.match(rb'{"format": (\d+)', head)
                 info = storage.read_manifest(path)["info"]
-                check_format(path, int(number[1]) if number else 0, _version_in(info))
+                if number:  # else it is damaged, or none of ours
+                    check_format(path, int(number[1]), _version_in(info))
             return path
 
         self.resumable = collectives.on_rank_zero(look, "looking for a checkpoint")
@@ -369,8 +370,8 @@ class Checkpointer:
         before = self._sources_then
         if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
             notes.append(
-                f"{', '.join(changed)}: changed since the checkpoint was written; what is state, "
-                "schedules too, is the checkpoint's, all else is the code's of now"
+                f"{', '.join(changed)}: changed since the checkpoint was written; what training has "
+                "changed is the checkpoint's, all else is the code's of now"
             )
         if saved_by != collectives.world_size() and not self._training.shares:
             notes.append(

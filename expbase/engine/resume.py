@@ -114,7 +114,7 @@ def _restore(run: Run, path: Path) -> list[str]:
     for key, (old, new) in changed.items():
         run.start.logger.info(f"config: {key}: {old!r} at the first start, {new!r} now")
     if changed:
-        text = "config: what is state, like a learning rate under way, is the checkpoint's"
+        text = "config: what training has changed is the checkpoint's, all else is as it says now"
         run.start.logger.info(text)
     return notes
 

@@ -435,6 +435,10 @@ class Walk:
                 self._queue.append((where, value, node, key))
         if type(node) is Node:
             return
+        if isinstance(node, DictNode):  # a key that is an object: another start has it, too
+            for number, key in enumerate(node.places()):
+                if type(key) not in _ATOMS and key is not WHOLE:
+                    self._queue.append((f"{path}.key {number}", key, node, None))
         is_collection = isinstance(node, (DictNode, WholeNode))
         own = getattr(node.value, "__dict__", None) if is_collection else None
         if own and own is not node.value:  # of a user's class that is derived from one of Python's
