@@ -539,9 +539,8 @@ class _PlainStated(_Plain):
 
 
 class OptimizerOfNoBase(_Own):
-    """The only one: expbase may ask for one of paddle's, and says what to do."""
+    """The only one: the user steps it."""
 
-    expected = EXACT
     plain: type[_Plain] = _Plain
 
     def make(self) -> None:
