@@ -80,4 +80,4 @@ def through_json(value: Any) -> Any:
     """A value that was written and read."""
     arrays: dict[str, Array] = {}
     text = json.dumps(encoding.encode(value, "part", arrays))
-    return encoding.decode(json.loads(text), parse(to_bytes(arrays)))
+    return encoding.decode(json.loads(text), "part", parse(to_bytes(arrays)))

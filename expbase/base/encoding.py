@@ -9,7 +9,7 @@ written once; one that has a name (`Names`) is written as that name.
 
     arrays = {}
     text = json.dumps(encode(value, "early_stopping", arrays))
-    value = decode(json.loads(text), arrays)
+    value = decode(json.loads(text), "early_stopping", arrays)
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     return Encoder(arrays).encode(value, path)
 
 
-def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
-    """Returns the value that `encode` was given."""
-    return Decoder(arrays).decode(value, "")
+def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
+    """Returns the value that `encode` was given with this path."""
+    return Decoder(arrays).decode(value, path)
 
 
 def checksum(value: Any) -> str:

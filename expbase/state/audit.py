@@ -19,6 +19,7 @@ import contextvars
 import enum
 import functools
 import gc
+import inspect
 import itertools
 import operator
 import sys
@@ -300,7 +301,7 @@ class Audit:
         """
         here = {path: _as_text(seen) for path, seen in self._begun.items()}
         return {
-            "code": {p: text for p, text in {**here, **code}.items() if p not in self._told},
+            "code": {p: text for p, text in {**code, **here}.items() if p not in self._told},
             "told": self._told,
             "asked": self._asked,
             "orders": [*self._orders],
@@ -326,7 +327,7 @@ class Audit:
         Returns:
             What is lost, a line each; and what else is to be known.
         """
-        now = {path: _as_text(seen) for path, seen in self._begun.items()} | dict(code)
+        now = dict(code) | {path: _as_text(seen) for path, seen in self._begun.items()}
         now |= self._asked_begun  # of which something may have been left out
         then, self._then = self._then, {}
         told = [
@@ -374,7 +375,7 @@ def stands(value: Any) -> Stand | None:
         return None
     if isinstance(value, types.GeneratorType):
         # Whether it has moved on since cannot be seen.
-        is_under_way = value.gi_frame is not None and value.gi_frame.f_lasti >= 0
+        is_under_way = inspect.getgeneratorstate(value) in ("GEN_RUNNING", "GEN_SUSPENDED")
         has_ended = value.gi_frame is None
         return Stand(object(), UNKNOWN) if is_under_way else Stand(("ended", has_ended))
     if callable(getattr(value, "readable", None)):
