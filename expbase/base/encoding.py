@@ -22,6 +22,8 @@ import enum
 import json
 import pathlib
 import sys
+import time
+import uuid
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +38,7 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-from expbase.base.arrays import Array, gradient
+from expbase.base.arrays import LABELS, Array, gradient
 from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
@@ -49,7 +51,7 @@ from expbase.base.generators import (
 _LONG = 64  # items of a list that is worth a look at their kinds
 _JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
 _NUMBERS = {float: "d", int: "q"}  # of which a long list is an array
-_SAMPLED = 10_000  # items, from which on a summary is of some of them
+SAMPLED = 10_000  # items, from which on a summary is of some of them
 _SAMPLED_BYTES = 1 << 26  # the same for an array
 # What a user's class may be derived from: its items are written beside the attributes.
 _BASES: Any = (OrderedDict, Counter, defaultdict, dict, list, deque, set, tuple, frozenset)
@@ -166,8 +168,11 @@ class Encoder:
             return {"$encoded": value.content}
         if (name := self.names.name_of(value)) is not None:
             return {"$ref": name}
-        if kind is tuple:
-            return {"$tuple": self.items(value, path)}
+        form = FORMS.get(kind) or _form_of(value)
+        if form is _GENERATOR and kind not in FORMS:  # another class could not be made again
+            raise not_savable(path, kind.__qualname__)
+        if not form.is_shared:
+            return {form.tag: form.write(self, value, path)}
         if id(value) in self._met:
             return {"$same": self._met[id(value)]}
         self._met[id(value)] = path
@@ -224,7 +229,7 @@ class Encoder:
             return {"$key": content}
         if isinstance(key, paddle.Tensor) and self.names.name_of(key) is None:
             raise not_savable(path, "key that is a tensor of no layer among the attributes")
-        return self.encode(key, path)
+        return self.encode(key, f"{path}#")
 
     def class_name(self, kind: type, path: str) -> str:
         """Returns the name of a class that another start finds by it."""
@@ -252,13 +257,13 @@ class Summary(Encoder):
         """Returns a value, or what is known of it, as JSON."""
         try:
             return super().encode(value, path)
-        except Exception:  # of the user's, too: what a property of theirs does
+        except Exception:
             self.is_opaque = True
-            return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
+            return {"$opaque": class_name(type(value))}
 
     def items(self, items: Any, path: str) -> Any:
         """Returns the items, of a long list some of them."""
-        kinds = {*map(type, items)} if len(items) >= _SAMPLED else {float}
+        kinds = {*map(type, items)} if len(items) >= SAMPLED else {float}
         if kinds in ({float}, {int}):
             return super().items(items, path)
         if kinds == {str}:
@@ -268,10 +273,16 @@ class Summary(Encoder):
 
     def inside(self, value: Any, path: str) -> Any:
         """Returns what a thing holds, of a long dict some of it."""
-        if isinstance(value, dict) and len(value) >= _SAMPLED:
-            some = islice(value.items(), 0, None, len(value) // 1000)
-            return [len(value), self.items([*map(list, some)], path)]
-        return super().inside(value, path)
+        try:
+            if isinstance(value, dict) and len(value) >= SAMPLED:
+                some = islice(value.items(), 0, None, len(value) // 1000)
+                return [len(value), self.items([*map(list, some)], path)]
+            return super().inside(value, path)
+        except Exception:  # of the user's, too: what a property of theirs does
+            self.is_opaque = True
+            if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+                self.put(bytes_of(np.asarray(value)), path)
+            return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
 
     def put(self, data: Any, path: str) -> str:
         """Puts bytes into `arrays`, of many some of them."""
@@ -333,7 +344,7 @@ class Decoder:
     def key(self, content: Any, path: str) -> Any:
         """Returns the key of a dict."""
         is_named = isinstance(content, dict) and "$key" in content
-        return self.names.key(content["$key"]) if is_named else self.decode(content, path)
+        return self.names.key(content["$key"]) if is_named else self.decode(content, f"{path}#")
 
     def class_named(self, name: str, path: str) -> type:
         """Returns a class that the program has."""
@@ -359,11 +370,14 @@ class Form(NamedTuple):
     tag: str
     write: Callable[[Encoder, Any, str], Any]
     read: Callable[[Decoder, Any, str], Any]
+    is_shared: bool = True  # whether two names of one are another matter than two equal ones
 
 
 def _plain(tag: str, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
     """Returns the form of a type that holds no other values."""
-    return Form(tag, lambda e, value, path: write(value), lambda d, content, path: read(content))
+    return Form(
+        tag, lambda e, value, path: write(value), lambda d, content, path: read(content), False
+    )
 
 
 def _in_order(items: Iterable[Any]) -> list[Any]:
@@ -530,8 +544,8 @@ def _read_enum(d: Decoder, content: Any, path: str) -> Any:
 
 
 _OBJECT = Form("$object", _write_object, _read_object)
-_ENUM = Form("$enum", _write_enum, _read_enum)
-_CLASS = Form("$class", Encoder.class_name, Decoder.class_named)
+_ENUM = Form("$enum", _write_enum, _read_enum, False)
+_CLASS = Form("$class", Encoder.class_name, Decoder.class_named, False)
 _PATHS = {kind.__name__: kind for kind in (pathlib.PosixPath, pathlib.PurePosixPath)}
 _PATH = _plain("$path", lambda v: [type(v).__name__, str(v)], lambda c: _PATHS[c[0]](c[1]))
 _ARRAY = Form("$array", _write_array, _read_array)
@@ -540,22 +554,25 @@ _SCALAR = Form(
     "$scalar",
     lambda e, v, path: e.encode(np.array(v), path),
     lambda d, c, path: d.decode(c, path)[()],
+    False,
 )
+_NEVER = (type, paddle.nn.Layer, paddle.io.DataLoader, np.ndarray)  # is made from a file
+_DTYPES = {name: getattr(paddle, name) for name in LABELS if hasattr(paddle, name)}
 FORMS: dict[type, Form] = {
     int: _plain("$int", hex, lambda text: int(text, 16)),  # JSON has none of 4,300 digits
     complex: _plain("$complex", lambda v: [v.real, v.imag], lambda c: complex(*c)),
     bytes: _plain("$bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
-    bytearray: _plain(
+    bytearray: Form(
         "$bytearray",
-        lambda v: base64.b64encode(v).decode(),
-        lambda c: bytearray(base64.b64decode(c)),
+        lambda e, v, path: base64.b64encode(v).decode(),
+        lambda d, c, path: d.note(path, bytearray(base64.b64decode(c))),
     ),
     array: Form(
         "$numbers_of",
         lambda e, v, path: [v.typecode, e.put(np.frombuffer(v, np.uint8), path)],
-        lambda d, c, path: array(c[0], d.arrays[c[1]].data.tobytes()),
+        lambda d, c, path: d.note(path, array(c[0], d.arrays[c[1]].data.tobytes())),
     ),
-    tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path))),
+    tuple: Form("$tuple", Encoder.items, lambda d, c, path: tuple(d.items(c, path)), False),
     list: Form("$list", Encoder.items, _read_list),
     dict: Form("$dict", Encoder.pairs, lambda d, c, p: d.fill_dict(d.note(p, {}), c, p)),
     OrderedDict: Form(
@@ -573,6 +590,7 @@ FORMS: dict[type, Form] = {
         "$frozenset",
         lambda e, v, path: e.items(_in_order(v), path),
         lambda d, c, path: frozenset(d.items(c, path)),
+        False,
     ),
     range: _plain("$range", lambda v: [v.start, v.stop, v.step], lambda c: range(*c)),
     slice: _plain("$slice", lambda v: [v.start, v.stop, v.step], lambda c: slice(*c)),
@@ -594,8 +612,10 @@ FORMS: dict[type, Form] = {
     pathlib.PosixPath: _PATH,
     pathlib.PurePosixPath: _PATH,
     np.dtype: _plain("$dtype", _described, _dtype),
+    paddle.dtype: _plain("$paddle", lambda v: str(v).rpartition(".")[2], lambda c: _DTYPES[c]),
+    uuid.UUID: _plain("$uuid", lambda v: v.hex, uuid.UUID),
+    time.struct_time: _plain("$moment", list, time.struct_time),
     np.ndarray: _ARRAY,
-    np.memmap: _ARRAY,
     paddle.Tensor: Form("$tensor", _write_tensor, _read_tensor),
     **dict.fromkeys(GENERATORS, _GENERATOR),
     Encoded: Form("", lambda e, v, path: None, lambda d, c, path: Encoded(c, d.arrays)),
@@ -606,6 +626,9 @@ _READERS: dict[str, Callable[[Decoder, Any, str], Any]] = {
     "$ref": Decoder.named,
     "$same": lambda d, where, path: d.same(where),
 }
+
+
+_SIZE = type(paddle.empty([0]).shape)  # a list in old versions, a class derived from it in new
 
 
 def _form_of(value: Any) -> Form:
@@ -620,7 +643,9 @@ def _form_of(value: Any) -> Form:
         return _CLASS
     if isinstance(value, EagerParamBase):
         return FORMS[paddle.Tensor]
-    return _OBJECT
+    if isinstance(value, GENERATORS):
+        return _GENERATOR
+    return FORMS[list] if type(value) is _SIZE else _OBJECT
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -647,7 +672,7 @@ def _can_be_made(kind: Any, base: Any) -> bool:
     is_of_python = module in sys.stdlib_module_names and module != "__main__"
     if (is_of_python and kind is not SimpleNamespace) or hasattr(kind, "__del__"):
         return False
-    if isinstance(kind, type) and issubclass(kind, (type, paddle.nn.Layer, np.ndarray)):
+    if isinstance(kind, type) and issubclass(kind, _NEVER):
         return False
     with contextlib.suppress(TypeError):  # what is made in C wants its own __new__
         return base in (tuple, frozenset, int, float, str, bytes) or bool([base.__new__(kind)])

@@ -23,7 +23,8 @@ def generator_kind(value: Any) -> str:
     if isinstance(value, core.Generator):
         return "paddle.Generator"
     bits = getattr(value, "bit_generator", None)
-    return type(value).__name__ + ("" if bits is None else f" of {type(bits).__name__}")
+    kind = next(kind for kind in GENERATORS if isinstance(value, kind))
+    return str(kind.__name__) + ("" if bits is None else f" of {type(bits).__name__}")
 
 
 def generator_state(value: Any) -> Any:

@@ -269,7 +269,7 @@ class Loop:
 
     def _look_at_first_updates(self, updates: int) -> None:
         if updates == 1:
-            self._checkpointer.refuse_changes(self._state.saved())
+            self._checkpointer.refuse_changes(self._state.saved(anew=True))
             self._update.check_first()
         is_whole_run = updates == self.iteration and self.is_last
         if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):

@@ -133,7 +133,7 @@ class Run:
     def _contents(self) -> dict[str, Entry]:
         """Returns what a checkpoint holds, in the order of restoring."""
         return in_order(
-            objects=self.state.saved(),
+            objects=self.state.saved(anew=True),
             shares=self.update.shares,
             loop=self.loop,
             values=self.state.values,

@@ -134,7 +134,7 @@ class ShareStates:
         }
         known = self._statistics.keys()
         return Looked(
-            {path: value for path, value in values.items() if path not in known},
+            {p: value for p, value in values.items() if p.removesuffix("[:]") not in known},
             tables,
             {path: value for path, value in frozen.items() if path not in known},
         )
@@ -153,6 +153,7 @@ class ShareStates:
         for path, value in now.values.items():
             if is_same(before.values.get(path), value) or _is_filled(path, before, now):
                 continue
+            path = path.removesuffix("[:]")
             raise RuntimeError(
                 f"self.{path}: a value that has changed within the loop over micro_batches(), "
                 "which is shorter with more ranks. Change it outside of the "

@@ -20,7 +20,7 @@ from expbase.state.values import Values
 from expbase.state.walk import LOADERS, Node, Walk, nodes_in_layers, unwrap
 
 # The template's own.
-_NO_VALUES = {"_ExperimentBase__run", "visualizer"}
+_NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
 
 
 class UserState:
@@ -85,7 +85,8 @@ class UserState:
 
     def walk(self) -> Walk:
         """Walks from the experiment on."""
-        attributes = {n: value for n, value in self.everything.items() if n not in _NO_VALUES}
+        own = self.everything.items()
+        attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
         excluded = {path: self._value_at(path) for path in (*self.excluded, *self.by_share)}
         self._names_then = [*self.everything]
         self._walk = Walk(self._owner, attributes, excluded)
@@ -95,9 +96,13 @@ class UserState:
         """Returns the objects with a form of their own, excluded ones, too."""
         return parts.found_in(self._walked(), with_excluded=True)
 
-    def saved(self) -> parts.StatefulObjects:
-        """Returns the objects with a form of their own that a checkpoint holds."""
-        return parts.found_in(self._walked())
+    def saved(self, *, anew: bool = False) -> parts.StatefulObjects:
+        """Returns the objects with a form of their own that a checkpoint holds.
+
+        Args:
+            anew: Whether to look also where there was none the last time.
+        """
+        return parts.found_in(self.walk() if anew else self._walked())
 
     def _walked(self) -> Walk:
         """Returns the last walk if all that has a form of its own is where it was found then."""
@@ -150,11 +155,11 @@ class UserState:
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
-        return _is_under(path, self.registered)
+        return bool(self.registered) and _is_under(path, self.registered)
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""
-        if path in _NO_VALUES or path in LOADERS:
+        if path in _NO_VALUES:
             return True
         # Most often there are none, and it is asked of each place.
         return bool(self.excluded or self.by_share) and (

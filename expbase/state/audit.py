@@ -15,6 +15,8 @@ it was, and what setup itself sets otherwise.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import enum
 import functools
 import gc
 import itertools
@@ -27,17 +29,20 @@ from typing import Any, Protocol
 import numpy as np
 from paddle.nn import Layer
 
-from expbase.base.encoding import Names, class_name, class_named
+from expbase.base.arrays import Array
+from expbase.base.encoding import Names, attributes_of, class_name, class_named
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
-from expbase.state.values import as_text, look
+from expbase.state.values import as_text, is_same, look
 from expbase.state.walk import (
     CODE,
     LOADERS,
     MOST,
     WHOLE,
     WORLD,
+    LayerNode,
     Node,
+    StatefulNode,
     Walk,
     cells_of,
     has_attributes,
@@ -132,7 +137,8 @@ class Outside(Walk):
             has_places = value.__closure__ or value.__defaults__ or vars(value)
             return FunctionNode(value) if is_seen and has_places else None
         if isinstance(value, type):
-            return ClassNode(value) if is_users(value.__module__) else None
+            is_enum = issubclass(value, enum.Enum)  # which notes what it has shown
+            return ClassNode(value) if is_users(value.__module__) and not is_enum else None
         if isinstance(value, types.ModuleType):
             return ModuleNode(value) if is_users(value.__name__) else None
         return None if hasattr(value, _RUN) else super()._node_of(path, value)
@@ -149,6 +155,10 @@ class Outside(Walk):
 
     def _sees_function(self, path: str) -> bool:
         return True
+
+    def _is_open(self, value: Any) -> bool:
+        # Those of weak references serve what has nothing to do with training.
+        return type(value).__module__ != "weakref" and super()._is_open(value)
 
 
 class _NamesOfBoth(Names):
@@ -182,6 +192,10 @@ class Audit:
         self._begun: dict[str, Any] = {}  # what stood there when training began, by path
         self._told: dict[str, str] = {}  # by path, what the manifest has of it
         self._orders: dict[str, None] = {}  # paths of sets
+        self._asked: dict[
+            str, str
+        ] = {}  # what objects hold that are asked for their state, by path
+        self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
@@ -197,18 +211,26 @@ class Audit:
                 "on."
             )
         self._begun = self._looked(walk, names)
+        self._asked_begun = dict(_in_asked(walk, names))
 
     def look(self, walk: Walk, names: Names) -> None:
         """Tells what has changed since."""
         for path, seen in self._looked(walk, names).items():
-            before = self._begun.get(path)
             if path in self._told:
                 self._told[path] = _as_text(seen)
-            elif seen != before and not (before is None and path in self._begun):
-                is_new = path not in self._begun
-                if not (is_new and isinstance(seen, Stand)):  # its place is told by Values
-                    self._tell(path, _as_text(seen))
+            elif self._begun.get(path) is None:
+                # A cache is filled, or an attribute holds something new, of which Values tells.
+                self._begun[path] = seen
+            elif not is_same(self._begun[path], seen):
+                self._tell(path, _as_text(seen))
         self._say_pending()
+        asked = dict(_in_asked(walk, names))
+        self._asked = {
+            path: text
+            for path, text in asked.items()
+            if path in self._asked or self._asked_begun.get(path) != text
+            if not self._reached.is_left_out(path)
+        }
 
     def tell(self, path: str, value: Any, why: str) -> None:
         """Tells of an attribute that has changed and is not restored as it is, once."""
@@ -249,6 +271,9 @@ class Audit:
             for key, value in node.places().items():
                 path = outside.path_of(name, key)
                 found[path] = look(value, both, is_whole=key is WHOLE)
+        for name, node in outside.nodes.items():
+            if isinstance(node, LayerNode):
+                found[f"{name}'s tensors"] = _tensors_of(node.value)
         for path, hooks in outside.hooks.items():
             found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
         copied = tuple(self._reached.copied())
@@ -272,14 +297,16 @@ class Audit:
         return {
             "code": {p: text for p, text in {**here, **code}.items() if p not in self._told},
             "told": self._told,
+            "asked": self._asked,
             "orders": [*self._orders],
         }
 
     def expect(self, inventory: Mapping[str, Any]) -> None:
         """Notes the inventory of the checkpoint that a start has restored."""
         self._told = {**inventory.get("told", {})}
-        self._told_then = {*self._told}
-        self._then = {**inventory.get("code", {}), **self._told}
+        self._asked = {**inventory.get("asked", {})}
+        self._told_then = {*self._told, *self._asked}
+        self._then = {**inventory.get("code", {}), **self._told, **self._asked}
         self._orders = dict.fromkeys(inventory.get("orders", ()))
 
     def differences(
@@ -295,6 +322,7 @@ class Audit:
             What is lost, a line each; and what else is to be known.
         """
         now = {path: _as_text(seen) for path, seen in self._begun.items()} | dict(code)
+        now |= self._asked_begun  # of which something may have been left out
         then, self._then = self._then, {}
         told = [
             path
@@ -351,11 +379,28 @@ def stands(value: Any) -> Stand | None:
         return Stand(object(), UNKNOWN) if where is None else Stand(where)
     if isinstance(value, np.random.BitGenerator):
         return Stand(repr(value.state))
+    if isinstance(value, contextvars.ContextVar):
+        return Stand(repr(value.get(None)))
+    if isinstance(value, WORLD):
+        return None
     with contextlib.suppress(TypeError, ValueError, BufferError):
         return Stand(checksum_of([memoryview(value).tobytes()]))
-    # An object of C may show what it holds; one of Python has it in attributes.
-    text = " at 0x" if isinstance(value, WORLD) or has_attributes(value) else repr(value)
-    return None if " at 0x" in text else Stand(text)
+    if has_attributes(value):
+        return None
+    # An object of C may show what it holds, in its text or in numbers.
+    text = repr(value)
+    return Stand(_numbers_of(value) if " at 0x" in text else text)
+
+
+def _numbers_of(value: Any) -> list[Any]:
+    """Returns the numbers that an object of C shows: how many rows a database has changed, say."""
+    found = []
+    for name, kind in vars(type(value)).items():
+        if isinstance(kind, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            with contextlib.suppress(Exception):
+                number = getattr(value, name)
+                found += [(name, number)] if isinstance(number, (bool, int)) else []
+    return found
 
 
 def _in_file(file: Any) -> Stand | None:
@@ -411,6 +456,21 @@ def _is_value(name: str, value: Any) -> bool:
     """Returns whether something in a class or module is no code, and no experiment."""
     is_code = isinstance(value, (*CODE, *_DESCRIPTORS))
     return not (name.startswith("__") or is_code or hasattr(value, _RUN))
+
+
+def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
+    """Yields checksums of the attributes of objects that are asked for their state, by path."""
+    for path, node in walk.nodes.items():
+        if isinstance(node, StatefulNode):
+            for key, value in attributes_of(node.value).items():
+                yield walk.path_of(path, key), as_text(look(value, names))
+
+
+def _tensors_of(layer: Any) -> Stand:
+    """Returns a checksum of the parameters and buffers of a layer, not of those within it."""
+    tensors = (*layer._parameters.values(), *layer._buffers.values())
+    is_there = (t for t in tensors if t is not None and t._is_initialized())
+    return Stand(checksum_of(Array.of(tensor).data for tensor in is_there))
 
 
 def _hooks_in(walk: Walk) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +27,7 @@ from paddle.optimizer import lr
 
 from expbase.base.arrays import describe
 from expbase.base.encoding import (
+    SAMPLED,
     Decoder,
     Encoded,
     Encoder,
@@ -44,7 +47,6 @@ from expbase.state.walk import (
     DictNode,
     GroupNode,
     LayerNode,
-    LoaderNode,
     Node,
     OptimizerNode,
     ParameterNode,
@@ -54,6 +56,8 @@ from expbase.state.walk import (
     WalkedNames,
     WholeNode,
     cells_of,
+    is_handle,
+    no_garbage_collection,
     state_setter,
 )
 
@@ -61,9 +65,9 @@ _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 _ROOT = "values."  # what the names of arrays begin with, of this entry
 _LARGE_BYTES = 1 << 26  # of a value: more is a cache, maybe
 _NOTHING: Any = object()
-_SIMPLE = {type(None), bool, int, str}
+_SIMPLE = {type(None), bool, int, float, str}
 # What another start has under the same path, whichever object it is: its class is compared.
-_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode, LoaderNode)
+_BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
 
 
@@ -72,6 +76,7 @@ class Seen(NamedTuple):
 
     content: str  # a checksum
     thing: Any = None  # what cannot be saved, and is the same as long as it is the same object
+    items: Any = None  # of a long list, of which a checksum is of some items
 
 
 class Place(NamedTuple):
@@ -127,13 +132,12 @@ class NamesNow(Names):
         self._by_path = {
             id(node.value): path
             for path, node in walk.nodes.items()
-            if isinstance(node, _BY_PATH) and setup.get(path) is not None
+            if isinstance(node, _BY_PATH) and setup.has(path)
         }
         self._walk = walk
 
     def name_of(self, value: Any) -> str | None:
-        found = self._setup.name_of(value)
-        return self._by_path.get(id(value)) if found is None else found
+        return self._by_path.get(id(value)) or self._setup.name_of(value)
 
     def get(self, name: str) -> Any:
         node = self._walk.nodes.get(name)
@@ -170,6 +174,7 @@ class Values:
         self._changed: set[str] = set()  # paths of what training has changed, in any start
         self._deleted: list[list[Any]] = []  # places that the checkpoint has none of: node and key
         self._ordered: set[str] = set()  # dicts whose items have another order than setup's
+        self._handled: set[str] = set()  # nodes that have opened a handle since setup
         self._restored: dict[str, Any] = {}  # what stood there after a restore, by path
         self._decoded: dict[str, tuple[str, Any, Any]] = {}  # of a checkpoint that fits
         self._large: set[str] = set()  # of whose size a line was said
@@ -183,35 +188,43 @@ class Values:
         self._setup = walk.names()
         self._constants = dict(_constants_in(walk))
 
+    @no_garbage_collection()
     def begin(self) -> None:
         """Notes what stands in each place: that is the code's."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         self._begun = {}
-        self._keys = {}
-        for place in self._places(walk, names):
+        nodes = self._named(walk, names)
+        self._keys = {name: [] for name in nodes}
+        for place in self._places(nodes, walk):
             self._begun[place.path] = place.look(names)
-            self._keys.setdefault(place.name, []).append(place.key)
+            self._keys[place.name].append(place.key)
         self._audit.begin(walk, names)
 
-    def _places(self, walk: Walk, names: Names) -> Iterator[Place]:
-        """Yields the places of all nodes that another start has, too."""
+    def _named(self, walk: Walk, names: Names) -> dict[str, Node]:
+        """Returns the nodes that another start has, too, by the names that they have there."""
+        nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
-            name = names.name_of(node.value) if path else ""
-            if isinstance(node, GroupNode):
-                name = path
-            if name is None:
-                continue
+            name = path if isinstance(node, GroupNode) else names.name_of(node.value)
+            if name is not None and path:
+                nodes[name] = node
+        return nodes
+
+    def _places(self, nodes: Mapping[str, Node], walk: Walk) -> Iterator[Place]:
+        """Yields the places of nodes."""
+        path_of, is_left_out = walk.path_of, self._reached.is_left_out
+        for name, node in nodes.items():
             for key, value in node.places().items():
-                where = walk.path_of(name, key)
-                if not self._reached.is_left_out(where):
+                where = path_of(name, key)
+                if not is_left_out(where):
                     yield Place(where, name, node, key, value)
 
     def looked(self) -> dict[str, tuple[Any, Any]]:
         """Returns what stands in each place, by path: a checksum of it, and itself."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
-        return {p.path: (p.look(names), p.value) for p in self._places(walk, names)}
+        places = self._places(self._named(walk, names), walk)
+        return {place.path: (place.look(names), place.value) for place in places}
 
     def code(self) -> dict[str, str]:
         """Returns checksums of what the code has set and training has not changed, by path."""
@@ -223,6 +236,7 @@ class Values:
 
     # --- saving ----------------------------------------------------------------------------
 
+    @no_garbage_collection()
     def state_dict(self) -> dict[str, Any]:
         """Returns the values by path, each with its node and key; and what was deleted."""
         if not self._keys:  # it is saved by hand before training
@@ -231,14 +245,14 @@ class Values:
         names = NamesNow(self._setup, walk)
         encoder = Encoder({}, names)
         state: dict[str, Any] = {}
-        keys: dict[str, list[Any]] = {}
-        nodes: dict[str, Node] = {}
-        for place in self._places(walk, names):
-            keys.setdefault(place.name, []).append(place.key)
-            nodes[place.name] = place.node
+        nodes = self._named(walk, names)
+        keys: dict[str, list[Any]] = {name: [] for name in nodes}
+        for place in self._places(nodes, walk):
+            keys[place.name].append(place.key)
             is_state = self._has_changed(place, names) or self._reached.is_registered(place.path)
             if is_state and (encoded := self._encoded(place, encoder)) is not None:
                 state[place.path] = encoded
+        self._leave_flags(state, nodes)
         self._audit.look(walk, names)
         state |= self._beyond(state, encoder)
         self._changed |= state.keys()
@@ -251,12 +265,25 @@ class Values:
         state[_CONSTANTS] = self._constants
         return state
 
+    def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
+        """Leaves out what an object has noted of a handle that it has opened since setup.
+
+        With `if not self.is_open: self._open()` a flag without the handle would end the next start.
+        """
+        for name in self._handled:
+            is_plain = name in nodes and type(nodes[name]) is Node and name
+            for key, value in nodes[name].places().items() if is_plain else ():
+                if type(value) is bool:
+                    state.pop(f"{name}.{key}", None)
+
     def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
         """Notes which places are gone, and which dicts have another order."""
         for name, now in keys.items():
-            before = self._keys.get(name, [])
+            before = self._keys.get(name)
+            if before == now or before is None:
+                continue
             if isinstance(nodes[name], DictNode):
-                if before != now and now != [WHOLE] and len(now) == len(nodes[name].places()):
+                if now != [WHOLE] and len(now) == len(nodes[name].places()):
                     self._ordered.add(name)
             else:
                 gone = [[name, key] for key in before if key not in now]
@@ -267,26 +294,36 @@ class Values:
         if place.path in self._changed:
             return True
         before = self._begun.get(place.path, _NOTHING)
-        if type(place.value) in _SIMPLE and type(place.value) is type(before):
-            return bool(before != place.value)
+        if before is place.value and type(before) in _SIMPLE:
+            return False
         return before is _NOTHING or not is_same(before, place.look(names))
 
     def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
         """Returns what a checkpoint has of a place; None, and it is told, if that cannot be."""
-        where = _ROOT + place.path.removesuffix("[:]")
         is_whole = place.key is WHOLE
+        if type(place.value) in _SIMPLE and type(place.key) is str:
+            return Encoded(
+                [place.name, encoder.key(place.key, ""), encoder.encode(place.value, "")], {}
+            )
+        where = _ROOT + place.path.removesuffix("[:]")
         content = encoder.attempt(place.value, where, is_inside=is_whole)
+        try:
+            key = None if is_whole else encoder.key(place.key, where)
+        except TypeError:
+            content = None
         is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
         if content is None or is_closed:
             if self._reached.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
-            self._audit.tell(place.path, place.value, "cannot be saved")
+            if self._begun.get(place.path) is None and is_handle(place.value):
+                self._handled.add(place.name)
+            else:
+                self._audit.tell(place.path, place.value, "cannot be saved")
             return None
-        if isinstance(place.value, set) and not _keeps_order(place.value):
+        if isinstance(place.value, set) and len(place.value) > 1:
             self._audit.tell(place.path, place.value, "order")
-        key = None if is_whole else encoder.key(place.key, where)
         encoded = Encoded([place.name, key, content.content], content.arrays)
-        if place.name and not self._reached.is_registered(place.path):
+        if "." in place.path and not self._reached.is_registered(place.path):
             self._say_size(place.path, encoded)
         return encoded
 
@@ -307,7 +344,10 @@ class Values:
         return found
 
     def _say_size(self, path: str, encoded: Encoded) -> None:
-        if path not in self._large and (size := encoded.size()) > _LARGE_BYTES:
+        is_small = not encoded.arrays and not isinstance(encoded.content[2], (list, dict))
+        if is_small or path in self._large:
+            return
+        if (size := encoded.size()) > _LARGE_BYTES:
             self._large.add(path)
             name = path.removesuffix("[:]")
             self._say(
@@ -346,12 +386,7 @@ class Values:
         """Returns the nodes of now by the names that a checkpoint has."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
-        nodes: dict[str, Node] = {"": walk.nodes[""]}
-        for path, node in walk.nodes.items():
-            name = path if isinstance(node, GroupNode) else names.name_of(node.value)
-            if name is not None and path:
-                nodes[name] = node
-        return names, nodes
+        return names, self._named(walk, names)
 
     def _misfit(
         self, path: str, content: Any, decoder: Decoder, nodes: Mapping[str, Node]
@@ -469,12 +504,15 @@ def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
 
     With `is_whole` it is of what a thing with a name holds.
     """
-    if type(value) in _SIMPLE or type(value) is float:
+    if type(value) in _SIMPLE:
         return value
     summary = Summary(names)
     content = summary.inside(value, "") if is_whole else summary.encode(value, "")
     number = Encoded(content, summary.arrays).checksum()
-    return Seen(f"{number:08x}", value if summary.is_opaque else None)
+    items = None
+    if isinstance(value, (list, tuple, deque, dict)) and len(value) >= SAMPLED:
+        items = [*value, *value.values()] if isinstance(value, dict) else [*value]
+    return Seen(f"{number:08x}", value if summary.is_opaque else None, items)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -482,9 +520,10 @@ def is_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, Seen):
-        if one.thing is not None or other.thing is not None:
-            return one.thing is other.thing
-        return bool(one.content == other.content)
+        is_like = one.thing is other.thing and one.content == other.content
+        if not is_like or one.items is None:
+            return bool(is_like)
+        return all(map(operator.is_, one.items, other.items))
     return repr(one) == repr(other) if type(one) is float else bool(one == other)
 
 
@@ -492,7 +531,8 @@ def as_text(seen: Any) -> str:
     """Returns what was seen as a text that another process can compare."""
     if isinstance(seen, Seen):
         return seen.content
-    text = f"{type(seen).__name__} {seen!r}"
+    is_long = type(seen) is int and seen.bit_length() > 63  # Python shows none of 4,300 digits
+    text = f"{type(seen).__name__} {hex(seen) if is_long else repr(seen)}"
     return text if len(text) < 64 else f"{checksum_of([text.encode(errors='replace')]):08x}"
 
 
@@ -558,17 +598,10 @@ def _is_taken(node: Node, key: Any, value: Any) -> bool:
         return False
     of_class = getattr(type(node.value), str(key), None)
     is_there = key in node.places()
-    is_code = isinstance(of_class, property) or inspect.isroutine(of_class)
+    is_code = isinstance(of_class, property) or inspect.isfunction(of_class)
     there = node.places().get(key)
     has_form = isinstance(there, (paddle.nn.Layer, paddle.optimizer.Optimizer))
     return (is_code and not is_there) or (has_form and there is not value)
-
-
-def _keeps_order(items: set[Any]) -> bool:
-    """Returns whether a set comes in the same order in any process that makes it anew."""
-    listed = [*items]
-    numbers = all(type(item) in (bool, int, float) for item in listed)
-    return len(listed) < 2 or (numbers and [*dict.fromkeys([*set(listed)])] == listed)
 
 
 class Rollback:

@@ -17,20 +17,25 @@ threads, locks, loggers, and what holds one, as progress bars do), code, and lon
 from __future__ import annotations
 
 import array
+import contextlib
+import datetime
 import enum
 import functools
+import gc
 import io
 import logging
-import os
 import re
 import socket
 import sys
 import threading
 import types
+import uuid
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -50,14 +55,23 @@ MANY = 1000  # items: of data, and each may be one of millions
 WHOLE: Any = object()  # the one place of what is changed as a whole
 LOADERS = ("train_loader", "valid_loader", "test_loader")
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
+# What holds nothing that changes, whatever its class is derived from.
+_CONSTANT: Any = (str, int, float, complex, bytes, enum.Enum, np.generic, np.dtype, Decimal)
+_CONSTANT += (Fraction, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
+_CONSTANT += (PurePath, uuid.UUID)
 _LEAVES: Any = (paddle.Tensor, np.ndarray, bytearray, array.array, *GENERATORS)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE: Any = (type, types.ModuleType, *_FUNCTIONS, classmethod, staticmethod, property)
 _LOCKS = type(threading.Lock()), type(threading.RLock())
 # What talks to the world, and is no state.
-WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, weakref.ref)
-# Modules of paddle whose objects have values that a user changes, by training or by hand.
-_OPEN = ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp")
+WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
+WORLD += (threading.local, np.memmap)
+# Modules whose objects have values that a user changes, by training or by hand.
+_PARTLY = {
+    "paddle": ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp"),
+    "expbase": ("extras",),
+}
+_OF_PYTHON = ("queue", "collections", "types", "weakref")
 _PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
 # Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
 # of a layer is its user's.
@@ -209,14 +223,17 @@ class OptimizerNode(Node):
         yield from self.places().items()
 
 
-class GroupNode(DictNode):
+class GroupNode(Node):
     """A group of an optimizer's parameters: its settings."""
 
     def places(self) -> Mapping[Any, Any]:
         return {name: value for name, value in self.value.items() if name != "params"}
 
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        yield from self.places().items()
+    def put(self, key: Any, value: Any) -> None:
+        self.value[key] = value
+
+    def remove(self, key: Any) -> None:
+        self.value.pop(key, None)
 
 
 class ScheduleNode(Node):
@@ -257,6 +274,18 @@ class CellsNode(Node):
         self.value.__closure__[number].cell_contents = value
 
 
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Makes many small objects without a search for garbage among all objects of the program."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Walk:
     """What was reached from an experiment, by path.
 
@@ -284,6 +313,7 @@ class Walk:
         self.paths: dict[int, str] = {id(root): ""}  # by id
         self.automatic: dict[str, str] = {}  # of parameters: paths by paddle's names
         self._roots: set[int] = set()  # ids of layers that are noted, or left out
+        self._plain: set[type] = set()  # classes whose objects are their attributes
         self.alive: list[Any] = []  # so that no id is used again
         self._worldly: dict[tuple[int, int], bool] = {}
         self._queue: deque[tuple[str, Any, Node, Any]] = deque()
@@ -299,24 +329,31 @@ class Walk:
     def enter(self, ways: Iterable[tuple[str, Any, Node, Any]]) -> None:
         """Goes on from objects, each with its path, and the node and key where it stands."""
         self._queue.extend(ways)
-        while self._queue or self._later:
-            if len(self.nodes) > MOST:
-                self.is_whole = False
-                return
-            if self._queue:
-                path, value, parent, key = self._queue.popleft()
-                self._visit(path, value, parent, key)
-            else:
-                self._enter(*self._later.popleft())
+        with no_garbage_collection():
+            while (self._queue or self._later) and self.is_whole:
+                if self._queue:
+                    self._visit(*self._queue.popleft())
+                else:
+                    self._enter(*self._later.popleft())
+                self.is_whole = len(self.nodes) <= MOST
 
     def _visit(self, path: str, value: Any, parent: Node, key: Any) -> None:
-        if _wrapped(value) is not None:
-            self.wrappers[id(value)] = value
-            value = unwrap(value)
-        if isinstance(value, Layer) and not isinstance(parent, LayerNode):
-            self._note_root(path, value, parent, key)
-        if id(value) not in self.paths and type(value) not in _ATOMS:
-            self.classes.setdefault(class_name(type(value)), type(value))
+        kind = type(value)
+        if kind not in self._plain and isinstance(value, Layer):
+            if _wrapped(value) is not None:
+                self.wrappers[id(value)] = value
+                value = unwrap(value)
+            if not isinstance(parent, LayerNode):
+                self._note_root(path, value, parent, key)
+        if id(value) in self.paths or kind in _ATOMS:
+            return
+        if kind in self._plain:  # as most are of many
+            path = self._free(path)
+            self._note(path, value)
+            self.nodes[path] = node = Node(value)
+            return self._enter(path, node)
+        self.classes.setdefault(class_name(kind), kind)
+        if not isinstance(value, _CONSTANT):
             self._meet(path, value, parent, key)
 
     def _note_root(self, path: str, layer: Any, parent: Node, key: Any) -> None:
@@ -343,6 +380,9 @@ class Walk:
             return self._extend(path, parent, inner.items())
         if isinstance(value, type):
             self.classes.setdefault(class_name(value), value)
+        if isinstance(value, weakref.ref):
+            self._note(path, value)
+            return self._extend(path, parent, [("()", value())])
         if isinstance(parent, LayerNode) and parent.has_with_weights(key):
             return self._note(path, value)  # a checkpoint has it
         node = self._node_of(path, value)
@@ -368,7 +408,7 @@ class Walk:
             self.automatic.setdefault(value.name, path)
         elif isinstance(node, DictNode) and any(map(_is_of_process, node.places())):
             self._later.append((path, node))
-        elif not isinstance(value, _LEAVES):
+        elif not isinstance(value, _LEAVES) or getattr(value, "__dict__", None):
             self._enter(path, node)
 
     def _enter(self, path: str, node: Node) -> None:
@@ -377,6 +417,8 @@ class Walk:
             if type(value) not in _ATOMS:
                 where = f"{path}.{key}" if is_dotted else self.path_of(path, key)
                 self._queue.append((where, value, node, key))
+        if type(node) is Node:
+            return
         is_collection = isinstance(node, (DictNode, WholeNode))
         own = getattr(node.value, "__dict__", None) if is_collection else None
         if own and own is not node.value:  # of a user's class that is derived from one of Python's
@@ -405,6 +447,8 @@ class Walk:
         else:
             known = self.paths.get(key if type(key) is int else id(key))
             text = repr(key) if known is None else f"<{known}>"
+            if " at 0x" in text:
+                text = f"<a {type(key).__name__}>"
         return f"{path}.{text}" if path else text
 
     def _free(self, path: str) -> str:
@@ -435,6 +479,8 @@ class Walk:
             return LayerNode(value)
         if isinstance(value, EagerParamBase):
             return ParameterNode(value)
+        if isinstance(value, np.memmap):  # a file
+            return None
         if isinstance(value, (*_LEAVES, list, set, deque)):
             return WholeNode(value)
         if isinstance(value, dict):
@@ -447,13 +493,17 @@ class Walk:
             return CellsNode(value) if _is_collate(path) and value.__closure__ else None
         if isinstance(value, DataLoader):
             return LoaderNode(value)
-        if isinstance(value, (*CODE, *WORLD, enum.Enum, np.generic, np.dtype, os.PathLike)):
+        if isinstance(value, (*CODE, *WORLD)):
             return None
         if asks(value):
             # Of what deals out a loader's data the position has the state.
             is_of_data = path.startswith(LOADERS) and ".dataset" not in path
             return None if is_of_data else StatefulNode(value)
-        return Node(value) if self._is_open(value) else None
+        if not self._is_open(value):
+            return None
+        if is_users(type(value).__module__):
+            self._plain.add(type(value))
+        return Node(value)
 
     def _is_open(self, value: Any) -> bool:
         """Returns whether the attributes of an object are places."""
@@ -462,13 +512,12 @@ class Walk:
             return False
         if is_users(kind.__module__):
             return True
-        name = kind.__module__.removeprefix("paddle.")
-        if hasattr(value, "__next__") or (name != kind.__module__ and not name.startswith(_OPEN)):
+        root, _, module = kind.__module__.partition(".")
+        if hasattr(value, "__next__"):
             return False
-        if name.startswith("expbase.") and not name.startswith("expbase.extras."):
-            return False
-        is_of_python = name.partition(".")[0] in sys.stdlib_module_names
-        if is_of_python and name not in ("queue", "collections", "types"):
+        if root in sys.stdlib_module_names:
+            return root in _OF_PYTHON
+        if root in _PARTLY and not module.startswith(_PARTLY[root]):
             return False
         return not self._is_of_the_world(value, 3)
 
@@ -506,6 +555,10 @@ class WalkedNames(Names):
         self._automatic = {name: walk.nodes[path].value for name, path in walk.automatic.items()}
         self._classes = walk.classes
         self._closed = {*walk.closed}
+
+    def has(self, name: str) -> bool:
+        """Returns whether something had this name, even if it is gone."""
+        return name in self._refs
 
     def is_closed(self, value: Any) -> bool:
         """Returns whether it has a name, and no places: a file, say."""
@@ -627,9 +680,9 @@ def is_users(module: str) -> bool:
     if not file or root in (*sys.stdlib_module_names, "expbase", "paddle"):
         return False
     top = Path(file).absolute()
+    top = top.parent if top.name == "__init__.py" else top
     for _ in module.split(".")[1:]:
         top = top.parent
-    top = top.parent if top.name == "__init__.py" else top
     return top.stem not in _installed_in(str(top.parent))
 
 
@@ -653,6 +706,19 @@ class _Everything:
 def _is_collate(path: str) -> bool:
     part = path.partition(".")[2]
     return path.startswith(LOADERS) and part.startswith(("collate_fn", "worker_init_fn"))
+
+
+def is_handle(value: Any) -> bool:
+    """Returns whether it stands for something outside of the program, and can be opened again: a
+    socket, a file that is written, a memory map, a data base; no file that is read from its start.
+    """
+    if (
+        isinstance(value, CODE)
+        or hasattr(value, "__next__")
+        or callable(getattr(value, "read", None))
+    ):
+        return isinstance(value, io.IOBase) and not (value.closed or value.readable())
+    return isinstance(value, WORLD) or not is_users(type(value).__module__)
 
 
 def _may_hold_objects(items: Sequence[Any]) -> bool:

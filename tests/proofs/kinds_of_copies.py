@@ -49,13 +49,13 @@ class AverageInADict(_OfNet):
 class AverageInAnObject(AverageInADict):
     def make(self) -> None:
         super().make()
-        self.average, self.shadow = Box(shadow=self.shadow), {}
+        self.averaged, self.shadow = Box(shadow=self.shadow), {}
 
     def use(self) -> float:
         for name, parameter in self.model.named_parameters():
-            own = self.average.shadow[name]
+            own = self.averaged.shadow[name]
             own.set_value(own * 0.9 + parameter.detach() * 0.1)
-        return number(self.average.shadow)
+        return number(self.averaged.shadow)
 
 
 class AverageAsAModel(_OfNet):

@@ -1,4 +1,4 @@
-"""Ten scripts as other people write them: killed twice and continued, and nothing is to be said.
+"""Scripts as other people write them: killed twice and continued, and nothing is to be said.
 
 Each of tests/proofs/manners runs straight, and again in three starts, of which two are killed. It
 must end with the same weights, accumulators and logged numbers, and no start may have a warning.
