@@ -471,7 +471,7 @@ def _read_tensor(d: Decoder, content: Any, path: str) -> Any:
     made = d.note(path, made if on_cpu else made.to(paddle.device.get_device()))
     made.stop_gradient = is_constant
     for grad in of_grad:
-        made._set_grad_ivar(_read_tensor(d, grad, f"{path}.grad"))
+        made.grad = _read_tensor(d, grad, f"{path}.grad")
     return made
 
 
@@ -628,7 +628,7 @@ _READERS: dict[str, Callable[[Decoder, Any, str], Any]] = {
 }
 
 
-_SIZE = type(paddle.empty([0]).shape)  # a list in old versions, a class derived from it in new
+_SIZE = getattr(paddle.base.libpaddle, "Size", list)  # of a shape: a class derived from list
 
 
 def _form_of(value: Any) -> Form:

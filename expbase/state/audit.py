@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from paddle.nn import Layer
+from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.arrays import Array
 from expbase.base.encoding import Names, attributes_of, class_name, class_named
@@ -46,6 +47,7 @@ from expbase.state.walk import (
     Walk,
     cells_of,
     has_attributes,
+    holds_handle,
     is_users,
 )
 
@@ -126,7 +128,11 @@ class Outside(Walk):
         self.paths = {id(node.value): path for path, node in inside.nodes.items()}
         root = inside.nodes[""]
         kinds = [type(root.value), *inside.classes.values()]
-        functions = [(path, v) for path, v in inside.closed.items() if isinstance(v, CODE)]
+        functions = [
+            (path, value)
+            for path, value in inside.closed.items()
+            if isinstance(value, CODE) and not _is_of_handle(path, inside)
+        ]
         functions += [(f"{path}.hook", h) for path, hooks in self.hooks.items() for h in hooks]
         seeds = [*((kind.__qualname__, kind) for kind in kinds), *functions]
         self.enter((path, value, root, None) for path, value in seeds)
@@ -192,9 +198,7 @@ class Audit:
         self._begun: dict[str, Any] = {}  # what stood there when training began, by path
         self._told: dict[str, str] = {}  # by path, what the manifest has of it
         self._orders: dict[str, None] = {}  # paths of sets
-        self._asked: dict[
-            str, str
-        ] = {}  # what objects hold that are asked for their state, by path
+        self._asked: dict[str, str] = {}  # what is in objects that are asked, by path
         self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
         self._pending: list[str] = []  # of which a line is to be said
@@ -219,8 +223,9 @@ class Audit:
             if path in self._told:
                 self._told[path] = _as_text(seen)
             elif self._begun.get(path) is None:
-                # A cache is filled, or an attribute holds something new, of which Values tells.
-                self._begun[path] = seen
+                # A cache is filled; of what is new in an attribute Values tells.
+                if path in self._begun or path.startswith(BEYOND):
+                    self._begun[path] = seen
             elif not is_same(self._begun[path], seen):
                 self._tell(path, _as_text(seen))
         self._say_pending()
@@ -461,7 +466,7 @@ def _is_value(name: str, value: Any) -> bool:
 def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
     """Yields checksums of the attributes of objects that are asked for their state, by path."""
     for path, node in walk.nodes.items():
-        if isinstance(node, StatefulNode):
+        if isinstance(node, StatefulNode) and not isinstance(node.value, LRScheduler):
             for key, value in attributes_of(node.value).items():
                 yield walk.path_of(path, key), as_text(look(value, names))
 
@@ -471,6 +476,12 @@ def _tensors_of(layer: Any) -> Stand:
     tensors = (*layer._parameters.values(), *layer._buffers.values())
     is_there = (t for t in tensors if t is not None and t._is_initialized())
     return Stand(checksum_of(Array.of(tensor).data for tensor in is_there))
+
+
+def _is_of_handle(path: str, walk: Walk) -> bool:
+    """Returns whether it stands in an object that holds a file, say, as a progress bar does."""
+    owner = walk.nodes.get(path.rpartition(".")[0])
+    return owner is not None and type(owner) is Node and holds_handle(owner.value)
 
 
 def _hooks_in(walk: Walk) -> Iterator[tuple[str, tuple[Any, ...]]]:

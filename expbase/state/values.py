@@ -56,7 +56,9 @@ from expbase.state.walk import (
     WalkedNames,
     WholeNode,
     cells_of,
+    holds_handle,
     is_handle,
+    is_written,
     no_garbage_collection,
     state_setter,
 )
@@ -315,9 +317,10 @@ class Values:
         if content is None or is_closed:
             if self._reached.is_registered(place.path):
                 raise not_savable(where, type(place.value).__name__)
-            if self._begun.get(place.path) is None and is_handle(place.value):
+            is_new = self._begun.get(place.path) is None
+            if is_new and is_handle(place.value):
                 self._handled.add(place.name)
-            else:
+            elif not (is_written(place.value) or holds_handle(place.value)):
                 self._audit.tell(place.path, place.value, "cannot be saved")
             return None
         if isinstance(place.value, set) and len(place.value) > 1:
@@ -395,7 +398,7 @@ class Values:
         name, key, inside = content
         try:
             key = WHOLE if key is None else decoder.key(key, path)
-            value = decoder.decode(inside, _ROOT + path)
+            value = decoder.decode(inside, _ROOT + path.removesuffix("[:]"))
         except LookupError as error:
             return [f"{path}: {error.args[0]}."]
         self._decoded[path] = name, key, value
@@ -546,7 +549,8 @@ def _constants_in(walk: Walk) -> Iterator[tuple[str, str]]:
     for path, node in walk.nodes.items():
         if any(f"{path}.".startswith(name) for name in outer):
             for key, value in node.places().items():
-                if (text := _as_constant(value)) is not None:
+                # Of a list its place in the schedule is one.
+                if key is not WHOLE and (text := _as_constant(value)) is not None:
                     yield walk.path_of(path, key), text
 
 
@@ -608,7 +612,7 @@ class Rollback:
     """What nodes hold at a moment, to be put back."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._kept = [(node, _kept(node)) for node in nodes]
+        self._kept = [(node, _kept(node)) for node in nodes if not _is_empty(node.value)]
 
     def restore(self) -> None:
         """Puts back what has changed, and takes away what is new."""
@@ -617,7 +621,8 @@ class Rollback:
                 set_generator_state(node.value, before)
                 continue
             if isinstance(node, WholeNode):
-                node.put(WHOLE, before)
+                if before is not None:
+                    node.put(WHOLE, before)
                 continue
             now = dict(node.places())
             for key in now.keys() - before.keys():
@@ -627,6 +632,11 @@ class Rollback:
                     node.put(key, value)
 
 
+def _is_empty(value: Any) -> bool:
+    """Returns whether it is a tensor without memory, as each recurrent layer of paddle has."""
+    return isinstance(value, paddle.Tensor) and value.size > 0 and not value._is_initialized()
+
+
 def _kept(node: Node) -> Any:
     value = node.value
     if not isinstance(node, WholeNode):
@@ -634,8 +644,10 @@ def _kept(node: Node) -> Any:
     if isinstance(value, GENERATORS):
         return generator_state(value)
     if isinstance(value, paddle.Tensor):
+        if not value._is_initialized():
+            return None
         kept = value.detach().clone()
         kept.stop_gradient = value.stop_gradient
-        kept._set_grad_ivar(value.grad.clone()) if value.grad is not None else None
+        kept.grad = None if value.grad is None else value.grad.clone()
         return kept
     return copy.copy(value)

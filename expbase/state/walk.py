@@ -66,6 +66,7 @@ _LOCKS = type(threading.Lock()), type(threading.RLock())
 # What talks to the world, and is no state.
 WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
 WORLD += (threading.local, np.memmap)
+_HANDLES = (io.IOBase, threading.Thread, socket.socket)
 # Modules whose objects have values that a user changes, by training or by hand.
 _PARTLY = {
     "paddle": ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp"),
@@ -123,7 +124,7 @@ class WholeNode(Node):
         if isinstance(thing, paddle.Tensor):
             thing.copy_(value, True)
             thing.stop_gradient = value.stop_gradient
-            thing._set_grad_ivar(value.grad) if value.grad is not None else thing.clear_grad()
+            thing.grad = value.grad  # None is another thing than zeros
         elif isinstance(thing, np.ndarray):
             thing[...] = value
         elif isinstance(thing, GENERATORS):
@@ -178,7 +179,11 @@ class LayerNode(Node):
         layer = self.value
         own = {name: value for name, value in vars(layer).items() if name not in _OF_LAYERS}
         passing = layer._non_persistable_buffer_names_set
-        return own | {name: value for name, value in layer._buffers.items() if name in passing}
+        own |= {name: value for name, value in layer._buffers.items() if name in passing}
+        forward = own.get("forward")
+        if isinstance(forward, types.MethodType) and forward.__self__ is layer:
+            del own["forward"]  # which to_static has set
+        return own
 
     def has_with_weights(self, key: Any) -> bool:
         """Returns whether it is a buffer that is saved beside the parameters."""
@@ -186,7 +191,17 @@ class LayerNode(Node):
         return key in layer._buffers and key not in layer._non_persistable_buffer_names_set
 
     def put(self, key: Any, value: Any) -> None:
-        (self.value._buffers if key in self.value._buffers else vars(self.value))[key] = value
+        layer = self.value
+        self.remove(key)
+        if isinstance(value, paddle.Tensor):  # of which paddle makes a buffer, too
+            layer._non_persistable_buffer_names_set.add(key)
+            layer._buffers[key] = value
+        else:
+            vars(layer)[key] = value
+
+    def remove(self, key: Any) -> None:
+        vars(self.value).pop(key, None)
+        self.value._buffers.pop(key, None)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         yield from self.value._sub_layers.items()
@@ -310,7 +325,7 @@ class Walk:
         self.classes: dict[str, type] = {}
         self.closed: dict[str, Any] = {}  # what has no places: code, files, iterators
         self.is_whole = True  # whether it ended before MOST
-        self.paths: dict[int, str] = {id(root): ""}  # by id
+        self.paths: dict[int, str] = {}  # by id
         self.automatic: dict[str, str] = {}  # of parameters: paths by paddle's names
         self._roots: set[int] = set()  # ids of layers that are noted, or left out
         self._plain: set[type] = set()  # classes whose objects are their attributes
@@ -318,6 +333,7 @@ class Walk:
         self._worldly: dict[tuple[int, int], bool] = {}
         self._queue: deque[tuple[str, Any, Node, Any]] = deque()
         self._later: deque[tuple[str, Node]] = deque()  # dicts whose keys need what comes before
+        self._note("", root)
         for path, value in (excluded or {}).items():
             self._leave_out(path, unwrap(value))
         self.enter((name, v, self.nodes[""], name) for name, v in attributes.items())
@@ -602,7 +618,8 @@ def nodes_in_layers(layers: Iterable[Any]) -> list[Node]:
     found = [node for path, node in walk.nodes.items() if path]
     buffers = [node.value._buffers for node in found if isinstance(node, LayerNode)]
     tensors = [tensor for by_name in buffers for tensor in by_name.values() if tensor is not None]
-    return [*found, *map(DictNode, buffers), *map(WholeNode, tensors)]
+    # Buffers first: what is none any more goes back among the attributes.
+    return [*map(DictNode, buffers), *map(WholeNode, tensors), *found]
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -708,17 +725,32 @@ def _is_collate(path: str) -> bool:
     return path.startswith(LOADERS) and part.startswith(("collate_fn", "worker_init_fn"))
 
 
+def is_written(value: Any) -> bool:
+    """Returns whether it is a file that is not read, or closed, or talks to the world otherwise."""
+    if isinstance(value, io.IOBase):
+        return value.closed or not value.readable()
+    return isinstance(value, WORLD)
+
+
 def is_handle(value: Any) -> bool:
-    """Returns whether it stands for something outside of the program, and can be opened again: a
-    socket, a file that is written, a memory map, a data base; no file that is read from its start.
+    """Returns whether it stands for something outside of the program that can be opened again: a
+    file, a socket, a data base, a progress bar or a client that holds one.
     """
-    if (
-        isinstance(value, CODE)
-        or hasattr(value, "__next__")
-        or callable(getattr(value, "read", None))
-    ):
-        return isinstance(value, io.IOBase) and not (value.closed or value.readable())
-    return isinstance(value, WORLD) or not is_users(type(value).__module__)
+    if isinstance(value, (*WORLD, weakref.ref)):
+        return True
+    if isinstance(value, CODE) or hasattr(value, "__next__"):
+        return False
+    return not is_users(type(value).__module__) or holds_handle(value, 2)
+
+
+def holds_handle(value: Any, depth: int = 0) -> bool:
+    """Returns whether an object has a file, a socket or a thread; many have a lock."""
+    items = attributes_of(value).values() if has_attributes(value) else ()
+    return any(
+        isinstance(item, _HANDLES) or (depth > 0 and holds_handle(item, depth - 1))
+        for item in items
+        if type(item) not in _ATOMS and not isinstance(item, (*CODE, Layer))
+    )
 
 
 def _may_hold_objects(items: Sequence[Any]) -> bool:

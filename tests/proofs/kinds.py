@@ -70,7 +70,12 @@ TELLING = re.compile(r"not exact|WARNING|nobody can look into|in another order")
 # What an error must name: a path of the user's, or the method or setting that is wrong.
 _NAMING = re.compile(r"self\.|values\.|setup_|train_|training\.|step-\d|\bsave")
 FILES = ("values", "arrays", "names", "objects", "code", "opaque", "layers", "copies")
-FILES += ("optimizers", "data", "orders", "shares")
+FILES += ("optimizers", "data", "orders", "shares", "ordinary", "own_optimizers", "turns")
+
+
+def is_killed() -> bool:
+    """Whether this start is the one that is killed."""
+    return bool(os.environ.get(_DIES))
 
 
 class Points(Dataset):
@@ -126,7 +131,7 @@ class Kind(ExperimentBase):
         self.make()
 
     def train_batch(self) -> None:
-        if self.iteration == DIES_IN and os.environ.get(_DIES):
+        if self.iteration == DIES_IN and is_killed():
             while not (self.checkpoint_dir / f"step-{SAVED_AT:08d}").exists():
                 time.sleep(0.01)  # it is written meanwhile
             os.kill(os.getpid(), signal.SIGKILL)
@@ -267,6 +272,7 @@ def start(kind: type[Kind], output: Path, processes: int, **how: bool) -> Start:
     status = os.waitpid(pid, 0)[1]
     text, is_message = json.loads(error.read_text()) if error.exists() else ("", False)
     said = log.read_bytes()[before:].decode() if log.exists() else ""
+    said = said.replace(kind.__name__, "")  # in which such words may be
     lines = [line for line in said.splitlines() if TELLING.search(line)]
     return Start(output, status, text, is_message, lines)
 

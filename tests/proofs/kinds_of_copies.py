@@ -49,13 +49,13 @@ class AverageInADict(_OfNet):
 class AverageInAnObject(AverageInADict):
     def make(self) -> None:
         super().make()
-        self.averaged, self.shadow = Box(shadow=self.shadow), {}
+        self.holder, self.shadow = Box(shadow=self.shadow), {}
 
     def use(self) -> float:
         for name, parameter in self.model.named_parameters():
-            own = self.averaged.shadow[name]
+            own = self.holder.shadow[name]
             own.set_value(own * 0.9 + parameter.detach() * 0.1)
-        return number(self.averaged.shadow)
+        return number(self.holder.shadow)
 
 
 class AverageAsAModel(_OfNet):

@@ -391,13 +391,13 @@ class ModelAverage(_OfOptimizer):
     expected = LOUD
 
     def make(self) -> None:
-        self.averager = paddle.incubate.ModelAverage(
+        self.slow = paddle.incubate.ModelAverage(
             0.15, parameters=self.model.parameters(), min_average_window=2, max_average_window=6
         )
 
     def use(self) -> float:
-        self.averager.step()
-        with self.averager.apply(need_restore=True):
+        self.slow.step()
+        with self.slow.apply(need_restore=True):
             return number(self.model[0].weight)
 
 
@@ -405,16 +405,16 @@ class WeightsAveragedByHand(_OfOptimizer):
     has_effect = True
 
     def make(self) -> None:
-        self.mean_net = frozen(copy.deepcopy(self.model))
+        self.mean = frozen(copy.deepcopy(self.model))
         self.averaged = 0
 
     def use(self) -> float:
         if self.iteration % 3 == 0:
             self.averaged += 1
-            pairs = zip(self.mean_net.parameters(), self.model.parameters(), strict=True)
+            pairs = zip(self.mean.parameters(), self.model.parameters(), strict=True)
             for mean, now in pairs:
                 mean.set_value(mean + (now - mean).detach() / self.averaged)
-        return number([p.numpy() for p in self.mean_net.parameters()])
+        return number([p.numpy() for p in self.mean.parameters()])
 
 
 class AccumulationByHand(_OfOptimizer):

@@ -1,0 +1,83 @@
+"""The state of an object with attributes, carried from one start to the next, as a run does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from expbase.base import encoding
+from expbase.base.arrays import Array, parse, serialize
+from expbase.state.attributes import UserState
+
+
+class Start:
+    """Attributes that setup has made, and what `saved` returned put back into them.
+
+    Args:
+        attributes: What setup makes.
+        saved: What an earlier start has saved.
+        during: What on_train_begin does.
+        exclude: Names of what is no state.
+        register: Names of what is state in any case.
+    """
+
+    def __init__(
+        self,
+        attributes: dict[str, Any],
+        saved: dict[str, Any] | None = None,
+        *,
+        during: Callable[[Any], object] = id,
+        exclude: Sequence[str] = (),
+        register: Sequence[str] = (),
+    ) -> None:
+        self.own: Any = SimpleNamespace(**attributes)
+        self.warned: list[str] = []
+        self.said: list[str] = []
+        self.state = UserState(self.own, self.warned.append, self.said.append)
+        self.state.exclude(tuple(exclude))
+        self.state.register(tuple(register))
+        self.state.note_setup()
+        if saved:
+            found, values = self.state.saved(), self.state.values
+            assert self.problems(saved) == []
+            assert found.load_state_dict((_tensors(saved), saved["parts"])) == []
+            assert values.load_state_dict(saved["values"]) == []
+            self.state.audit.expect(saved["inventory"])
+        during(self.own)
+        self.lost, self.lines = self.state.begin()
+
+    def problems(self, saved: dict[str, Any]) -> list[str]:
+        """What keeps it from being restored."""
+        of_parts = self.state.saved().problems((_tensors(saved), saved["parts"]))
+        return of_parts + self.state.values.problems(saved["values"])
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint would hold, taken through JSON and files of tensors."""
+        tensors, of_parts = self.state.saved().state_dict()
+        values = self.state.values.state_dict()
+        held = {"parts": of_parts, "values": values, "inventory": self.state.inventory()}
+        return through_json(held) | {
+            "files": {n: to_bytes(by_key) for n, by_key in tensors.items()}
+        }
+
+    def paths(self) -> list[str]:
+        """The paths of the values that a checkpoint would hold."""
+        return [path for path in self.state.values.state_dict() if not path.startswith("@")]
+
+
+def _tensors(saved: dict[str, Any]) -> dict[str, dict[str, Array]]:
+    return {name: parse(data) for name, data in saved["files"].items()}
+
+
+def to_bytes(arrays: dict[str, Array]) -> bytes:
+    """A file of tensors."""
+    return b"".join(map(bytes, serialize(arrays)))
+
+
+def through_json(value: Any) -> Any:
+    """A value that was written and read."""
+    arrays: dict[str, Array] = {}
+    text = json.dumps(encoding.encode(value, "part", arrays))
+    return encoding.decode(json.loads(text), parse(to_bytes(arrays)))

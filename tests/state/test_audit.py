@@ -1,0 +1,445 @@
+"""What has changed and is in no checkpoint is told: at the save, once, and at the resume."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import operator
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle.io import DataLoader
+from starts import Start
+from tiny import Notes, Points, Tiny, trained
+
+from expbase.state import audit, walk
+
+CHANGED = ": changed in training, and in no checkpoint: a resumed run has what setup makes of it."
+LOST = ": has changed in training, and is not what it was then"
+
+
+def warnings_in(err: str) -> list[str]:
+    return [line for line in err.splitlines() if "WARNING" in line]
+
+
+def told(start: Start) -> list[str]:
+    """The paths that a save has told, each once; and then no more."""
+    start.saved()
+    start.saved()
+    lines, start.warned = start.warned, []
+    assert all(CHANGED in line for line in lines)
+    names = [name for line in lines for name in line.partition(CHANGED)[0].split(", ")]
+    assert len(names) == len({*names})
+    return sorted(names)
+
+
+def lost(start: Start) -> list[str]:
+    """The paths that are not as they were at the checkpoint."""
+    assert all(line.endswith(LOST) for line in start.lost)
+    return sorted(line.removesuffix(LOST) for line in start.lost)
+
+
+# --- attributes that cannot be saved -----------------------------------------------------------
+
+
+class Odd(Tiny):
+    """Whose values cannot be saved: locks, which stand for anything of the kind."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.things: list[Any] = [threading.Lock()]  # is not touched
+        self.jobs: list[Any] = []
+        self.late: Any = None
+        self.notes = Notes()
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.jobs.append(threading.Lock())
+        self.late = self.late or threading.Lock()  # made when it is needed
+        self.notes.append(1)
+
+
+def test_what_has_changed_and_cannot_be_saved_is_told_once_and_at_each_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(Odd, tmp_path)
+    (line,) = warnings_in(capsys.readouterr().err)
+    assert f"self.late (lock), self.jobs (list){CHANGED}" in line
+    for way in (
+        "keep it in an attribute",
+        "state_dict",
+        "on_save_checkpoint",
+        "exclude_from_state",
+    ):
+        assert way in line
+    for iterations in (8, 10):
+        trained(Odd, tmp_path, max_iteration=iterations)
+        err = capsys.readouterr().err
+        assert f"not exact: self.jobs (list){LOST}" in err
+        assert f"not exact: self.late (lock){LOST}" in err
+        assert "what a resumed run has not as it was: If training depends on it: keep it" in err
+        assert "self.things" not in err
+
+
+def chain() -> Any:
+    return itertools.chain("abc", "def")
+
+
+def squares() -> Any:
+    for n in itertools.count():
+        yield n * n
+
+
+def streams() -> dict[str, Any]:
+    """What can only be consumed, by the name with which it is told."""
+    return {
+        "text (TextIOWrapper)": Path(__file__).open(),
+        "bytes (BufferedReader)": open(__file__, "rb"),
+        "count (count)": itertools.count(),
+        "cycle (cycle)": itertools.cycle("ab"),
+        "chain (chain)": chain(),
+        "pairs (zip)": zip("abcdefghi", range(9), strict=True),
+        "numbers (enumerate)": enumerate([4, 5, 6]),
+        "mapped (map)": map(abs, [1, 2, 3]),
+        "islice (islice)": itertools.islice([1, 2, 3], 2),
+        "squares (generator)": squares(),
+        "of_list (list_iterator)": iter([1, 2, 3]),
+        "of_range (range_iterator)": iter(range(9)),
+        "of_dict (dict_keyiterator)": iter({1: 2, 3: 4}),
+        "backwards (list_reverseiterator)": reversed([1, 2, 3]),
+    }
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "object"])
+def test_what_was_consumed_is_told_and_what_was_not_is_silent(where: str) -> None:
+    def made() -> dict[str, Any]:
+        named = {name.partition(" ")[0]: stream for name, stream in streams().items()}
+        attributes = {"attribute": named, "list": {"all": [*named.values()]}}
+        return attributes.get(where, {"box": SimpleNamespace(**named)})
+
+    untouched = Start(made())
+    assert told(untouched) == []
+    assert lost(Start(made(), untouched.saved())) == []
+    one = Start(made())
+    all_of_them = [*getattr(one.own, "all", vars(getattr(one.own, "box", one.own)).values())]
+    for stream in all_of_them:
+        next(stream)
+    names = [f"self.{name}" for name in streams()]
+    if where == "list":
+        names = [f"self.all.{i} {name.partition(' ')[2]}" for i, name in enumerate(streams())]
+    if where == "object":
+        names = [f"self.box.{name}" for name in streams()]
+    assert told(one) == sorted(names)
+    saved = one.saved()
+    assert lost(Start(made(), saved)) == sorted(names)
+
+    def consume(own: Any) -> None:
+        """What a user may do in on_load_checkpoint."""
+        for stream in getattr(own, "all", vars(getattr(own, "box", own)).values()):
+            next(stream)
+
+    again = lost(Start(made(), saved, during=consume))
+    assert [*again] == [name for name in sorted(names) if "generator" in name]
+
+
+def test_a_file_that_is_only_written_is_no_matter(tmp_path: Path) -> None:
+    one = Start({"log": (tmp_path / "log").open("w")})
+    one.own.log.write("a line")
+    assert told(one) == []
+    one.own.log.close()
+
+
+def test_a_generator_in_worker_processes_is_told() -> None:
+    class Drawing(Points):
+        def __init__(self) -> None:
+            super().__init__()
+            self.random = np.random.default_rng(0)
+
+    for workers, expected in ((0, []), (1, ["self.train_loader.dataset.random"])):
+        one = Start({"train_loader": DataLoader(Drawing(), num_workers=workers)})
+        assert told(one) == expected
+
+
+# --- sets --------------------------------------------------------------------------------------
+
+
+class Seeing(Tiny):
+    """Collects something."""
+
+    names = True
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.seen: set[Any] = set()
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.seen.add(f"name {self.iteration}" if self.names else self.iteration)
+
+
+def test_a_set_of_texts_is_one_line_and_no_warning_and_one_of_numbers_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names in (True, False):
+        monkeypatch.setattr(Seeing, "names", names)
+        output = tmp_path / str(names)
+        trained(Seeing, output, max_iteration=4)
+        first = capsys.readouterr().err
+        exp: Any = trained(Seeing, output, max_iteration=6)
+        later = capsys.readouterr().err
+        assert len(exp.seen) == 6
+        for err in (first, later):
+            assert "WARNING" not in err
+            assert "not exact" not in err
+            assert err.count("sorted(…) is the same in every process: self.seen") == names
+
+
+# --- beside the attributes ---------------------------------------------------------------------
+
+SOURCE = """
+import itertools
+from collections import Counter
+
+step = 0
+table = {"a": [1], "b": 2}
+numbers = itertools.count()
+unchanged = [1, 2]
+
+class Base:
+    drawn = 0
+    places = []
+
+class Sampler(Base):
+    counter = Counter()
+
+    def draw(self, cache=[]):
+        cache.append(1)
+
+    @property
+    def rate(self, seen={}):
+        seen["rate"] = 1
+
+def made():
+    total = 0
+    def add():
+        nonlocal total
+        total += 1
+        add.calls = total
+    return add
+
+def late():
+    def forward():
+        return forward
+    return forward
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of the user's as a new process does; a name is used in one test alone."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imported(name: str) -> Any:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SOURCE)
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return imported
+
+
+def test_globals_classes_cells_and_defaults_are_told_by_names_that_cannot_collide(
+    module: Any,
+) -> None:
+    names = ("audited_one.state", "audited_two.state")
+
+    def made() -> dict[str, Any]:
+        modules = [module(name) for name in names]
+        samplers = [found.Sampler() for found in modules]
+        return {"modules": Notes(modules), "samplers": samplers, "add": modules[0].made()}
+
+    one = Start(made(), exclude=["modules"])
+    for found in one.own.modules:
+        found.step += 1
+        found.table["a"].append(2)
+        next(found.numbers)
+        found.Base.drawn += 1
+        found.Base.places.append(1)
+        found.Sampler.counter["x"] += 1
+        found.Sampler().draw()
+        assert found.Sampler().rate is None
+    one.own.add()
+    expected = ["self.add.calls", "self.add.total"]
+    for name in names:
+        expected += [
+            f"module {name}.step",
+            f"module {name}.table.a",
+            f"module {name}.numbers (count)",
+        ]
+        expected += [f"class {name}.Base.drawn", f"class {name}.Base.places"]
+        expected += [f"class {name}.Sampler.counter.x", f"function {name}.Sampler.draw.defaults.0"]
+        expected += [f"function {name}.Sampler.rate.defaults.0.rate"]
+    assert told(one) == sorted(expected)
+    saved = one.saved()
+    assert lost(Start(made(), saved, exclude=["modules"])) == sorted(expected)
+    assert lost(Start(vars(one.own), saved, exclude=["modules"])) == []  # it is as it was
+
+
+def test_what_is_beside_the_attributes_can_be_excluded(module: Any) -> None:
+    def made() -> dict[str, Any]:
+        return {"sampler": module("audited_three").Sampler()}
+
+    one = Start(made(), exclude=["class audited_three.Base", "module audited_three"])
+    found = sys.modules["audited_three"]
+    found.step += 1  # type: ignore[attr-defined]
+    found.Base.drawn += 1  # type: ignore[attr-defined]
+    assert told(one) == []
+    assert lost(Start(made(), one.saved())) == []
+
+
+def test_what_the_code_sets_otherwise_is_one_line_and_no_loss(module: Any) -> None:
+    def made(step: int) -> dict[str, Any]:
+        found = module("audited_four")
+        found.step = step
+        return {"sampler": found.Sampler(), "scale": step}
+
+    saved = Start(made(1)).saved()
+    assert Start(made(1), saved).lines == []
+    other = Start(made(2), saved)
+    assert other.lost == []
+    (line,) = other.lines
+    assert line.startswith("set otherwise than at the start of the checkpoint: ")
+    assert sorted(line.partition(": ")[2].split(", ")) == ["module audited_four.step", "self.scale"]
+
+
+def test_what_was_told_is_remembered_over_several_starts(module: Any) -> None:
+    def made() -> dict[str, Any]:
+        return {"sampler": module("audited_five").Sampler()}
+
+    one = Start(made())
+    sys.modules["audited_five"].step = 5  # type: ignore[attr-defined]
+    assert told(one) == ["module audited_five.step"]
+    two = Start(made(), one.saved())
+    assert lost(two) == ["module audited_five.step"]
+    assert told(two) == []  # it was said
+    assert lost(Start(made(), two.saved())) == []  # since then it has not changed
+
+
+def test_at_most_twenty_are_named() -> None:
+    one = Start({f"v{number}": None for number in range(30)})
+    for name in [*vars(one.own)]:
+        setattr(one.own, name, iter([1]))
+    saved = one.saved()
+    (line,) = one.warned
+    names = line.partition(CHANGED)[0]
+    assert names.count("self.") == 20
+    assert names.endswith(" and 10 more")
+    other = Start({f"v{number}": None for number in range(30)}, saved)
+    assert len(other.lost) == 21
+    assert other.lost[-1] == "and 10 more values"
+
+
+def test_a_hook_that_training_adds_is_told_and_one_of_setup_is_not() -> None:
+    def made(hooks: int) -> dict[str, Any]:
+        model = paddle.nn.Sequential(paddle.nn.Linear(2, 2))
+        for _ in range(hooks):
+            model[0].register_forward_post_hook(lambda layer, x, y: y)
+        return {"model": model}
+
+    one = Start(made(1))
+    assert told(one) == []
+    one.own.model[0].register_forward_pre_hook(lambda layer, x: x)
+    assert told(one) == ["self.model.0.forward hooks"]
+    assert lost(Start(made(1), one.saved())) == ["self.model.0.forward hooks"]
+
+
+def test_what_a_hook_keeps_to_itself_is_told() -> None:
+    seen: list[int] = []
+    model = paddle.nn.Linear(2, 2)
+    model.register_forward_post_hook(lambda layer, x, y: seen.append(1))
+    one = Start({"model": model})
+    model(paddle.ones([1, 2]))
+    assert told(one) == ["self.model.hook.seen"]
+
+
+def test_a_cell_of_a_collate_function_is_a_place_also_deep_in_others() -> None:
+    def made() -> dict[str, Any]:
+        calls = [0]
+        random = np.random.default_rng(2)
+
+        def shuffled(batch: Any) -> Any:
+            calls[0] += 1
+            random.random()
+            return batch
+
+        def collate(batch: Any) -> Any:
+            return shuffled(batch)
+
+        return {"train_loader": DataLoader(Points(8), collate_fn=collate), "calls": None}
+
+    one = Start(made())
+    one.own.train_loader.collate_fn([1])
+    one.own.train_loader.collate_fn([1])
+    assert told(one) == []
+    other = Start(made(), one.saved())
+    cells = other.own.train_loader.collate_fn.__closure__[0].cell_contents.__closure__
+    calls, random = (cell.cell_contents for cell in cells)
+    assert calls == [2]
+    assert random.random() == np.random.default_rng(2).random(3)[2]
+
+
+def test_a_cell_of_a_loaders_part_of_an_installed_package_is_told(tmp_path: Path) -> None:
+    source = """
+import paddle
+
+def shuffling(data):
+    drawn = [0]
+    def key(index):
+        drawn[0] += 1
+        return index
+    class Helper(paddle.io.Sampler):
+        pass
+    helper = Helper(data)
+    helper.key = key
+    return helper
+"""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "shuffling_helper.py").write_text(source)
+    sys.path.insert(0, str(folder))
+    try:
+        found = importlib.import_module("shuffling_helper")
+    finally:
+        sys.path.remove(str(folder))
+    data = Points(8)
+    sampler = found.shuffling(data)
+    batches = paddle.io.BatchSampler(sampler=sampler, batch_size=2)
+    one = Start({"train_loader": DataLoader(data, batch_sampler=batches)})
+    sampler.key(1)
+    (name,) = told(one)
+    assert name == "self.train_loader.batch_sampler.sampler.key.drawn"
+
+
+def test_what_can_be_reached_beyond_the_bound_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (walk, audit):
+        monkeypatch.setattr(module, "MOST", 50)
+    one = Start({"all": [SimpleNamespace(a=number) for number in range(100)]})
+    (line,) = one.warned
+    assert line.startswith("more than 50 objects can be reached from self")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [len, int, operator.add, threading.Lock(), threading.current_thread(), sys.stdout, object()],
+)
+def test_code_and_what_talks_to_the_world_stand_nowhere(value: Any) -> None:
+    assert audit.stands(value) is None

@@ -1,0 +1,931 @@
+"""What training changes is state, and what it does not change is the code's; nobody names it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle.io import DataLoader
+from paddle.optimizer import lr
+from starts import Start
+from tiny import Points, Tiny, run_of, same_bits, trained
+
+from expbase.base.encoding import Encoded
+from expbase.checkpoint.layout import CheckpointError
+from expbase.state.values import Rollback
+from expbase.state.walk import DictNode, Node, WholeNode
+
+
+class Drifting(paddle.nn.Layer):
+    """Carries a state from batch to batch, counts, and draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = paddle.nn.Linear(4, 4)
+        self.hidden = paddle.zeros([4])
+        self.register_buffer("passing", paddle.zeros([4]), persistable=False)
+        self.pair: Any = None
+        self.calls = 0
+        self.rng = np.random.default_rng(5)
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        out = self.linear(x) + self.hidden + self.passing + self.rng.random() + self.calls / 100
+        out = out if self.pair is None else out + self.pair[0]
+        self.hidden = out.mean(axis=0).detach().tanh()
+        self.passing.set_value(self.hidden / 2)
+        self.pair = (self.hidden * 2, self.calls)
+        return out
+
+
+def kinds() -> dict[str, tuple[Any, Callable[[Any, float], Any]]]:
+    """By name: what setup makes, and what an update makes of it with a number of its own."""
+    return {
+        "number": (1.0, lambda old, x: 0.9 * old + x),
+        "count": (0, lambda old, x: old + 1),
+        "flag": (False, lambda old, x: not old),
+        "text": ("a", lambda old, x: f"{old[-3:]}{x:.3f}"),
+        "nothing": (None, lambda old, x: x if old is None else old / 2 + x),
+        "history": ([], lambda old, x: [*old, x]),
+        "in_place": ([], lambda old, x: old.append(x) or old),
+        "several": ((0, 0.0), lambda old, x: (old[0] + 1, old[1] + x)),
+        "table": ({}, lambda old, x: {**old, len(old): x}),
+        "names": (set(), lambda old, x: old | {f"{x:.2f}"}),
+        "counter": (Counter(), lambda old, x: old + Counter(a=1)),
+        "ordered": (OrderedDict(), lambda old, x: OrderedDict(old, **{f"k{len(old)}": x})),
+        "buffer": (
+            deque(maxlen=70),
+            lambda old, x: old.extend([(np.full(3, x, "float32"), x, True)] * 9) or old,
+        ),
+        "array": (np.zeros(3), lambda old, x: old + x),
+        "array_in_place": (np.zeros(3), lambda old, x: np.add(old, x, out=old)),
+        "scalar": (np.float32(0), lambda old, x: np.float32(old + x)),
+        "tensor": (paddle.zeros([2]), lambda old, x: old + x),
+        "tensor_in_place": (paddle.zeros([2]), lambda old, x: old.add_(paddle.full([2], x))),
+        "pool": ([], lambda old, x: [*old[-4:], paddle.full([2, 2], x)]),
+    }
+
+
+class Everything(Tiny):
+    """All kinds; each of them has an effect on the weights."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.drifting = Drifting()
+        # Not all begin with the same rate, which a training may change by hand.
+        groups = [
+            {"params": self.drifting.parameters(), "learning_rate": 0.5},
+            {"params": self.model.parameters()},
+        ]
+        self.optimizer = paddle.optimizer.Momentum(0.05, parameters=groups)
+        self.generators = {"numpy": np.random.default_rng(1), "python": Random(2)}
+        for name, (value, _) in kinds().items():
+            setattr(self, name, value)
+
+    def train_batch(self) -> None:
+        points, labels = self.read_batch()
+        draw = self.generators["numpy"].random() + self.generators["python"].random()
+        for name, (_, changed) in kinds().items():
+            setattr(self, name, changed(getattr(self, name), draw / 10))
+        self.made_late = getattr(self, "made_late", 0.0) + draw
+        if self.iteration == 2:
+            for parameter in self.drifting.parameters():
+                parameter.optimize_attr["learning_rate"] = 0.25
+            self.optimizer._param_groups[1]["momentum"] = 0.5
+        felt = sum(fingerprint_of(getattr(self, name)) for name in kinds()) + self.made_late
+        points = self.drifting(points) * (1 + felt / 1000)
+        paddle.nn.functional.cross_entropy(self.model(points), labels).backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.log(felt=felt)
+
+    def valid(self) -> dict[str, float]:
+        return {"mean": float(sum(self.drifting(p).mean() for p, _ in self.valid_batches()))}
+
+
+def fingerprint_of(value: Any) -> float:
+    """A number in which all of a value is."""
+    if isinstance(value, (list, tuple, deque)):
+        return sum(place * fingerprint_of(item) for place, item in enumerate(value, 1))
+    if isinstance(value, dict):
+        return sum(fingerprint_of(list(pair)) for pair in value.items())
+    if isinstance(value, (set, str)):
+        return sum(map(ord, "".join(sorted(value)))) / 100
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return 0.0 if value is None else float(np.sum(value))
+
+
+def test_whatever_has_changed_since_setup_is_restored_and_nobody_has_named_it(
+    tmp_path: Path,
+) -> None:
+    trained(Everything, tmp_path / "whole", max_iteration=12, save_interval=4)
+    for end in (4, 8, 12):
+        exp: Any = trained(Everything, tmp_path / "parts", max_iteration=end, save_interval=4)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
+    assert len(exp.history) == exp.count == 12
+    assert exp.buffer.maxlen == 70
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("values") / "whole"
+    trained(Everything, path, max_iteration=6)
+    return path
+
+
+@pytest.mark.parametrize("name", [*kinds(), "made_late", "drifting.hidden", "drifting.pair"])
+def test_each_of_them_has_an_effect_on_what_follows(whole: Path, tmp_path: Path, name: str) -> None:
+    """So the test before fails for each of them that is not restored."""
+
+    class Without(Everything):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.made_late = 0.0
+            self.exclude_from_state(name)
+
+    end = "checkpoints/step-00000006/model.safetensors"
+    trained(Without, tmp_path / "parts", max_iteration=3)
+    trained(Without, tmp_path / "parts", max_iteration=6)
+    assert (whole / end).read_bytes() != (tmp_path / "parts" / end).read_bytes()
+
+
+def test_validating_has_no_effect_on_what_layers_carry(tmp_path: Path) -> None:
+    for interval in (0, 1):
+        run = tmp_path / str(interval)
+        exp: Any = trained(
+            Everything, run, valid_interval=interval, save_interval=1, max_iteration=5
+        )
+        assert exp.drifting.calls == 5
+    same_bits(*(tmp_path / f / "checkpoints/step-00000004" for f in "01"), todo=False)
+
+
+def test_what_is_as_setup_left_it_stays_the_codes(tmp_path: Path) -> None:
+    class Scaled(Tiny):
+        scale = 2.0
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.factor, self.table = self.scale, np.arange(5)
+
+    trained(Scaled, tmp_path, max_iteration=2)
+    Scaled.scale = 3.0
+    exp: Any = trained(Scaled, tmp_path, max_iteration=4)
+    assert exp.factor == 3.0
+
+
+class Recurrent(Tiny):
+    """Carries the hidden state of paddle's GRU, which has a list of its parameters, as this has."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.rnn = paddle.nn.GRU(4, 4)
+        self.trained = [*self.rnn.parameters(), *self.model.parameters()]
+        self.optimizer = paddle.optimizer.Adam(0.01, parameters=self.trained)
+        self.hidden: Any = None
+
+    def train_batch(self) -> None:
+        points, labels = self.read_batch()
+        outputs, hidden = self.rnn(points.unsqueeze(0), self.hidden)
+        self.hidden = hidden.detach()
+        paddle.nn.functional.cross_entropy(self.model(outputs[0]), labels).backward()
+        self.optimizer.step()
+        for parameter in self.trained:
+            parameter.clear_grad()
+        self.log(norm=sum(parameter.norm() for parameter in self.trained))
+
+
+def test_lists_of_parameters_stay_lists_of_the_parameters(tmp_path: Path) -> None:
+    trained(Recurrent, tmp_path / "whole", max_iteration=12, save_interval=4)
+    for end in (4, 12):
+        exp: Any = trained(Recurrent, tmp_path / "parts", max_iteration=end, save_interval=4)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000012" for f in ("whole", "parts")))
+    assert exp.trained[0] is exp.rnn._all_weights[0] is exp.rnn.parameters()[0]
+    saved = run_of(exp).state.values.state_dict()
+    assert "hidden" in saved
+    assert not [name for name in saved if "rnn" in name or name == "trained"]
+    exp.trained.append(paddle.create_parameter([2], "float32"))
+    assert "trained" not in run_of(exp).state.values.state_dict()
+
+
+class Thawing(Tiny):
+    """Whose listeners thaw and freeze parameters, and switch parts to eval mode and back."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.model.add_sublayer("noise", paddle.nn.Dropout(0.5))
+        self.model[0].weight.stop_gradient = True
+
+    def on_train_batch_end(self) -> None:
+        self.model[0].weight.stop_gradient = self.iteration < 3
+        self.model[0].bias.stop_gradient = self.iteration >= 4
+        self.model.noise.training = self.iteration % 3 == 0
+
+
+def test_what_is_frozen_and_what_is_in_eval_mode_is_restored(tmp_path: Path) -> None:
+    trained(Thawing, tmp_path / "whole", max_iteration=9)
+    for end in (3, 5, 9):
+        exp: Any = trained(Thawing, tmp_path / "parts", max_iteration=end)
+    same_bits(*(tmp_path / f / "checkpoints/step-00000009" for f in ("whole", "parts")))
+    assert [p.stop_gradient for p in exp.model[0].parameters()] == [False, True]
+    assert exp.model.noise.training
+
+
+class Shadowed(Tiny):
+    """Whose layer averages its weights in a list that paddle does not look into."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        model: Any = self.model
+        model.shadow = {"of": [copy.deepcopy(model[0].weight)]}
+        self.watched = list(model.parameters())
+
+    def on_train_batch_end(self) -> None:
+        model: Any = self.model
+        (shadow,) = model.shadow["of"]
+        shadow.set_value(0.5 * shadow + 0.5 * model[0].weight)
+
+
+def test_a_copied_parameter_in_a_list_of_a_layer_is_state(tmp_path: Path) -> None:
+    whole: Any = trained(Shadowed, tmp_path / "whole", max_iteration=8)
+    for end in (4, 8):
+        exp: Any = trained(Shadowed, tmp_path / "parts", max_iteration=end)
+    shadows = [e.model.shadow["of"][0].numpy().tobytes() for e in (whole, exp)]
+    assert shadows[0] == shadows[1]
+    saved = run_of(exp).state.saved().parameters  # and nothing of self.watched
+    assert list(saved) == ["model.shadow.of.0"]
+
+
+class Memory:
+    """A replay buffer: a class without a state_dict."""
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.capacity = 9
+
+
+class Replaying(Tiny):
+    """Fills a buffer in an object, and registers what a test says."""
+
+    names: tuple[str, ...] = ()
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.big = Memory()
+        self.register_stateful(*self.names)
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.big.items.append((np.full(3, self.iteration), self.iteration))
+
+
+@pytest.mark.parametrize("names", [(), ("big",), ("big.items",), ("big", "big.capacity")])
+def test_an_object_is_registered_with_all_that_it_has_and_without_an_alarm(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(Replaying, "names", names)
+    trained(Replaying, tmp_path, max_iteration=4)
+    exp: Any = trained(Replaying, tmp_path, max_iteration=6)
+    assert [number for _, number in exp.big.items] == [1, 2, 3, 4, 5, 6]
+    assert "WARNING" not in capsys.readouterr().err
+    saved = run_of(exp).state.values.state_dict()
+    assert ("big.capacity" in saved) == ("big" in names)
+
+
+def test_what_is_large_is_saved_and_its_size_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("expbase.state.values._LARGE_BYTES", 100)
+    trained(Replaying, tmp_path / "one", max_iteration=2)
+    told = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(told) == 1
+    assert "self.big.items: 0 MB in each checkpoint" in told[0]
+    assert "exclude_from_state('big.items')" in told[0]
+    exp: Any = trained(Replaying, tmp_path / "one", max_iteration=4)
+    assert len(exp.big.items) == 4
+    capsys.readouterr()
+    monkeypatch.setattr(Replaying, "names", ("big.items",))
+    trained(Replaying, tmp_path / "two", max_iteration=2)
+    assert "WARNING" not in capsys.readouterr().err
+
+
+class Deep:
+    """An object with a state that leaves something out."""
+
+    def __init__(self) -> None:
+        self.inner = Memory()
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def set_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_what_the_walk_does_not_reach_can_be_registered(tmp_path: Path) -> None:
+    class Sampler(paddle.io.BatchSampler, Deep):
+        def __init__(self) -> None:
+            paddle.io.BatchSampler.__init__(self, Points(8), batch_size=4)
+            Deep.__init__(self)
+
+    class Reaching(Tiny):
+        def setup_dataloader(self) -> None:
+            self.train_loader = DataLoader(Points(8), batch_sampler=Sampler())
+
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.register_stateful("train_loader.batch_sampler.inner.capacity")
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.train_loader.batch_sampler.inner.capacity += 1
+
+    options = {"valid_interval": 0}
+    trained(Reaching, tmp_path, max_iteration=2, **options)
+    exp: Any = trained(Reaching, tmp_path, max_iteration=4, **options)
+    assert exp.train_loader.batch_sampler.inner.capacity == 13
+
+
+def test_a_registered_iterator_is_an_error_that_names_it(tmp_path: Path) -> None:
+    class Iterating(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.stream = iter([1, 2, 3])
+            self.register_stateful("stream")
+
+    with pytest.raises(TypeError, match=r"values\.stream: a list_iterator cannot be saved"):
+        trained(Iterating, tmp_path)
+
+
+class Holder:
+    """An object of the user's."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+
+def test_dotted_names_are_registered_of_layers_objects_and_places_in_lists(tmp_path: Path) -> None:
+    class Named(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.holder, self.holders = Holder(), [Holder()]
+            self.model.fixed = 0
+            self.register_stateful("holder.position", "holders.0.position", "model.fixed")
+            with pytest.raises(AttributeError, match=r"self\.holder\.place does not exist"):
+                self.register_stateful("holder.place")
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.holder.position += 1
+            self.holders[0].position += 2
+
+    trained(Named, tmp_path, max_iteration=4)
+    exp: Any = trained(Named, tmp_path, max_iteration=6)
+    assert (exp.holder.position, exp.holders[0].position, exp.model.fixed) == (6, 12, 0)
+
+
+class Counting(paddle.nn.Layer):
+    """A layer without parameters, so without a file in a checkpoint."""
+
+    calls = 0
+
+
+def test_a_layer_that_is_gone_and_had_changed_values_is_an_error(tmp_path: Path) -> None:
+    class With(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.counting = Counting()
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.counting.calls += 1
+
+    trained(With, tmp_path, max_iteration=2)
+    with pytest.raises(CheckpointError, match=r"counting\.calls: in the checkpoint, and not here"):
+        trained(Tiny, tmp_path, max_iteration=4)
+
+
+def test_a_value_in_the_place_of_a_method_a_property_or_a_layer_is_a_problem(
+    tmp_path: Path,
+) -> None:
+    exp: Any = trained(Tiny, tmp_path)
+    exp.epsilon = 0.1
+    held = {"log": 1, "iteration": 2, "rank": 3, "optimizer": 1.5, "epsilon": 0.2, "new": [4]}
+    saved = {path: Encoded(["", path, value], {}) for path, value in held.items()}
+    state = run_of(exp).state
+    assert state.values.problems(saved) == [
+        f"{name}: a value in the checkpoint, and no value here."
+        for name in ("log", "iteration", "rank", "optimizer")
+    ]
+    state.registered += held
+    assert state.values.problems(saved) == []  # a user names them
+
+
+class Levelled(Points):
+    """A data set with a level, which its sampler knows, too."""
+
+    level = 0.0
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+def test_what_is_excluded_is_excluded_by_all_of_its_names(tmp_path: Path, excluded: bool) -> None:
+    class Excluding(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            self.train_loader = DataLoader(Levelled(), batch_size=4, shuffle=True)
+            self.exclude_from_state(*["train_loader.dataset"] * excluded)
+
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.train_loader.dataset.level += 1
+
+    exp: Any = trained(Excluding, tmp_path)
+    saved = run_of(exp).state.values.state_dict()
+    assert [path for path in saved if "level" in path] == ["train_loader.dataset.level"] * (
+        not excluded
+    )
+
+
+# --- in place ----------------------------------------------------------------------------------
+
+
+def test_what_several_names_have_stays_one_thing() -> None:
+    def made() -> dict[str, Any]:
+        whole, numbers, table = np.zeros([4, 4]), [1], defaultdict(list)
+        names = {"view": whole[1:3, ::2], "same": numbers, "holder": SimpleNamespace(table=table)}
+        return {"whole": whole, "numbers": numbers, "table": table, "tensor": ones(), **names}
+
+    one = Start(made())
+    one.own.view += 1.0
+    one.own.numbers.append(2)
+    one.own.table["a"].append(3)
+    (2.0 * one.own.tensor).sum().backward()
+    other = Start(made(), one.saved()).own
+    assert other.whole.tolist() == one.own.whole.tolist()
+    assert np.shares_memory(other.whole, other.view)
+    assert other.same is other.numbers
+    assert other.numbers == [1, 2]
+    assert other.holder.table is other.table
+    assert other.table["b"] == []  # the factory is the code's
+    assert other.table["a"] == [3]
+    assert other.tensor.grad.tolist() == [2.0, 2.0]
+
+
+def ones() -> Any:
+    tensor = paddle.ones([2])
+    tensor.stop_gradient = False
+    return tensor
+
+
+def test_things_that_training_has_made_have_in_common_what_they_had() -> None:
+    one = Start({"first": None, "second": None, "known": [1]})
+    one.own.first = {"numbers": [1, 2], "known": one.own.known}
+    one.own.second = one.own.first["numbers"]
+    one.own.cycle = []
+    one.own.cycle.append(one.own.cycle)
+    other = Start({"first": None, "second": None, "known": [1]}, one.saved()).own
+    assert other.first["numbers"] is other.second
+    assert other.first["known"] is other.known
+    assert other.cycle[0] is other.cycle
+
+
+def test_what_is_deleted_stays_deleted_and_comes_back_if_it_is_set_again() -> None:
+    def made() -> dict[str, Any]:
+        return {"warm": 1, "box": SimpleNamespace(a=1, b=2), "table": {"x": 1, "y": 2}}
+
+    one = Start(made())
+    del one.own.warm, one.own.box.a, one.own.table["x"]
+    saved = one.saved()
+    other = Start(made(), saved)
+    assert vars(other.own) == {"box": SimpleNamespace(b=2), "table": {"y": 2}}
+    again = Start(made(), other.saved())  # the run that continues has not deleted it itself
+    assert vars(again.own) == vars(other.own)
+    again.own.warm = 5
+    assert Start(made(), again.saved()).own.warm == 5
+
+
+def test_items_of_a_dict_are_places_of_their_own_and_its_order_is_restored() -> None:
+    def made(momentum: float) -> dict[str, Any]:
+        table = OrderedDict(old=1, new=2)
+        return {"stats": {"count": 0, "momentum": momentum}, "table": table}
+
+    one = Start(made(0.9))
+    one.own.stats["count"] += 3
+    one.own.table.move_to_end("old")
+    assert one.paths() == ["stats.count"]
+    other = Start(made(0.5), one.saved())
+    assert other.own.stats == {"count": 3, "momentum": 0.5}
+    assert [*other.own.table.items()] == [("new", 2), ("old", 1)]
+    assert [*Start(made(0.5), other.saved()).own.table] == ["new", "old"]
+
+
+def test_a_dict_by_parameters_ids_or_automatic_names_fits_another_order_of_construction() -> None:
+    def made(*, first: int) -> dict[str, Any]:
+        layers = {first: paddle.nn.Linear(2, 2), 1 - first: paddle.nn.Linear(2, 2)}
+        table = {layers[0].weight.name: 0.0, layers[1].weight.name: 0.0}
+        return {"layers": [layers[0], layers[1]], "made_in_setup": table, "made_late": None}
+
+    def keyed(own: Any, key: Any, values: Sequence[int]) -> dict[Any, int]:
+        return {key(layer.weight): v for layer, v in zip(own.layers, values, strict=True)}
+
+    ways: dict[str, Any] = {"id": id, "parameter": lambda p: p, "name": lambda p: p.name}
+    one = Start(made(first=0))
+    for number, layer in enumerate(one.own.layers, 1):
+        one.own.made_in_setup[layer.weight.name] += number
+    one.own.made_late = {name: keyed(one.own, key, [3, 4]) for name, key in ways.items()}
+    one.own.layers[0].by_id = {id(one.own.layers[1].weight): 7}
+    other = Start(made(first=1), one.saved()).own
+    assert other.made_in_setup == keyed(other, ways["name"], [1, 2])
+    for name, key in ways.items():
+        assert other.made_late[name].keys() == keyed(other, key, [3, 4]).keys(), name
+        assert [*other.made_late[name].values()] == [3, 4]
+    assert other.layers[0].by_id == {id(other.layers[1].weight): 7}
+
+
+def test_values_of_layers_are_restored_whatever_they_are() -> None:
+    def made() -> dict[str, Any]:
+        layer: Any = paddle.nn.Linear(2, 2)
+        layer.temperature = lr.ExponentialDecay(1.0, 0.5)
+        layer.random = paddle.framework.core.Generator()
+        layer.random.manual_seed(3)
+        layer.weight.stop_gradient = True
+        return {"model": layer}
+
+    one = Start(made())
+    model = one.own.model
+    model.temperature.step()
+    model.random.random()
+    model.weight.stop_gradient = False
+    model.seen = 4
+    other = Start(made(), one.saved()).own.model
+    assert other.temperature() == 0.5
+    assert other.random.random() == model.random.random()
+    assert not other.weight.stop_gradient
+    assert other.seen == 4
+
+
+class Meter:
+    """An object that training makes."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Meter.made += 1
+        self.count = 0
+
+
+class Slotted(Meter):
+    """One with slots."""
+
+    __slots__ = ("place",)
+
+
+class Frame(list[Any]):
+    """One that is derived from a list, and is made with an argument."""
+
+    def __init__(self, columns: str) -> None:
+        super().__init__(columns)
+        self.columns = columns
+
+
+def test_an_object_that_training_has_made_is_made_again_without_init() -> None:
+    one = Start({"meters": {}, "late": None})
+    one.own.meters["loss"] = Meter()
+    one.own.meters["loss"].count = 5
+    one.own.meters["same"] = one.own.meters["loss"]
+    one.own.late = [Slotted(), Frame("ab")]
+    one.own.late[0].place = 3
+    Meter.made = 0
+    other = Start({"meters": {}, "late": None}, one.saved()).own
+    assert Meter.made == 0
+    assert type(other.meters["loss"]) is Meter
+    assert other.meters["loss"].count == 5
+    assert other.meters["same"] is other.meters["loss"]
+    assert (other.late[0].place, other.late[0].count) == (3, 0)
+    assert (other.late[1], other.late[1].columns, type(other.late[1])) == (["a", "b"], "ab", Frame)
+
+
+class Deleting:
+    """Python calls a method of each one that is made."""
+
+    deleted = 0
+
+    def __del__(self) -> None:
+        Deleting.deleted += 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["subprocess.Popen", "threading.Thread", "no.Such", f"{Deleting.__module__}.Deleting",
+     "paddle.nn.Linear", "paddle.nn.layer.common.Linear", "numpy.ndarray"],
+)  # fmt: skip
+def test_a_file_makes_no_object_of_a_class_that_runs_something(name: str) -> None:
+    one = Start({"late": None})
+    one.own.late = Meter()
+    saved = one.saved()
+    saved["values"]["late"] = Encoded(["", "late", {"$object": [name, {"a": 1}, None]}], {})
+    (problem,) = Start({"late": None}).problems(saved)
+    assert problem.startswith("late: ")
+    assert name in problem
+    assert Deleting.deleted == 0
+
+
+def test_a_file_brings_no_module_and_calls_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = ModuleType("trap")
+    monkeypatch.setitem(sys.modules, "trap", trap)
+    ran: list[Any] = []
+
+    class Trap:
+        def __new__(cls) -> Any:
+            ran.append("new")
+            return super().__new__(cls)
+
+        def __init__(self) -> None:
+            ran.append("init")
+
+        def __setstate__(self, state: Any) -> None:
+            ran.append("setstate")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            ran.append("setattr")
+
+        @property
+        def level(self) -> int:
+            return 1
+
+    trap.Trap = Trap  # type: ignore[attr-defined]
+    Trap.__module__, Trap.__qualname__ = "trap", "Trap"
+    values = {"late": Encoded(["", "late", {"$object": ["trap.Trap", {"level": 2}, None]}], {})}
+    start = Start({"late": None})
+    saved = start.saved()
+    saved["values"] |= values
+    other = Start({"late": None}, saved).own.late
+    assert vars(other) == {"level": 2}
+    assert ran == []
+
+
+# --- constants ---------------------------------------------------------------------------------
+
+
+def constants(start: Start) -> list[str]:
+    return [line for line in start.lines if "at the checkpoint" in line]
+
+
+# BUG: Values names a constant that differs with both values, and Audit names it once more, since
+# it is among the checksums of what the code has set; it should leave out what Values has named.
+@pytest.mark.xfail(strict=True)
+def test_a_constant_that_differs_is_named_once() -> None:
+    saved = Start({"schedule": lr.StepDecay(0.1, 2)}).saved()
+    assert len(Start({"schedule": lr.StepDecay(0.1, 3)}, saved).lines) == 1
+
+
+def warm(inner: Any, steps: int = 3) -> Any:
+    return lr.LinearWarmup(inner, steps, 0.0, 0.1)
+
+
+def decaying(factor: float) -> Any:
+    return lr.LambdaDecay(0.1, lambda n: factor**n)
+
+
+LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
+    "cosine": (lambda n: lr.CosineAnnealingDecay(0.1, T_max=n), "T_max: 80 by the code, 40"),
+    "polynomial": (lambda n: lr.PolynomialDecay(0.1, n), "decay_steps: 80 by the code, 40"),
+    "step": (lambda n: lr.StepDecay(0.1, n // 20), "step_size: 4 by the code, 2"),
+    "warm": (lambda n: warm(lr.PolynomialDecay(0.1, n)),
+             "learning_rate.decay_steps: 80 by the code, 40"),
+    "warmer": (lambda n: warm(lr.StepDecay(0.1, 2), n // 8),
+               "warmup_steps: 10 by the code, 5"),
+    "noam": (lambda n: lr.NoamDecay(4, n // 10), "warmup_steps: 8 by the code, 4"),
+    "lambda": (lambda n: decaying(n / 100),
+               "lr_lambda: decaying.<locals>.<lambda> factor=0.8 by the code, "
+               "decaying.<locals>.<lambda> factor=0.4"),
+    "rate": (lambda n: lr.ExponentialDecay(n / 100, 0.9), "base_lr: 0.8 by the code, 0.4"),
+    "boundaries": (lambda n: lr.PiecewiseDecay([2, n // 10], [0.3, 0.2, 0.1]),
+                   "boundaries: [2, 8] by the code, [2, 4]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_schedule_given_anew_is_where_a_new_run_would_be(name: str) -> None:
+    make, line = LONGER[name]
+    one = Start({"schedule": make(40)})
+    whole = make(80)
+    for schedule in [one.own.schedule, whole] * 6:
+        schedule.step()
+    other = Start({"schedule": make(80)}, one.saved())
+    assert constants(other) == [f"self.schedule.{line} at the checkpoint"]
+    for _ in range(6):
+        assert other.own.schedule() == whole()
+        whole.step()
+        other.own.schedule.step()
+    again = Start({"schedule": make(80)}, other.saved())  # and from then on it is nothing new
+    assert constants(again) == []
+    assert again.own.schedule() == whole()
+
+
+def test_a_schedule_that_is_not_given_anew_says_nothing_and_is_not_stepped() -> None:
+    one = Start({"schedule": warm(lr.CosineAnnealingDecay(0.1, 9))})
+    for _ in range(5):
+        one.own.schedule.step()
+    one.own.schedule.learning_rate.last_lr = 0.07  # by hand
+    other = Start({"schedule": warm(lr.CosineAnnealingDecay(0.1, 9))}, one.saved())
+    assert other.lines == other.lost == []
+    assert other.own.schedule.learning_rate.last_lr == 0.07
+
+
+class Halving(lr.LRScheduler):
+    """A schedule of one's own."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        super().__init__(0.1)
+
+    def get_lr(self) -> float:
+        return float(0.1 * 0.5 ** (self.last_epoch // self.every))
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "line"),
+    [
+        (lambda n: Halving(n), (), "every: 4 by the code, 2"),
+        (lambda n: warm(Halving(n)), (), "learning_rate.every: 4 by the code, 2"),
+        (lambda n: lr.ReduceOnPlateau(0.1, patience=n), (1.0,), "patience: 4 by the code, 2"),
+    ],
+)
+def test_a_schedule_that_does_not_step_alone_keeps_its_rate_and_says_so(
+    make: Any, step: Any, line: str
+) -> None:
+    one = Start({"schedule": make(2)})
+    for _ in range(5):
+        one.own.schedule.step(*step)
+    other = Start({"schedule": make(4)}, one.saved())
+    (said,) = constants(other)
+    assert said.startswith(f"self.schedule.{line} at the checkpoint; the rate goes on from what it")
+    assert other.own.schedule() == one.own.schedule()
+    assert other.own.schedule.last_epoch == one.own.schedule.last_epoch == 5
+
+
+def sgd(rate: Any, **options: Any) -> dict[str, Any]:
+    model = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.Momentum(rate, parameters=model.parameters(), **options)
+    return {"model": model, "optimizer": optimizer}
+
+
+def test_a_rate_set_by_hand_is_restored_and_one_given_anew_counts_from_then_on() -> None:
+    one = Start(sgd(0.1))
+    one.own.optimizer.set_lr(0.025)
+    saved = one.saved()
+    same = Start(sgd(0.1), saved)
+    assert same.own.optimizer.get_lr() == 0.025
+    assert same.lines == []
+    anew = Start(sgd(0.2), saved)
+    assert anew.own.optimizer.get_lr() == 0.2
+    line = "self.optimizer.learning_rate: 0.2 by the code, 0.1 at the checkpoint"
+    assert constants(anew) == [line]
+    later = Start(sgd(0.2), anew.saved())
+    assert later.own.optimizer.get_lr() == 0.2
+    assert later.lines == []
+    later.own.optimizer.set_lr(0.05)
+    assert Start(sgd(0.2), later.saved()).own.optimizer.get_lr() == 0.05
+
+
+def test_settings_of_an_optimizer_are_the_codes_unless_training_sets_them() -> None:
+    one = Start(sgd(0.1, momentum=0.9, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)))
+    assert one.paths() == []
+    other = Start(sgd(0.1, momentum=0.8), one.saved())
+    assert other.own.optimizer._momentum == 0.8
+    assert constants(other) == ["self.optimizer._momentum: 0.8 by the code, 0.9 at the checkpoint"]
+    one.own.optimizer._momentum = 0.5
+    assert Start(sgd(0.1, momentum=0.9), one.saved()).own.optimizer._momentum == 0.5
+
+
+def test_a_history_in_what_clips_gradients_is_restored() -> None:
+    class Clipping(paddle.nn.ClipGradByGlobalNorm):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.norms: list[float] = []
+
+    one = Start(sgd(0.1, grad_clip=Clipping()))
+    one.own.optimizer._grad_clip.norms += [1.0, 2.0]
+    one.own.optimizer._grad_clip.clip_norm = 3.0
+    other = Start(sgd(0.1, grad_clip=Clipping()), one.saved()).own.optimizer._grad_clip
+    assert (other.norms, other.clip_norm) == ([1.0, 2.0], 3.0)
+
+
+# --- what is and what is not -------------------------------------------------------------------
+
+
+def test_what_training_has_changed_once_stays_state() -> None:
+    one = Start({"level": 0, "other": 0})
+    one.own.level = 1
+    one.saved()
+    one.own.level = 0
+    assert one.paths() == ["level"]
+    other = Start({"level": 7, "other": 7}, one.saved())
+    assert (other.own.level, other.own.other) == (0, 7)
+    assert other.paths() == ["level"]
+
+
+def test_what_on_train_begin_sets_is_the_codes() -> None:
+    def begin(own: Any) -> None:
+        own.total = 100
+
+    one = Start({"total": 0, "count": 0}, during=begin)
+    one.own.count = 1
+    assert one.paths() == ["count"]
+
+    def otherwise(own: Any) -> None:
+        own.count = 5
+
+    other = Start({"total": 0, "count": 0}, one.saved(), during=otherwise)
+    words = "has changed in training, and is not what it was then"
+    assert other.lost == [f"self.count: {words}"]
+
+
+def test_a_minus_and_a_type_are_changes() -> None:
+    one = Start({"zero": 0.0, "number": 1, "flag": True, "nan": float("nan"), "text": "a"})
+    one.own.zero, one.own.number, one.own.flag, one.own.nan = -0.0, 1.0, 1, float("nan")
+    assert one.paths() == ["zero", "number", "flag"]
+    made = {"zero": 0.0, "number": 1, "flag": True}
+    own = Start(made, one.saved()).own
+    assert list(map(repr, (own.zero, own.number, own.flag))) == ["-0.0", "1.0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "text"),
+    [
+        (np.zeros(3), np.zeros(4), "float64 [3] in the checkpoint and float64 [4] here"),
+        (np.zeros(3), np.zeros(3, "float32"), "float64 [3] in the checkpoint and float32 [3]"),
+        (paddle.zeros([2]), paddle.zeros([3]), "float32 [2] in the checkpoint and float32 [3]"),
+        ([0], {0}, "list in the checkpoint and set here"),
+    ],
+)
+def test_a_thing_of_another_shape_or_class_is_a_problem(there: Any, here: Any, text: str) -> None:
+    one = Start({"thing": there})
+    changed = {list: lambda: there.append(1), np.ndarray: lambda: there.fill(1)}
+    changed.get(type(there), lambda: there.add_(paddle.ones([2])))()
+    (problem,) = Start({"thing": here}).problems(one.saved())
+    assert problem.startswith(f"thing[:] is {text}")
+
+
+def test_what_is_excluded_is_neither_saved_nor_restored_nor_told() -> None:
+    made = {"cache": {}, "box": SimpleNamespace(a=0, b=0)}
+    one = Start(copy.deepcopy(made), exclude=["cache", "box.a"])
+    one.own.cache["x"] = threading.Lock()
+    one.own.box.a = one.own.box.b = 1
+    assert one.paths() == ["box.b"]
+    saved = one.saved()
+    assert one.warned == []
+    other = Start(copy.deepcopy(made), Start(copy.deepcopy(made), saved).saved(), exclude=["box"])
+    assert vars(other.own.box) == {"a": 0, "b": 0}
+
+
+def test_a_name_that_was_registered_is_missed_where_the_checkpoint_has_none() -> None:
+    saved = Start({"a": 1}).saved()
+    (problem,) = Start({"a": 1}, register=["a"]).problems(saved)
+    assert problem == "a: missing in the checkpoint."
+
+
+# --- in a validation ---------------------------------------------------------------------------
+
+
+def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
+    holder: Any = SimpleNamespace(numbers=[1, [2]], array=np.zeros(3), tensor=ones(), count=0)
+    holder.random, holder.table = np.random.default_rng(1), {"a": 1}
+    holder.shared = holder.numbers
+    then = dict(vars(holder))
+    nodes = [Node(holder), DictNode(holder.table)]
+    things = (holder.numbers, holder.numbers[1], holder.array, holder.tensor, holder.random)
+    before = Rollback([*nodes, *map(WholeNode, things)])
+    drawn = copy.deepcopy(holder.random).random()
+    holder.numbers[1].append(3)
+    holder.numbers.append(4)
+    holder.array += 1
+    holder.array = holder.array + 1
+    (2.0 * holder.tensor).sum().backward()
+    with paddle.no_grad():
+        holder.tensor.set_value(paddle.zeros([2]))
+    holder.random.random()
+    holder.count, holder.new = 2, 3
+    holder.table["b"] = 2
+    holder.table["a"] = 5
+    del holder.shared
+    before.restore()
+    assert vars(holder).keys() == then.keys()
+    assert all(vars(holder)[name] is value for name, value in then.items())
+    assert (holder.numbers, holder.table, holder.count) == ([1, [2]], {"a": 1}, 0)
+    assert holder.array.tolist() == [0.0, 0.0, 0.0]
+    assert (holder.tensor.tolist(), holder.tensor.grad) == ([1.0, 1.0], None)
+    assert holder.random.random() == drawn
