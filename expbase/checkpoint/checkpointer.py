@@ -18,6 +18,7 @@ import functools
 import json
 import logging
 import platform
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,10 +126,18 @@ class Checkpointer:
             run = self._directory.parent
             collectives.on_rank_zero(lambda: find_in_run(run, inspected), "the checkpoint")
             return
-        self.resumable = collectives.on_rank_zero(
-            lambda: storage.newest_intact(self._directory, self._logger.warning),
-            "looking for a checkpoint",
-        )
+
+        def look() -> Path | None:
+            path = storage.newest_intact(self._directory, self._logger.warning)
+            if path is not None:  # an error comes before the data is read
+                with (path / STATE_FILE).open("rb") as file:
+                    head = file.read(64)
+                number = re.match(rb'{"format": (\d+)', head)
+                info = storage.read_manifest(path)["info"]
+                check_format(path, int(number[1]) if number else 0, _version_in(info))
+            return path
+
+        self.resumable = collectives.on_rank_zero(look, "looking for a checkpoint")
         self._refuse_newer_elsewhere()
 
     def _refuse_newer_elsewhere(self) -> None:
@@ -406,7 +415,7 @@ class Checkpointer:
         contents = self._contents()
         with storage.reading(path / STATE_FILE):
             saved = json.loads(opened.state)
-            check_format(path, saved["format"])
+            check_format(path, saved["format"], _version_in(info))
             values = saved["values"]
             of_ranks = saved["local"]
             if len(of_ranks) == collectives.world_size():
@@ -434,6 +443,12 @@ class Checkpointer:
                     "another --output or with --fresh, from the weights that fit: "
                     "--init_model_path with --init_partial."
                 )
+
+
+def _version_in(info: Mapping[str, Any]) -> str:
+    """Returns the version of expbase that has written a checkpoint; "" if it does not say."""
+    found = re.search(r"expbase ([^, ]+)", str(info.get("versions", "")))
+    return found[1] if found else ""
 
 
 def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:

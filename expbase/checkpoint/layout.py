@@ -27,6 +27,10 @@ class CheckpointError(RuntimeError):
     exit_code = ExitCode.MISTAKE
 
 
+class FormatError(CheckpointError):
+    """A checkpoint that another version of expbase has written."""
+
+
 def name_of(iteration: int) -> str:
     """Returns the directory name of an iteration's checkpoint."""
     return f"step-{iteration:08d}"
@@ -50,11 +54,12 @@ def newest_iteration(run: Path) -> int:
     return iteration_of(saved[-1]) or 0 if saved else -1
 
 
-def check_format(path: Path, number: int) -> None:
-    """Raises a CheckpointError if a checkpoint is of another version."""
+def check_format(path: Path, number: int, version: str) -> None:
+    """Raises a FormatError if a checkpoint is of another version of expbase, which is named."""
     if number != FORMAT:
-        raise CheckpointError(
-            f"{path}: has format {number}; expected {FORMAT}. Finish the run with the version of "
-            "expbase that wrote it, 0.1 for a format below 8, or begin one from its weights: "
-            "--init_model_path."
+        # The manifests of the first versions do not say which one it was.
+        known = version or ("0.1" if number < 8 else "that wrote it")
+        raise FormatError(
+            f"{path}: has format {number}, and this version reads {FORMAT}: finish the run with "
+            f"expbase {known}, or begin another one from its weights: --init_model_path."
         )

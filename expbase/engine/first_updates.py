@@ -35,7 +35,7 @@ class FirstUpdates:
 
     def look(self, *, has_logged: bool, has_read: bool) -> Iterator[str]:
         """Yields each thing that is missing: how it goes on after "in 1000 updates"."""
-        if not self.has_changed():
+        if self._before and not self.has_changed():  # an optimizer of no base has none
             yield (
                 "no parameter has changed; expected loss.backward() and optimizer.step() in "
                 "train_batch, with a learning rate above 0."

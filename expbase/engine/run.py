@@ -57,7 +57,7 @@ from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
-from expbase.state.checks import check_state, likely_left_out
+from expbase.state.checks import check_state, likely_left_out, steps_by_itself
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 
@@ -330,7 +330,8 @@ class Run:
         check_visualizer(experiment.visualizer)
         self.data.check(experiment.train_loader, start.training)
         self._check_evaluated()
-        check_state(found)
+        own = self.state.everything.values()
+        check_state(found, own)
         if self.update.has_shares:
             check_whole(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
@@ -343,7 +344,12 @@ class Run:
         self.report.card(experiment, found.layers, self.update.batches)
         if not start.read_only:
             is_divided = start.parallel and not self.update.has_shares
-            left_out = likely_left_out(self.state.found(), found, parallel=is_divided)
+            left_out = likely_left_out(
+                self.state.found(),
+                found,
+                parallel=is_divided,
+                steps_itself=any(map(steps_by_itself, own)),
+            )
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
             for text in (*mistakes, *left_out):
                 start.warn(text)
@@ -431,6 +437,8 @@ class Run:
     def _note_how_it_ended(self) -> None:
         """Notes the end of a start; a failure counts for more than another reason."""
         loop = self.loop
+        if isinstance(loop.failure, layout.FormatError):
+            return  # the run is what it was
         if loop.failure:
             code = exit_code_of(loop.failure, in_setup=not self._is_past_setup)
             self._note_end(repr(loop.failure), code)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import paddle
 
 from expbase.base.arrays import is_piece
+from expbase.state.optimizers import is_optimizer
 from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
 from expbase.state.walk import unwrap
 
 
-def check_state(found: StatefulObjects) -> None:
+def steps_by_itself(value: Any) -> bool:
+    """Returns whether it is an optimizer that is not derived from paddle's."""
+    methods = (getattr(type(value), name, None) for name in ("step", "clear_grad"))
+    return not is_optimizer(value) and all(map(callable, methods))
+
+
+def check_state(found: StatefulObjects, attributes: Iterable[Any]) -> None:
     """Raises a ValueError where training would fail, or would lose something."""
     if not found.layers:
         raise ValueError(
             "setup_model: no paddle.nn.Layer is an attribute; expected one, self.model say."
         )
-    if not found.optimizers and not found.excluded_optimizers:
+    there = found.optimizers or found.excluded_optimizers
+    if not there and not any(map(steps_by_itself, attributes)):
         raise ValueError(
-            "setup_model: no optimizer is an attribute; expected one, self.optimizer say."
+            "setup_model: no optimizer is an attribute; expected one, self.optimizer say: of "
+            "paddle.optimizer or derived from it, or an object with step and clear_grad, which "
+            "you call yourself."
         )
     for name, optimizer in found.optimizers.items():
         if isinstance(optimizer, (paddle.optimizer.LBFGS, paddle.incubate.LookAhead)):
@@ -52,11 +63,12 @@ def _check_sharding(found: StatefulObjects) -> None:
 
 
 def likely_left_out(
-    found: StatefulObjects, saved: StatefulObjects, *, parallel: bool
+    found: StatefulObjects, saved: StatefulObjects, *, parallel: bool, steps_itself: bool
 ) -> Iterator[str]:
     """Yields a line for each layer that is trained otherwise than one would expect.
 
     `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
+    With `steps_itself` there is an optimizer of which nobody knows what it updates.
     """
     updated = {
         id(parameter)
@@ -68,7 +80,7 @@ def likely_left_out(
     for name, layer in found.layers.items():
         trained = [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
         is_updated = any(id(parameter) in updated for parameter in trained)
-        if trained and not is_updated:
+        if trained and not is_updated and not steps_itself:
             yield (
                 f"self.{name} has trainable parameters, and no optimizer updates them; expected "
                 "stop_gradient = True of those that are not to be trained."

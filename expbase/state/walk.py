@@ -72,7 +72,7 @@ _PARTLY = {
     "paddle": ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp"),
     "expbase": ("extras",),
 }
-_OF_PYTHON = ("queue", "collections", "types", "weakref")
+_OF_PYTHON = ("queue", "collections", "types", "weakref", "argparse")
 _PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
 # Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
 # of a layer is its user's.

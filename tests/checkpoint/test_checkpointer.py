@@ -14,9 +14,10 @@ import paddle
 import pytest
 from tiny import Tiny, make, run_of, same_bits, saved, trained
 
+from expbase.__main__ import main
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import Checkpointer
-from expbase.checkpoint.layout import CheckpointError
+from expbase.checkpoint.layout import CheckpointError, FormatError
 
 
 class Rich(Tiny):
@@ -112,19 +113,29 @@ def test_a_value_of_another_type_is_an_error_that_names_the_file(
         trained(Rich, tmp_path / "run", max_iteration=4)
 
 
-@pytest.mark.parametrize("number", [6, 15])
-def test_a_checkpoint_of_another_format_is_refused_also_if_its_parts_have_other_names(
-    tmp_path: Path, two_iterations: Path, number: int
+@pytest.mark.parametrize("number", [6, 14])
+def test_a_run_of_another_format_is_refused_before_its_data_and_stays_what_it_was(
+    tmp_path: Path, two_iterations: Path, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(two_iterations, tmp_path / "run")
+    before = (tmp_path / "run/ledger.jsonl").read_bytes()
 
     def change(state: dict[str, Any]) -> None:
         state.update(format=number, ranks=state.pop("local"))
 
     rewrite(tmp_path / "run", change)
-    text = f"format {number}; expected 14. Finish .* wrote it, 0.1 for a format below 8, or begin"
-    with pytest.raises(CheckpointError, match=text):
-        trained(Rich, tmp_path / "run", max_iteration=4)
+
+    class Early(Rich):
+        def setup_dataloader(self) -> None:
+            raise AssertionError("its data is read")
+
+    text = f"has format {number}, and this version reads 15: finish the run with expbase 0.2.0, or"
+    with pytest.raises(FormatError, match=text):
+        trained(Early, tmp_path / "run", max_iteration=4)
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == before
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path)]) == 0
+    assert "finished" in capsys.readouterr().out
 
 
 def rewrite(run: Path, change: Any) -> None:

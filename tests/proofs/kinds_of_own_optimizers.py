@@ -541,7 +541,7 @@ class _PlainStated(_Plain):
 class OptimizerOfNoBase(_Own):
     """The only one: expbase may ask for one of paddle's, and says what to do."""
 
-    expected = EXACT_OR_REFUSED
+    expected = EXACT
     plain: type[_Plain] = _Plain
 
     def make(self) -> None:
