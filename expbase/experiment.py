@@ -291,13 +291,16 @@ class ExperimentBase(Events):
         return unwrap(layer)
 
     def register_stateful(self, *names: str, by_share: bool = False) -> None:
-        """Names values that are state even if they never change: `"sampler.position"`. With
+        """Names attributes that are state even if training never changes them: what setup measures,
+        say, or `"sampler.position"`. What training changes in an attribute is state anyway. With
         `by_share` each micro-batch of an update keeps its own: the hidden state of a net.
         """
         self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names what is neither saved nor warned of: a frozen judge, a cache, `"model.cache"`."""
+        """Names what is neither saved nor told, and in a resumed run is what setup makes: a frozen
+        judge, a cache, `"model.cache"`.
+        """
         self.__run.state.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------

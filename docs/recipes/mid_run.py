@@ -28,11 +28,11 @@ class MidRun(ExperimentBase):
     def setup_model(self):
         layers = paddle.nn.Linear(64, 64), paddle.nn.ReLU(), paddle.nn.Linear(64, 10)
         self.model = self.data_parallel(paddle.nn.Sequential(*layers))
-        self.optimizer = paddle.optimizer.Adam(0.0, parameters=self.model.parameters())
+        lr = self.config.optim.lr
+        # Training does not change it, so a start that is given another one has that.
+        self.optimizer = paddle.optimizer.Adam(lr, parameters=self.model.parameters())
 
     def train_batch(self):
-        # The rate of the config holds from here on; else that of the checkpoint would go on.
-        self.optimizer.set_lr(self.config.optim.lr)
         images, labels = self.read_batch()
         loss = F.cross_entropy(self.model(images), labels)
         self.backward(loss)
