@@ -370,8 +370,8 @@ class Checkpointer:
         before = self._sources_then
         if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
             notes.append(
-                f"{', '.join(changed)}: changed since the checkpoint was written; what training has "
-                "changed is the checkpoint's, all else is the code's of now"
+                f"{', '.join(changed)}: changed since the checkpoint was written; what training "
+                "has changed is the checkpoint's, all else is the code's of now"
             )
         if saved_by != collectives.world_size() and not self._training.shares:
             notes.append(

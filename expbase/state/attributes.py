@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from paddle.nn import Layer
+
 from expbase.base.generators import GENERATORS
 from expbase.state import parts
 from expbase.state.audit import BEYOND, Audit
 from expbase.state.values import Values
-from expbase.state.walk import LOADERS, Node, Walk, nodes_in_layers, unwrap
+from expbase.state.walk import CODE, LOADERS, Node, Walk, nodes_in_layers, unwrap
 
 # The template's own.
 _NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
@@ -60,11 +62,18 @@ class UserState:
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
-            if not (name.startswith(BEYOND) or hasattr(*self.owner_of(name))):
+            if not (
+                name.startswith(BEYOND) or hasattr(*self.owner_of(name)) or self._is_code(name)
+            ):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)
         self._walk = None
+
+    def _is_code(self, path: str) -> bool:
+        """Returns whether a path goes on from a function, or to the hooks of a layer."""
+        above = self._value_at(path.rpartition(".")[0]) if "." in path else None
+        return isinstance(above, CODE) or (isinstance(above, Layer) and path.endswith(" hooks"))
 
     def owner_of(self, path: str) -> tuple[Any, str]:
         """Returns the object that has the attribute at a path, None: there is none; its name."""

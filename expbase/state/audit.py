@@ -352,7 +352,7 @@ class Audit:
         return (
             lost[:_MOST_LINES] + [f"and {more} more values"] * (more > 0),
             [_in_one_line(text, paths) for text, paths in said.items() if paths]
-            + [f"what a resumed run has not as it was: {_WAYS_OUT}"] * bool(lost),
+            + [f"of values that are not what they were: {_WAYS_OUT}"] * bool(lost),
         )
 
 
@@ -385,6 +385,8 @@ def stands(value: Any) -> Stand | None:
         return Stand(object(), UNKNOWN) if where is None else Stand(where)
     if isinstance(value, np.random.BitGenerator):
         return Stand(repr(value.state))
+    if type(value).__module__ == "multiprocessing.sharedctypes":
+        value = value.get_obj()
     if isinstance(value, contextvars.ContextVar):
         return Stand(repr(value.get(None)))
     if isinstance(value, WORLD):

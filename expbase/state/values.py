@@ -233,7 +233,8 @@ class Values:
         return {
             path: as_text(seen)
             for path, seen in self._begun.items()
-            if path not in self._changed and not (isinstance(seen, Seen) and seen.thing is not None)
+            if path not in self._changed and path not in self._constants
+            if not (isinstance(seen, Seen) and seen.thing is not None)
         }
 
     # --- saving ----------------------------------------------------------------------------

@@ -72,7 +72,10 @@ _PARTLY = {
     "paddle": ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp"),
     "expbase": ("extras",),
 }
-_OF_PYTHON = ("queue", "collections", "types", "weakref", "argparse")
+# Of Python's own what is no state, beside what holds a lock or a file.
+_NOT_OF_PYTHON = {"asyncio", "concurrent", "contextlib", "functools", "importlib", "inspect"}
+_NOT_OF_PYTHON |= {"logging", "multiprocessing", "subprocess", "threading", "traceback", "typing"}
+_NOT_OF_PYTHON |= {"unittest", "warnings"}
 _PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
 # Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
 # of a layer is its user's.
@@ -535,8 +538,10 @@ class Walk:
         root, _, module = kind.__module__.partition(".")
         if hasattr(value, "__next__"):
             return False
-        if root in sys.stdlib_module_names:
-            return root in _OF_PYTHON
+        if root in _NOT_OF_PYTHON:
+            return False
+        if root == "queue":  # which has locks
+            return True
         if root in _PARTLY and not module.startswith(_PARTLY[root]):
             return False
         return not self._is_of_the_world(value, 3)
