@@ -139,39 +139,6 @@ class Queue(Kind):
         return number(last)
 
 
-class SimpleQueue(Queue):
-    expected = TOLD
-
-    def make(self) -> None:
-        self.todo = queue.SimpleQueue()
-        self.todo.put(1)
-
-
-class ThreadWithACounter(Kind):
-    expected = EITHER
-
-    def make(self) -> None:
-        self.worker = _Worker()
-        self.worker.start()
-
-    def use(self) -> float:
-        self.worker.asked.put(self.iteration)
-        return number(self.worker.answers.get(timeout=60))
-
-
-class _Worker(threading.Thread):
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.asked: Any = queue.Queue()
-        self.answers: Any = queue.Queue()
-        self.total = 0
-
-    def run(self) -> None:
-        while True:
-            self.total += self.asked.get()
-            self.answers.put(self.total)
-
-
 class NumberOfC(Kind):
     expected = EITHER
 
@@ -261,7 +228,7 @@ class BitGenerator(Kind):
 
 
 class GeneratorOfAnotherKind(Kind):
-    expected = "told refused"
+    expected = LOUD
 
     def make(self) -> None:
         self.generator = np.random.default_rng(3)

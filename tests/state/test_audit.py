@@ -85,7 +85,7 @@ def test_what_has_changed_and_cannot_be_saved_is_told_once_and_at_each_resume(
         err = capsys.readouterr().err
         assert f"not exact: self.jobs{LOST}" in err
         assert "self.late" not in err
-        assert "what a resumed run has not as it was: If training depends on it: keep it" in err
+        assert "of values that are not what they were: If training depends on it: keep it" in err
         assert "self.things" not in err
 
 
