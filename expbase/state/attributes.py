@@ -62,9 +62,8 @@ class UserState:
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
-            if not (
-                name.startswith(BEYOND) or hasattr(*self.owner_of(name)) or self._is_code(name)
-            ):
+            is_beyond = name.startswith(BEYOND) or self._is_code(name)
+            if not (is_beyond or hasattr(*self.owner_of(name))):
                 raise AttributeError(f"self.{name} does not exist; set it before you name it.")
             if name not in noted:
                 noted.append(name)

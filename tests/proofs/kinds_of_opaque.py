@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import paddle
-from kinds import EITHER, EXACT, TOLD, Kind, Points
+from kinds import EITHER, EXACT, LOUD, TOLD, Kind, Points
 from kinds_of_values import Box, number
 from paddle.io import DataLoader
 

@@ -12,7 +12,7 @@ EXACT = (
     "float", "list", "array", "tensor", "dict in a layer", "np.random.generator", "replay buffer",
     "adam optimizer", "progress bar", "mask cache", "list under two names",
     "named tuple in a data set", "enum in a sampler", "defaultdict", "array in fortran order",
-    "schedule of a list", "momentum by id",
+    "schedule of schedules in a list", "average by id",
 )  # fmt: skip
 TOLD = ("generator", "cycle", "second loader", "set", "counter of the class", "closure")
 REFUSED = ("layer added", "schedule of another class", "loader set anew", "buffer that grows")
