@@ -26,7 +26,6 @@ from expbase.front import put_in_front
 from expbase.tools.fingerprints import PLAN, Verified
 from expbase.tools.verify import Side, first_difference
 
-
 # In a module that is not the user's: out of sight.
 HIDDEN: Any = argparse
 
