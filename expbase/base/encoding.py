@@ -200,6 +200,8 @@ class Encoder:
                 data = np.frombuffer(array(_NUMBERS[kind], items), np.uint8)
                 return {"$numbers": [_NUMBERS[kind], self.put(data, path)]}
         if kind is np.ndarray and self._is_of_a_kind(items):
+            self._met |= {id(item): f"{path}.{i}" for i, item in enumerate(items)}
+            self._alive.append(items)
             return {"$stack": self.encode(np.stack(items), path)}
         if kind is np.int64:  # an order that numpy has drawn
             return {"$stack": self.encode(np.array(items), path)}
@@ -211,9 +213,10 @@ class Encoder:
         return [self.encode(item, f"{path}.{i}") for i, item in enumerate(items)]
 
     def _is_of_a_kind(self, arrays: list[Any]) -> bool:
-        is_named = any(self.names.name_of(array) is not None for array in arrays)
+        is_known = any(self.names.name_of(a) is not None or id(a) in self._met for a in arrays)
         kinds = {(array.dtype, array.shape) for array in arrays}
-        return len(kinds) == 1 and not is_named and not arrays[0].dtype.hasobject
+        is_once = len({*map(id, arrays)}) == len(arrays)
+        return len(kinds) == 1 and is_once and not is_known and not arrays[0].dtype.hasobject
 
     def pairs(self, mapping: Mapping[Any, Any], path: str) -> Any:
         """Returns keys and items of a dict."""
@@ -330,7 +333,8 @@ class Decoder:
         if tag == "$numbers":
             return array(inside[0], self.arrays[inside[1]].data.tobytes()).tolist()
         if tag == "$stack":
-            return [row.copy() if row.ndim else row[()] for row in self.decode(inside, path)]
+            rows = [row.copy() if row.ndim else row[()] for row in self.decode(inside, path)]
+            return [self.note(f"{path}.{i}", row) for i, row in enumerate(rows)]
         columns = [self.items(column, join(path, i)) for i, column in enumerate(inside)]
         return [*zip(*columns, strict=True)]
 
@@ -422,7 +426,7 @@ def _read_defaultdict(d: Decoder, content: Any, path: str) -> Any:
 def _write_array(e: Encoder, value: Any, path: str) -> Any:
     """As bytes: a file of tensors lacks many types of numpy (texts, dates, structures)."""
     if value.dtype.hasobject:
-        raise not_savable(path, "array of objects")
+        return [None, [*value.shape], e.items([*value.flat], path)]
     # The order of its axes in memory, which decides in what order they are summed.
     axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
     name = e.put(bytes_of(value.transpose(axes)), path)
@@ -430,6 +434,10 @@ def _write_array(e: Encoder, value: Any, path: str) -> Any:
 
 
 def _read_array(d: Decoder, content: Any, path: str) -> Any:
+    if content[0] is None:  # an array of objects
+        made = d.note(path, np.empty(content[1], object))
+        made.flat = d.items(content[2], path)
+        return made
     name, described, shape, axes, is_writeable = content
     flat = d.arrays[name].data.view(_dtype(described))
     whole = flat.reshape([shape[axis] for axis in axes]).transpose(np.argsort(axes))
@@ -480,8 +488,9 @@ def _write_generator(e: Encoder, value: Any, path: str) -> Any:
 
 
 def _read_generator(d: Decoder, content: Any, path: str) -> Any:
-    made = d.note(path, new_generator(content[0]))
-    set_generator_state(made, d.decode(content[1], path))
+    state = d.decode(content[1], path)
+    made = d.note(path, new_generator(content[0], state))
+    set_generator_state(made, state)
     return made
 
 
@@ -505,6 +514,8 @@ def _as_base(e: Encoder, value: Any, base: Any, path: str) -> Any:
     if base is SimpleNamespace:
         return None
     items = [*base.__iter__(value)]
+    if base is deque:
+        return [e.items(items, path), value.maxlen]
     return e.items(_in_order(items) if base in (set, frozenset) else items, path)
 
 
@@ -523,8 +534,11 @@ def _read_object(d: Decoder, content: Any, path: str) -> Any:
     d.note(path, made)
     if issubclass(base, dict):
         d.fill_dict(made, items, path, base)
-    elif base in (list, deque):
-        base.extend(made, d.items(items, path))
+    elif base is deque:
+        deque.__init__(made, (), items[1])
+        deque.extend(made, d.items(items[0], path))
+    elif base is list:
+        list.extend(made, d.items(items, path))
     elif base is set:
         base.update(made, d.items(items, path))
     for key, value in attributes.items():

@@ -1,7 +1,7 @@
 """The states of python's, numpy's and paddle's generators of random numbers, as plain values.
 
 state = generator_state(generator)
-set_generator_state(new_generator(generator_kind(generator)), state)
+set_generator_state(new_generator(generator_kind(generator), state), state)
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def generator_state(value: Any) -> Any:
         return [device, seed & _MOST_SEED, offset, bytes(letters).decode()]
     if isinstance(value, np.random.Generator):
         seeds: Any = getattr(value.bit_generator, "seed_seq", None)  # None: it was set by hand
-        spawned = getattr(seeds, "n_children_spawned", 0)
-        # With the seeds that children are made of: without a seed they are others at each start.
-        children = [spawned, seeds.entropy, seeds.spawn_key] if spawned else []
+        has_seeds = hasattr(seeds, "n_children_spawned")
+        # What children are made of: without a seed they are others at each start.
+        children = [seeds.n_children_spawned, seeds.entropy, seeds.spawn_key] if has_seeds else []
         return {**value.bit_generator.state, "children": children}
     return None if isinstance(value, random.SystemRandom) else value.__getstate__()
 
@@ -57,7 +57,13 @@ def set_generator_state(value: Any, state: Any) -> None:
         value.__setstate__(state)
 
 
-def new_generator(kind: str) -> Any:
-    """Returns a generator of a kind."""
+def new_generator(kind: str, state: Any) -> Any:
+    """Returns a generator of a kind, whose children have the seeds that a state says."""
     name, _, bits = kind.partition(" of ")
-    return _KINDS[name](_BITS[bits]()) if bits else _KINDS[name]()
+    if not bits:
+        return _KINDS[name]()
+    children = state["children"] if isinstance(state, dict) else ()
+    if not children:
+        return _KINDS[name](_BITS[bits]())
+    _, entropy, key = children
+    return _KINDS[name](_BITS[bits](np.random.SeedSequence(entropy, spawn_key=tuple(key))))

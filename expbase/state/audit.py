@@ -469,7 +469,8 @@ def _is_value(name: str, value: Any) -> bool:
 def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
     """Yields checksums of the attributes of objects that are asked for their state, by path."""
     for path, node in walk.nodes.items():
-        if isinstance(node, StatefulNode) and not isinstance(node.value, LRScheduler):
+        is_asked = isinstance(node, StatefulNode) and not isinstance(node.value, LRScheduler)
+        if is_asked and is_users(type(node.value).__module__):
             for key, value in attributes_of(node.value).items():
                 yield walk.path_of(path, key), as_text(look(value, names))
 

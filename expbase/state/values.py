@@ -56,7 +56,6 @@ from expbase.state.walk import (
     WalkedNames,
     WholeNode,
     cells_of,
-    holds_handle,
     is_handle,
     is_written,
     no_garbage_collection,
@@ -173,6 +172,9 @@ class Values:
         self._constants: dict[str, Any] = {}  # of optimizers and schedules, at the end of setup
         self._begun: dict[str, Any] = {}  # what stood in each place when training began, by path
         self._keys: dict[str, list[Any]] = {}  # of each node, at that time
+        self._still: dict[str, dict[Any, Any]] = {}  # of nodes that had numbers and texts alone
+        self._texts: dict[str, str] = {}  # checksums of what stood there, by path
+        self._moved: set[str] = set()  # nodes of what training has changed
         self._changed: set[str] = set()  # paths of what training has changed, in any start
         self._deleted: list[list[Any]] = []  # places that the checkpoint has none of: node and key
         self._ordered: set[str] = set()  # dicts whose items have another order than setup's
@@ -201,6 +203,11 @@ class Values:
         for place in self._places(nodes, walk):
             self._begun[place.path] = place.look(names)
             self._keys[place.name].append(place.key)
+        everything = ((name, dict(node.places())) for name, node in nodes.items())
+        self._still = {
+            n: held for n, held in everything if _SIMPLE.issuperset(map(type, held.values()))
+        }
+        self._texts = {path: as_text(seen) for path, seen in self._begun.items() if _is_known(seen)}
         self._audit.begin(walk, names)
 
     def _named(self, walk: Walk, names: Names) -> dict[str, Node]:
@@ -230,12 +237,8 @@ class Values:
 
     def code(self) -> dict[str, str]:
         """Returns checksums of what the code has set and training has not changed, by path."""
-        return {
-            path: as_text(seen)
-            for path, seen in self._begun.items()
-            if path not in self._changed and path not in self._constants
-            if not (isinstance(seen, Seen) and seen.thing is not None)
-        }
+        other = self._changed | self._constants.keys()
+        return {path: text for path, text in self._texts.items() if path not in other}
 
     # --- saving ----------------------------------------------------------------------------
 
@@ -249,17 +252,20 @@ class Values:
         encoder = Encoder({}, names)
         state: dict[str, Any] = {}
         nodes = self._named(walk, names)
-        keys: dict[str, list[Any]] = {name: [] for name in nodes}
-        for place in self._places(nodes, walk):
+        moved = {name: node for name, node in nodes.items() if not self._is_still(name, node)}
+        keys: dict[str, list[Any]] = {name: [] for name in moved}
+        for place in self._places(moved, walk):
             keys[place.name].append(place.key)
             is_state = self._has_changed(place, names) or self._reached.is_registered(place.path)
             if is_state and (encoded := self._encoded(place, encoder)) is not None:
                 state[place.path] = encoded
+                self._moved.add(place.name)
         self._leave_flags(state, nodes)
         self._audit.look(walk, names)
         state |= self._beyond(state, encoder)
         self._changed |= state.keys()
         self._note_keys(nodes, keys)
+        keys |= {name: self._keys[name] for name in self._ordered & nodes.keys() - keys.keys()}
         state[_DELETED] = [[name, key] for name, key in self._deleted if name in nodes]
         state[_ORDER] = {
             name: [encoder.key(key, name) for key in keys[name]]
@@ -293,6 +299,15 @@ class Values:
                 self._deleted += [place for place in gone if place not in self._deleted]
         self._deleted = [place for place in self._deleted if place[1] not in keys.get(place[0], ())]
 
+    def _is_still(self, name: str, node: Node) -> bool:
+        """Returns whether all that a node has are the numbers and texts that it had; most have."""
+        held = self._still.get(name)
+        if held is None or name in self._moved or self._reached.registered:
+            return False
+        now = node.places()
+        is_same_of = map(operator.is_, now.values(), held.values())
+        return len(now) == len(held) and all(is_same_of) and [*now] == [*held]
+
     def _has_changed(self, place: Place, names: Names) -> bool:
         if place.path in self._changed:
             return True
@@ -321,7 +336,7 @@ class Values:
             is_new = self._begun.get(place.path) is None
             if is_new and is_handle(place.value):
                 self._handled.add(place.name)
-            elif not (is_written(place.value) or holds_handle(place.value)):
+            elif not is_written(place.value):
                 self._audit.tell(place.path, place.value, "cannot be saved")
             return None
         if isinstance(place.value, set) and len(place.value) > 1:
@@ -435,6 +450,7 @@ class Values:
             if isinstance(node, DictNode):
                 node.order([decoder.key(key, name) for key in keys])
         self._changed = {path for path in decoded if path not in anew}
+        self._moved = {decoded[path][0] for path in self._changed}
         self._deleted = [[name, key] for name, key in state[_DELETED]]
         self._ordered = {*state[_ORDER]}
         now = self.looked()
@@ -529,6 +545,11 @@ def is_same(one: Any, other: Any) -> bool:
             return bool(is_like)
         return all(map(operator.is_, one.items, other.items))
     return repr(one) == repr(other) if type(one) is float else bool(one == other)
+
+
+def _is_known(seen: Any) -> bool:
+    """Returns whether another process can compare what was seen."""
+    return not (isinstance(seen, Seen) and seen.thing is not None)
 
 
 def as_text(seen: Any) -> str:

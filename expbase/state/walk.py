@@ -370,7 +370,10 @@ class Walk:
             path = self._free(path)
             self._note(path, value)
             self.nodes[path] = node = Node(value)
-            return self._enter(path, node)
+            for name, item in attributes_of(value).items():
+                if type(item) not in _ATOMS:
+                    self._queue.append((self.path_of(path, name), item, node, name))
+            return
         self.classes.setdefault(class_name(kind), kind)
         if not isinstance(value, _CONSTANT):
             self._meet(path, value, parent, key)
@@ -378,6 +381,8 @@ class Walk:
     def _note_root(self, path: str, layer: Any, parent: Node, key: Any) -> None:
         if id(layer) not in self._roots:
             self._roots.add(id(layer))
+            while path in self.layers:  # as the node gets it
+                path += "'"
             self.layers[path] = layer
             self.found_at[path] = (parent, key)
 
@@ -735,10 +740,12 @@ def _is_collate(path: str) -> bool:
 
 
 def is_written(value: Any) -> bool:
-    """Returns whether it is a file that is not read, or closed, or talks to the world otherwise."""
+    """Returns whether it is a file that is not read, or closed, or talks to the world otherwise, as
+    progress bars and clients do.
+    """
     if isinstance(value, io.IOBase):
         return value.closed or not value.readable()
-    return isinstance(value, WORLD)
+    return isinstance(value, WORLD) or (not hasattr(value, "__next__") and holds_handle(value))
 
 
 def is_handle(value: Any) -> bool:

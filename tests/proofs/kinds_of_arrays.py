@@ -102,4 +102,5 @@ ARRAYS: Values = {
         lambda v: v.set_value(v * 1.1),
     ),
 }
-KINDS = make_kinds(ARRAYS, HERE, "complex128 tensor, array of objects, record array")
+NAMED = "complex128 tensor, array of objects, record array, masked array, matrix"
+KINDS = make_kinds(ARRAYS, HERE, NAMED)

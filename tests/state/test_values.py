@@ -683,9 +683,6 @@ def constants(start: Start) -> list[str]:
     return [line for line in start.lines if "at the checkpoint" in line]
 
 
-# BUG: Values names a constant that differs with both values, and Audit names it once more, since
-# it is among the checksums of what the code has set; it should leave out what Values has named.
-@pytest.mark.xfail(strict=True)
 def test_a_constant_that_differs_is_named_once() -> None:
     saved = Start({"schedule": lr.StepDecay(0.1, 2)}).saved()
     assert len(Start({"schedule": lr.StepDecay(0.1, 3)}, saved).lines) == 1
