@@ -22,6 +22,7 @@ from expbase.state.values import Values
 from expbase.state.walk import CODE, LOADERS, Node, Walk, nodes_in_layers, unwrap
 
 # The template's own.
+_GIVEN = ("config", "args")  # what a user is given, and may change in training
 _NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
 
 
@@ -95,6 +96,8 @@ class UserState:
         """Walks from the experiment on."""
         own = self.everything.items()
         attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
+        kind = type(self._owner)
+        attributes |= {n: getattr(self._owner, n) for n in _GIVEN if hasattr(kind, n)}
         excluded = {path: self._value_at(path) for path in (*self.excluded, *self.by_share)}
         self._names_then = [*self.everything]
         self._walk = Walk(self._owner, attributes, excluded)
@@ -153,13 +156,18 @@ class UserState:
         """
         not_restored = [*self.values.differences()]
         self.values.begin()
-        lost, otherwise = self.audit.differences(self.values.code(), not_restored)
+        lost, otherwise = self.audit.differences(self._code(), not_restored)
         lines, self.values.lines = self.values.lines, []
         return lost, [*lines, *otherwise]
 
     def inventory(self) -> dict[str, Any]:
         """Returns what the manifest has of values that no checkpoint has."""
-        return self.audit.inventory(self.values.code())
+        return self.audit.inventory(self._code())
+
+    def _code(self) -> dict[str, str]:
+        """Returns checksums of what the code has set, and no option."""
+        given = tuple(f"{name}." for name in _GIVEN)
+        return {p: text for p, text in self.values.code().items() if not p.startswith(given)}
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
@@ -167,7 +175,7 @@ class UserState:
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""
-        if path in _NO_VALUES:
+        if path in _NO_VALUES or path.startswith("config.training."):
             return True
         # Most often there are none, and it is asked of each place.
         return bool(self.excluded or self.by_share) and (
