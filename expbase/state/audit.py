@@ -202,6 +202,7 @@ class Audit:
         self._asked: dict[str, str] = {}  # what is in objects that are asked, by path
         self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
+        self._is_whole = True  # whether all was looked at
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
         self._then: dict[str, str] = {}  # of the checkpoint that was restored, by path
@@ -209,13 +210,15 @@ class Audit:
 
     def begin(self, walk: Walk, names: Names) -> None:
         """Notes what there is: that is the code's."""
-        if not walk.is_whole:
-            self._warn(
-                f"more than {MOST:,} objects can be reached from self, and what changes in the "
-                "others may be in no checkpoint. exclude_from_state what training does not depend "
-                "on."
-            )
         self._begun = self._looked(walk, names)
+        if not (walk.is_whole and self._is_whole):
+            how = "self, and what changes in the others may be in no checkpoint"
+            if walk.is_whole:
+                how = "your classes and modules, and what changes in the others is not told"
+            self._warn(
+                f"more than {MOST:,} objects can be reached from {how}. exclude_from_state what "
+                "training does not depend on."
+            )
         self._asked_begun = dict(_in_asked(walk, names))
 
     def look(self, walk: Walk, names: Names) -> None:
@@ -271,6 +274,7 @@ class Audit:
     def _looked(self, walk: Walk, names: Names) -> dict[str, Any]:
         """Returns what stands in each place that no checkpoint has, by path."""
         outside = Outside(walk)
+        self._is_whole = outside.is_whole
         both = _NamesOfBoth(names, outside)
         found: dict[str, Any] = {}
         for name, node in outside.nodes.items():
