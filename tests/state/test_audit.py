@@ -7,6 +7,7 @@ import itertools
 import operator
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,32 @@ def test_what_has_changed_and_cannot_be_saved_is_told_once_and_at_each_resume(
         assert "self.late" not in err
         assert "of values that are not what they were: If training depends on it: keep it" in err
         assert "self.things" not in err
+
+
+# BUG: an array of objects is opaque, and Summary.inside describes nothing of what it holds, so
+# what changes in it (lists of several lengths, say) is neither restored nor told. It could be
+# saved: a shape and a list of items.
+@pytest.mark.xfail(strict=True)
+def test_an_array_of_objects_that_has_changed_is_told() -> None:
+    ragged = np.array([[1], [2, 3]], dtype=object)
+    one = Start({"ragged": ragged})
+    one.own.ragged[0] = [5]
+    assert told(one) == ["self.ragged (ndarray)"]
+
+
+# BUG: where nothing was, is_handle takes every object that is not of a class of the user's for a
+# handle that is opened again: a defaultdict with a lambda, a record array, an exception, a table of
+# pandas are lost without a word. Collections and arrays at least are no handles.
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize(
+    "value",
+    [defaultdict(lambda: 1, a=2), [threading.Lock()], np.rec.array([(1, 2.0)], names="a,b")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_stands_where_nothing_was_and_cannot_be_saved_is_told(value: Any) -> None:
+    one = Start({"late": None})
+    one.own.late = value
+    assert told(one) == [f"self.late ({type(value).__name__})"]
 
 
 def chain() -> Any:
@@ -206,6 +233,15 @@ def test_a_set_of_texts_is_one_line_and_no_warning(
         assert len(exp.seen) == iterations
         assert "WARNING" not in err
         assert err.count("sorted(…) is the same in every process: self.seen") == 1
+
+
+# BUG: a line for each set of more than one item, also of numbers, whose order is the same when it
+# is made anew (but for one that was larger once).
+@pytest.mark.xfail(strict=True)
+def test_a_set_of_numbers_is_no_line() -> None:
+    one = Start({"seen": set()})
+    one.own.seen.update(range(5))
+    assert told(one) == one.said == []
 
 
 def test_a_set_that_has_not_changed_is_no_matter() -> None:

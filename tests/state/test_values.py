@@ -554,6 +554,75 @@ def test_a_dict_by_parameters_ids_or_automatic_names_fits_another_order_of_const
     assert other.layers[0].by_id == {id(other.layers[1].weight): 7}
 
 
+def test_keys_of_any_kind_are_found_again() -> None:
+    def made() -> dict[str, Any]:
+        boxes = [SimpleNamespace(), Meter()]
+        keys = [np.int64(3), (np.int64(1), "a"), b"b", None, 2.5, boxes[1], "a.b", "", 1 << 40]
+        return {"boxes": boxes, "table": dict.fromkeys(keys, 0), "late": {}}
+
+    one = Start(made())
+    for number, key in enumerate([*one.own.table], 1):
+        one.own.table[key] = one.own.late[key] = number
+    other = Start(made(), one.saved()).own
+    for table in (other.table, other.late):
+        assert [*table.values()] == [*range(1, 10)]
+        assert [*map(type, table)] == [*map(type, one.own.table)]
+        assert [*table][5] is other.boxes[1]
+
+
+# BUG: Walk.path_of writes 1 and "1" (None and "None") alike, and Values keeps what it saves by
+# such paths: of two keys of a dict the second hides the first, in silence, or (if their items are
+# lists) no start can load it. The keys that collide should be written with repr, or be refused.
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize("key", [1, None])
+def test_keys_that_are_written_alike_are_places_of_their_own(key: Any) -> None:
+    one = Start({"table": {key: 0, str(key): 0}})
+    one.own.table.update({key: 1, str(key): 2})
+    assert Start({"table": {key: 0, str(key): 0}}, one.saved()).own.table == one.own.table
+
+
+# BUG: Values.problems does not decode what is left out, and what it has in common with another
+# value is then missed: "b: values.a." An exclude_from_state, which a line recommends, ends the run.
+@pytest.mark.xfail(strict=True)
+def test_what_is_excluded_later_may_stand_in_other_values() -> None:
+    one = Start({"a": None, "b": None})
+    one.own.a = one.own.b = [1, 2]
+    assert Start({"a": None, "b": None}, one.saved(), exclude=["a"]).own.b == [1, 2]
+
+
+# BUG: of a list of 10,000 items and more `look` compares some of them, and of the others only
+# whether they are the same objects; what changes within such an item is lost in silence. The same
+# holds for dicts of so many items.
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize("item", [lambda: {"loss": 0}, lambda: np.zeros(1), lambda: [0]])
+def test_what_changes_within_an_item_of_a_very_long_list_is_state(item: Any) -> None:
+    one = Start({"memory": [item() for _ in range(20_000)]})
+    if isinstance(one.own.memory[7], dict):
+        one.own.memory[7]["loss"] = 1
+    else:
+        one.own.memory[7][0] = 1
+    other = Start({"memory": [item() for _ in range(20_000)]}, one.saved()).own
+    assert other.memory[7] == one.own.memory[7]
+
+
+# BUG: WalkedNames keeps a weak reference to each array, and numpy resizes none that has one, with
+# refcheck=False neither: a training that does it works without the template, and ends with it.
+@pytest.mark.xfail(strict=True)
+def test_an_array_can_be_resized_in_place() -> None:
+    one = Start({"array": np.zeros(2)})
+    array = one.own.array
+    array.resize(3, refcheck=False)
+
+
+# BUG: a tensor that changes its shape in place is saved, and no start can load it: "float32 [6] in
+# the checkpoint and float32 [2, 3] here". It should be saved as a new one, or refused at the save.
+@pytest.mark.xfail(strict=True)
+def test_a_tensor_of_another_shape_than_setups_is_restored_or_refused() -> None:
+    one = Start({"tensor": paddle.zeros([2, 3])})
+    one.own.tensor.reshape_([6])
+    assert Start({"tensor": paddle.zeros([2, 3])}, one.saved()).own.tensor.shape == [6]
+
+
 def test_values_of_layers_are_restored_whatever_they_are() -> None:
     def made() -> dict[str, Any]:
         layer: Any = paddle.nn.Linear(2, 2)
