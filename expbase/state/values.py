@@ -233,7 +233,7 @@ class Values:
         return {
             path: as_text(seen)
             for path, seen in self._begun.items()
-            if path not in self._changed and path not in self._constants
+            if path not in self._changed and path.removesuffix("[:]") not in self._constants
             if not (isinstance(seen, Seen) and seen.thing is not None)
         }
 
@@ -306,12 +306,12 @@ class Values:
         is_whole = place.key is WHOLE
         if type(place.value) in _SIMPLE and type(place.key) is str:
             return Encoded(
-                [place.name, encoder.key(place.key, ""), encoder.encode(place.value, "")], {}
+                [place.name, [encoder.key(place.key, "")], encoder.encode(place.value, "")], {}
             )
         where = _ROOT + place.path.removesuffix("[:]")
         content = encoder.attempt(place.value, where, is_inside=is_whole)
         try:
-            key = None if is_whole else encoder.key(place.key, where)
+            key = None if is_whole else [encoder.key(place.key, where)]  # None is a key, too
         except TypeError:
             content = None
         is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
@@ -398,7 +398,7 @@ class Values:
         """Decodes a value; returns why it cannot be put into its place."""
         name, key, inside = content
         try:
-            key = WHOLE if key is None else decoder.key(key, path)
+            key = WHOLE if key is None else decoder.key(key[0], path)
             value = decoder.decode(inside, _ROOT + path.removesuffix("[:]"))
         except LookupError as error:
             return [f"{path}: {error.args[0]}."]
