@@ -248,6 +248,20 @@ class Writer:
         self.lines += 1
 
 
+# BUG: Values._leave_flags leaves out every bool of an object that has opened a handle since setup,
+# also one that has nothing to do with it; it is lost without a word. It should be told at least.
+@pytest.mark.xfail(strict=True)
+def test_another_flag_of_an_object_that_has_opened_a_file_is_restored(tmp_path: Path) -> None:
+    made = [Writer(tmp_path / "log"), Writer(tmp_path / "log")]
+    for writer in made:
+        writer.has_converged = False  # type: ignore[attr-defined]
+    one = Start({"writer": made[0]})
+    one.own.writer.write()
+    one.own.writer.has_converged = True
+    one.own.writer.file.close()
+    assert Start({"writer": made[1]}, one.saved()).own.writer.has_converged
+
+
 def test_a_file_that_is_opened_when_it_is_needed_is_opened_again(tmp_path: Path) -> None:
     one = Start({"writer": Writer(tmp_path / "log")})
     one.own.writer.write()

@@ -771,6 +771,15 @@ LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
     "rate": (lambda n: lr.ExponentialDecay(n / 100, 0.9), "base_lr: 0.8 by the code, 0.4"),
     "boundaries": (lambda n: lr.PiecewiseDecay([2, n // 10], [0.3, 0.2, 0.1]),
                    "boundaries: [2, 8] by the code, [2, 4]"),
+    "milestones": (lambda n: lr.MultiStepDecay(0.1, [2, n // 10]),
+                   "milestones: [2, 8] by the code, [2, 4]"),
+    "cyclic": (lambda n: lr.CyclicLR(0.01, 0.1, n // 10), "cycle_size: 16.0 by the code, 8.0"),
+    "linear": (lambda n: lr.LinearLR(0.1, n), "total_steps: 80 by the code, 40"),
+    "warm twice": (lambda n: warm(warm(lr.CosineAnnealingDecay(0.1, n), 2)),
+                   "learning_rate.learning_rate.T_max: 80 by the code, 40"),
+    "once": (lambda n: lr.OneCycleLR(0.1, n), "total_steps: 80 by the code, 40"),
+    "restarts": (lambda n: lr.CosineAnnealingWarmRestarts(0.1, n // 20, 2),
+                 "T_0: 4 by the code, 2"),
 }  # fmt: skip
 
 
@@ -783,8 +792,8 @@ def test_a_schedule_given_anew_is_where_a_new_run_would_be(name: str) -> None:
         schedule.step()
     other = Start({"schedule": make(80)}, one.saved())
     assert other.lines[0] == f"self.schedule.{line} at the checkpoint"
-    # Of a cell of a function the audit has a line, too.
-    assert len(other.lines) == 1 + (name == "lambda")
+    # Of a cell of a function the audit has a line, too; and paddle derives some from others.
+    assert len(other.lines) == {"lambda": 2, "once": 3, "restarts": 2}.get(name, 1)
     for _ in range(6):
         assert other.own.schedule() == whole()
         whole.step()
