@@ -564,10 +564,10 @@ _PATHS = {kind.__name__: kind for kind in (pathlib.PosixPath, pathlib.PurePosixP
 _PATH = _plain("$path", lambda v: [type(v).__name__, str(v)], lambda c: _PATHS[c[0]](c[1]))
 _ARRAY = Form("$array", _write_array, _read_array)
 _GENERATOR = Form("$generator", _write_generator, _read_generator)
-_SCALAR = Form(
+_SCALAR = Form(  # in JSON, as it may be a key
     "$scalar",
-    lambda e, v, path: e.encode(np.array(v), path),
-    lambda d, c, path: d.decode(c, path)[()],
+    lambda e, v, path: [_described(v.dtype), np.array(v).tobytes().hex()],
+    lambda d, c, path: np.ndarray((), _dtype(c[0]), bytearray.fromhex(c[1]))[()],
     False,
 )
 _NEVER = (type, paddle.nn.Layer, paddle.io.DataLoader, np.ndarray)  # is made from a file

@@ -237,8 +237,11 @@ class Values:
 
     def code(self) -> dict[str, str]:
         """Returns checksums of what the code has set and training has not changed, by path."""
-        other = self._changed | self._constants.keys()
-        return {path: text for path, text in self._texts.items() if path not in other}
+        return {
+            path: text
+            for path, text in self._texts.items()
+            if path not in self._changed and path.removesuffix("[:]") not in self._constants
+        }
 
     # --- saving ----------------------------------------------------------------------------
 
@@ -321,12 +324,12 @@ class Values:
         is_whole = place.key is WHOLE
         if type(place.value) in _SIMPLE and type(place.key) is str:
             return Encoded(
-                [place.name, encoder.key(place.key, ""), encoder.encode(place.value, "")], {}
+                [place.name, [encoder.key(place.key, "")], encoder.encode(place.value, "")], {}
             )
         where = _ROOT + place.path.removesuffix("[:]")
         content = encoder.attempt(place.value, where, is_inside=is_whole)
         try:
-            key = None if is_whole else encoder.key(place.key, where)
+            key = None if is_whole else [encoder.key(place.key, where)]  # None is a key, too
         except TypeError:
             content = None
         is_closed = self._setup.is_closed(place.value) and self._reached.is_registered(place.path)
@@ -413,7 +416,7 @@ class Values:
         """Decodes a value; returns why it cannot be put into its place."""
         name, key, inside = content
         try:
-            key = WHOLE if key is None else decoder.key(key, path)
+            key = WHOLE if key is None else decoder.key(key[0], path)
             value = decoder.decode(inside, _ROOT + path.removesuffix("[:]"))
         except LookupError as error:
             return [f"{path}: {error.args[0]}."]

@@ -7,6 +7,7 @@ import itertools
 import operator
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,32 @@ def test_what_has_changed_and_cannot_be_saved_is_told_once_and_at_each_resume(
         assert "self.late" not in err
         assert "of values that are not what they were: If training depends on it: keep it" in err
         assert "self.things" not in err
+
+
+# BUG: an array of objects is opaque, and Summary.inside describes nothing of what it holds, so
+# what changes in it (lists of several lengths, say) is neither restored nor told. It could be
+# saved: a shape and a list of items.
+@pytest.mark.xfail(strict=True)
+def test_an_array_of_objects_that_has_changed_is_told() -> None:
+    ragged = np.array([[1], [2, 3]], dtype=object)
+    one = Start({"ragged": ragged})
+    one.own.ragged[0] = [5]
+    assert told(one) == ["self.ragged (ndarray)"]
+
+
+# BUG: where nothing was, is_handle takes every object that is not of a class of the user's for a
+# handle that is opened again: a defaultdict with a lambda, a record array, an exception, a table of
+# pandas are lost without a word. Collections and arrays at least are no handles.
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize(
+    "value",
+    [defaultdict(lambda: 1, a=2), [threading.Lock()], np.rec.array([(1, 2.0)], names="a,b")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_stands_where_nothing_was_and_cannot_be_saved_is_told(value: Any) -> None:
+    one = Start({"late": None})
+    one.own.late = value
+    assert told(one) == [f"self.late ({type(value).__name__})"]
 
 
 def chain() -> Any:
@@ -182,6 +209,72 @@ def test_a_generator_in_worker_processes_is_told() -> None:
         assert told(one) == expected
 
 
+class Asked:
+    """Writes its own state, and leaves something out."""
+
+    def __init__(self) -> None:
+        self.count = self.other = 0
+        self.same = 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_what_an_object_leaves_out_of_its_own_state_is_named_at_the_resume() -> None:
+    one = Start({"asked": Asked()})
+    one.own.asked.count = one.own.asked.other = 2
+    assert told(one) == []  # it may know why
+    other = Start({"asked": Asked()}, one.saved())
+    assert other.own.asked.count == 2
+    assert lost(other) == ["self.asked.other"]
+
+
+class Writer:
+    """Opens its file when there is something to write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: Any = None
+        self.is_open = False
+        self.lines = 0
+
+    def write(self) -> None:
+        if not self.is_open:
+            self.file, self.is_open = self.path.open("a"), True
+        self.file.write("line\n")
+        self.lines += 1
+
+
+# BUG: Values._leave_flags leaves out every bool of an object that has opened a handle since setup,
+# also one that has nothing to do with it; it is lost without a word. It should be told at least.
+@pytest.mark.xfail(strict=True)
+def test_another_flag_of_an_object_that_has_opened_a_file_is_restored(tmp_path: Path) -> None:
+    made = [Writer(tmp_path / "log"), Writer(tmp_path / "log")]
+    for writer in made:
+        writer.has_converged = False  # type: ignore[attr-defined]
+    one = Start({"writer": made[0]})
+    one.own.writer.write()
+    one.own.writer.has_converged = True
+    one.own.writer.file.close()
+    assert Start({"writer": made[1]}, one.saved()).own.writer.has_converged
+
+
+def test_a_file_that_is_opened_when_it_is_needed_is_opened_again(tmp_path: Path) -> None:
+    one = Start({"writer": Writer(tmp_path / "log")})
+    one.own.writer.write()
+    assert told(one) == []
+    other = Start({"writer": Writer(tmp_path / "log")}, one.saved())
+    assert lost(other) == []
+    other.own.writer.write()
+    assert other.own.writer.lines == 2
+    for start in (one, other):
+        start.own.writer.file.close()
+    assert (tmp_path / "log").read_text() == "line\nline\n"
+
+
 # --- sets --------------------------------------------------------------------------------------
 
 
@@ -206,6 +299,15 @@ def test_a_set_of_texts_is_one_line_and_no_warning(
         assert len(exp.seen) == iterations
         assert "WARNING" not in err
         assert err.count("sorted(…) is the same in every process: self.seen") == 1
+
+
+# BUG: a line for each set of more than one item, also of numbers, whose order is the same when it
+# is made anew (but for one that was larger once).
+@pytest.mark.xfail(strict=True)
+def test_a_set_of_numbers_is_no_line() -> None:
+    one = Start({"seen": set()})
+    one.own.seen.update(range(5))
+    assert told(one) == one.said == []
 
 
 def test_a_set_that_has_not_changed_is_no_matter() -> None:
@@ -344,6 +446,16 @@ def test_a_cache_that_is_filled_is_told_when_it_changes_then(module: Any) -> Non
     found.filled["table"] += 1  # type: ignore[attr-defined]
     found.later += 1  # type: ignore[attr-defined]
     assert told(one) == ["module audited_six.filled.table", "module audited_six.later"]
+
+
+# BUG: Audit.look notes what a cache was filled with as what the code has set, so the next start,
+# whose cache is empty yet, says that it is set otherwise.
+@pytest.mark.xfail(strict=True)
+def test_a_cache_that_was_filled_is_no_line_at_a_resume(module: Any) -> None:
+    one = Start({"sampler": module("audited_seven").Sampler()})
+    sys.modules["audited_seven"].later = 1  # type: ignore[attr-defined]
+    saved = one.saved()
+    assert Start({"sampler": module("audited_seven").Sampler()}, saved).lines == []
 
 
 def test_what_was_told_is_remembered_over_several_starts(module: Any) -> None:

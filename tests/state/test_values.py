@@ -423,7 +423,7 @@ def test_a_value_in_the_place_of_a_method_a_property_or_a_layer_is_a_problem(
     exp: Any = trained(Tiny, tmp_path)
     exp.epsilon = 0.1
     held = {"log": 1, "iteration": 2, "rank": 3, "optimizer": 1.5, "epsilon": 0.2, "new": [4]}
-    saved = {path: Encoded(["", path, value], {}) for path, value in held.items()}
+    saved = {path: Encoded(["", [path], value], {}) for path, value in held.items()}
     state = run_of(exp).state
     assert state.values.problems(saved) == [
         f"{name}: a value in the checkpoint, and no value here."
@@ -554,6 +554,75 @@ def test_a_dict_by_parameters_ids_or_automatic_names_fits_another_order_of_const
     assert other.layers[0].by_id == {id(other.layers[1].weight): 7}
 
 
+def test_keys_of_any_kind_are_found_again() -> None:
+    def made() -> dict[str, Any]:
+        boxes = [SimpleNamespace(), Meter()]
+        keys = [np.int64(3), (np.int64(1), "a"), b"b", None, 2.5, boxes[1], "a.b", "", 1 << 40]
+        return {"boxes": boxes, "table": dict.fromkeys(keys, 0), "late": {}}
+
+    one = Start(made())
+    for number, key in enumerate([*one.own.table], 1):
+        one.own.table[key] = one.own.late[key] = number
+    other = Start(made(), one.saved()).own
+    for table in (other.table, other.late):
+        assert [*table.values()] == [*range(1, 10)]
+        assert [*map(type, table)] == [*map(type, one.own.table)]
+        assert [*table][5] is other.boxes[1]
+
+
+# BUG: Walk.path_of writes 1 and "1" (None and "None") alike, and Values keeps what it saves by
+# such paths: of two keys of a dict the second hides the first, in silence, or (if their items are
+# lists) no start can load it. The keys that collide should be written with repr, or be refused.
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize("key", [1, None])
+def test_keys_that_are_written_alike_are_places_of_their_own(key: Any) -> None:
+    one = Start({"table": {key: 0, str(key): 0}})
+    one.own.table.update({key: 1, str(key): 2})
+    assert Start({"table": {key: 0, str(key): 0}}, one.saved()).own.table == one.own.table
+
+
+# BUG: Values.problems does not decode what is left out, and what it has in common with another
+# value is then missed: "b: values.a." An exclude_from_state, which a line recommends, ends the run.
+@pytest.mark.xfail(strict=True)
+def test_what_is_excluded_later_may_stand_in_other_values() -> None:
+    one = Start({"a": None, "b": None})
+    one.own.a = one.own.b = [1, 2]
+    assert Start({"a": None, "b": None}, one.saved(), exclude=["a"]).own.b == [1, 2]
+
+
+# BUG: of a list of 10,000 items and more `look` compares some of them, and of the others only
+# whether they are the same objects; what changes within such an item is lost in silence. The same
+# holds for dicts of so many items.
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize("item", [lambda: {"loss": 0}, lambda: np.zeros(1), lambda: [0]])
+def test_what_changes_within_an_item_of_a_very_long_list_is_state(item: Any) -> None:
+    one = Start({"memory": [item() for _ in range(20_000)]})
+    if isinstance(one.own.memory[7], dict):
+        one.own.memory[7]["loss"] = 1
+    else:
+        one.own.memory[7][0] = 1
+    other = Start({"memory": [item() for _ in range(20_000)]}, one.saved()).own
+    assert other.memory[7] == one.own.memory[7]
+
+
+# BUG: WalkedNames keeps a weak reference to each array, and numpy resizes none that has one, with
+# refcheck=False neither: a training that does it works without the template, and ends with it.
+@pytest.mark.xfail(strict=True)
+def test_an_array_can_be_resized_in_place() -> None:
+    one = Start({"array": np.zeros(2)})
+    array = one.own.array
+    array.resize(3, refcheck=False)
+
+
+# BUG: a tensor that changes its shape in place is saved, and no start can load it: "float32 [6] in
+# the checkpoint and float32 [2, 3] here". It should be saved as a new one, or refused at the save.
+@pytest.mark.xfail(strict=True)
+def test_a_tensor_of_another_shape_than_setups_is_restored_or_refused() -> None:
+    one = Start({"tensor": paddle.zeros([2, 3])})
+    one.own.tensor.reshape_([6])
+    assert Start({"tensor": paddle.zeros([2, 3])}, one.saved()).own.tensor.shape == [6]
+
+
 def test_values_of_layers_are_restored_whatever_they_are() -> None:
     def made() -> dict[str, Any]:
         layer: Any = paddle.nn.Linear(2, 2)
@@ -635,7 +704,7 @@ def test_a_file_makes_no_object_of_a_class_that_runs_something(name: str) -> Non
     one = Start({"late": None})
     one.own.late = Meter()
     saved = one.saved()
-    saved["values"]["late"] = Encoded(["", "late", {"$object": [name, {"a": 1}, None]}], {})
+    saved["values"]["late"] = Encoded(["", ["late"], {"$object": [name, {"a": 1}, None]}], {})
     (problem,) = Start({"late": None}).problems(saved)
     assert problem.startswith("late: ")
     assert name in problem
@@ -667,7 +736,7 @@ def test_a_file_brings_no_module_and_calls_no_code(monkeypatch: pytest.MonkeyPat
 
     trap.Trap = Trap  # type: ignore[attr-defined]
     Trap.__module__, Trap.__qualname__ = "trap", "Trap"
-    values = {"late": Encoded(["", "late", {"$object": ["trap.Trap", {"level": 2}, None]}], {})}
+    values = {"late": Encoded(["", ["late"], {"$object": ["trap.Trap", {"level": 2}, None]}], {})}
     start = Start({"late": None})
     saved = start.saved()
     saved["values"] |= values
@@ -677,15 +746,6 @@ def test_a_file_brings_no_module_and_calls_no_code(monkeypatch: pytest.MonkeyPat
 
 
 # --- constants ---------------------------------------------------------------------------------
-
-
-def constants(start: Start) -> list[str]:
-    return [line for line in start.lines if "at the checkpoint" in line]
-
-
-def test_a_constant_that_differs_is_named_once() -> None:
-    saved = Start({"schedule": lr.StepDecay(0.1, 2)}).saved()
-    assert len(Start({"schedule": lr.StepDecay(0.1, 3)}, saved).lines) == 1
 
 
 def warm(inner: Any, steps: int = 3) -> Any:
@@ -711,6 +771,15 @@ LONGER: dict[str, tuple[Callable[[int], Any], str]] = {
     "rate": (lambda n: lr.ExponentialDecay(n / 100, 0.9), "base_lr: 0.8 by the code, 0.4"),
     "boundaries": (lambda n: lr.PiecewiseDecay([2, n // 10], [0.3, 0.2, 0.1]),
                    "boundaries: [2, 8] by the code, [2, 4]"),
+    "milestones": (lambda n: lr.MultiStepDecay(0.1, [2, n // 10]),
+                   "milestones: [2, 8] by the code, [2, 4]"),
+    "cyclic": (lambda n: lr.CyclicLR(0.01, 0.1, n // 10), "cycle_size: 16.0 by the code, 8.0"),
+    "linear": (lambda n: lr.LinearLR(0.1, n), "total_steps: 80 by the code, 40"),
+    "warm twice": (lambda n: warm(warm(lr.CosineAnnealingDecay(0.1, n), 2)),
+                   "learning_rate.learning_rate.T_max: 80 by the code, 40"),
+    "once": (lambda n: lr.OneCycleLR(0.1, n), "total_steps: 80 by the code, 40"),
+    "restarts": (lambda n: lr.CosineAnnealingWarmRestarts(0.1, n // 20, 2),
+                 "T_0: 4 by the code, 2"),
 }  # fmt: skip
 
 
@@ -722,13 +791,15 @@ def test_a_schedule_given_anew_is_where_a_new_run_would_be(name: str) -> None:
     for schedule in [one.own.schedule, whole] * 6:
         schedule.step()
     other = Start({"schedule": make(80)}, one.saved())
-    assert constants(other) == [f"self.schedule.{line} at the checkpoint"]
+    assert other.lines[0] == f"self.schedule.{line} at the checkpoint"
+    # Of a cell of a function the audit has a line, too; and paddle derives some from others.
+    assert len(other.lines) == {"lambda": 2, "once": 3, "restarts": 2}.get(name, 1)
     for _ in range(6):
         assert other.own.schedule() == whole()
         whole.step()
         other.own.schedule.step()
     again = Start({"schedule": make(80)}, other.saved())  # and from then on it is nothing new
-    assert constants(again) == []
+    assert again.lines == []
     assert again.own.schedule() == whole()
 
 
@@ -768,7 +839,7 @@ def test_a_schedule_that_does_not_step_alone_keeps_its_rate_and_says_so(
     for _ in range(5):
         one.own.schedule.step(*step)
     other = Start({"schedule": make(4)}, one.saved())
-    (said,) = constants(other)
+    (said,) = other.lines
     assert said.startswith(f"self.schedule.{line} at the checkpoint; the rate goes on from what it")
     assert other.own.schedule() == one.own.schedule()
     assert other.own.schedule.last_epoch == one.own.schedule.last_epoch == 5
@@ -790,7 +861,7 @@ def test_a_rate_set_by_hand_is_restored_and_one_given_anew_counts_from_then_on()
     anew = Start(sgd(0.2), saved)
     assert anew.own.optimizer.get_lr() == 0.2
     line = "self.optimizer.learning_rate: 0.2 by the code, 0.1 at the checkpoint"
-    assert constants(anew) == [line]
+    assert anew.lines == [line]
     later = Start(sgd(0.2), anew.saved())
     assert later.own.optimizer.get_lr() == 0.2
     assert later.lines == []
@@ -803,7 +874,7 @@ def test_settings_of_an_optimizer_are_the_codes_unless_training_sets_them() -> N
     assert one.paths() == []
     other = Start(sgd(0.1, momentum=0.8), one.saved())
     assert other.own.optimizer._momentum == 0.8
-    assert constants(other) == ["self.optimizer._momentum: 0.8 by the code, 0.9 at the checkpoint"]
+    assert other.lines == ["self.optimizer._momentum: 0.8 by the code, 0.9 at the checkpoint"]
     one.own.optimizer._momentum = 0.5
     assert Start(sgd(0.1, momentum=0.9), one.saved()).own.optimizer._momentum == 0.5
 
