@@ -203,6 +203,7 @@ class Audit:
         self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
         self._is_whole = True  # whether all was looked at
+        self._has_said_bound = False
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
         self._then: dict[str, str] = {}  # of the checkpoint that was restored, by path
@@ -211,7 +212,8 @@ class Audit:
     def begin(self, walk: Walk, names: Names) -> None:
         """Notes what there is: that is the code's."""
         self._begun = self._looked(walk, names)
-        if not (walk.is_whole and self._is_whole):
+        if not (walk.is_whole and self._is_whole or self._has_said_bound):
+            self._has_said_bound = True
             how = "self, and what changes in the others may be in no checkpoint"
             if walk.is_whole:
                 how = "your classes and modules, and what changes in the others is not told"

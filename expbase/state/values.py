@@ -191,6 +191,7 @@ class Values:
         walk = self._reached.walk()
         self._setup = walk.names()
         self._constants = dict(_constants_in(walk))
+        self.begin()  # a loop of the user's own may not say that it begins
 
     @no_garbage_collection()
     def begin(self) -> None:
@@ -248,8 +249,6 @@ class Values:
     @no_garbage_collection()
     def state_dict(self) -> dict[str, Any]:
         """Returns the values by path, each with its node and key; and what was deleted."""
-        if not self._keys:  # it is saved by hand before training
-            self.begin()
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         encoder = Encoder({}, names)

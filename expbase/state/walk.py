@@ -207,10 +207,13 @@ class LayerNode(Node):
         self.value._buffers.pop(key, None)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
-        yield from self.value._sub_layers.items()
-        yield from self.value._parameters.items()
-        yield from self.value._buffers.items()
+        yield from _inside_layer(self.value)
         yield from self.places().items()
+
+
+def _inside_layer(layer: Any) -> Iterator[tuple[str, Any]]:
+    for by_name in (layer._sub_layers, layer._parameters, layer._buffers):
+        yield from by_name.items()
 
 
 class ParameterNode(Node):
