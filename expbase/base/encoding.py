@@ -436,7 +436,8 @@ def _write_array(e: Encoder, value: Any, path: str) -> Any:
 def _read_array(d: Decoder, content: Any, path: str) -> Any:
     if content[0] is None:  # an array of objects
         made = d.note(path, np.empty(content[1], object))
-        made.flat = d.items(content[2], path)
+        for index, item in zip(np.ndindex(made.shape), d.items(content[2], path), strict=True):
+            made[index] = item
         return made
     name, described, shape, axes, is_writeable = content
     flat = d.arrays[name].data.view(_dtype(described))
@@ -463,8 +464,8 @@ def _field(field: Any) -> Any:
 
 def _write_tensor(e: Encoder, value: Any, path: str) -> Any:
     is_there = value.size == 0 or value._is_initialized()
-    if isinstance(value, EagerParamBase) or not is_there:
-        raise TypeError(f"{path}: a parameter of no layer among the attributes cannot be saved.")
+    if not is_there:
+        raise TypeError(f"{path}: a tensor without memory cannot be saved.")
     content = Array.of(value)
     name = e.put(content.data, path)
     on_cpu = value.place.is_cpu_place()

@@ -113,7 +113,13 @@ class UserState:
         Args:
             anew: Whether to look also where there was none the last time.
         """
-        return parts.found_in(self.walk() if anew else self._walked())
+        found = parts.found_in(self.walk() if anew else self._walked())
+        if self.is_named:
+            # Copies of weights that training keeps are tensors like others.
+            new = [name for name in found.parameters if not self.values.has_setup_made(name)]
+            for name in new:
+                del found.parameters[name]
+        return found
 
     def _walked(self) -> Walk:
         """Returns the last walk if all that has a form of its own is where it was found then."""

@@ -197,8 +197,10 @@ class Audit:
         self._warn = warn
         self._say = say
         self._begun: dict[str, Any] = {}  # what stood there when training began, by path
+        self._filled: set[str] = set()  # paths of caches that were empty then
         self._told: dict[str, str] = {}  # by path, what the manifest has of it
         self._orders: dict[str, None] = {}  # paths of sets
+        self._beside: set[str] = set()  # paths of flags beside what training has opened
         self._asked: dict[str, str] = {}  # what is in objects that are asked, by path
         self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
@@ -232,6 +234,7 @@ class Audit:
                 # A cache is filled; of what is new in an attribute Values tells.
                 if path in self._begun or path.startswith(BEYOND):
                     self._begun[path] = seen
+                    self._filled.add(path)
             elif not is_same(self._begun[path], seen):
                 self._tell(path, _as_text(seen))
         self._say_pending()
@@ -249,6 +252,13 @@ class Audit:
             if path not in self._orders:
                 self._orders[path] = None
                 self._say(f"{_ORDER}: {shown(path)}")
+        elif why == "handle":
+            if path not in self._beside:
+                self._beside.add(path)
+                self._say(
+                    f"{shown(path)}: is in no checkpoint, as it stands beside a file or the like "
+                    "that was opened since setup; a resumed run has what setup makes of it"
+                )
         else:
             self._kinds[path] = type(value).__name__
             self._tell(path, UNKNOWN)
@@ -306,8 +316,9 @@ class Audit:
         `code` has the checksums of attributes that training has not changed.
         """
         here = {path: _as_text(seen) for path, seen in self._begun.items()}
+        other = self._told.keys() | self._filled
         return {
-            "code": {p: text for p, text in {**code, **here}.items() if p not in self._told},
+            "code": {p: text for p, text in {**code, **here}.items() if p not in other},
             "told": self._told,
             "asked": self._asked,
             "orders": [*self._orders],

@@ -170,6 +170,7 @@ class Values:
         self._say = say
         self._setup = WalkedNames(Walk(None, {}))  # by which names another start finds what it has
         self._constants: dict[str, Any] = {}  # of optimizers and schedules, at the end of setup
+        self._shapes: dict[str, str] = {}  # of what is changed as a whole, at the end of setup
         self._begun: dict[str, Any] = {}  # what stood in each place when training began, by path
         self._keys: dict[str, list[Any]] = {}  # of each node, at that time
         self._still: dict[str, dict[Any, Any]] = {}  # of nodes that had numbers and texts alone
@@ -190,8 +191,13 @@ class Values:
         """Notes what setup has made: another start has it, too."""
         walk = self._reached.walk()
         self._setup = walk.names()
+        self._shapes = {p: _shape(n.value) for p, n in walk.nodes.items() if _is_whole(n)}
         self._constants = dict(_constants_in(walk))
         self.begin()  # a loop of the user's own may not say that it begins
+
+    def has_setup_made(self, path: str) -> bool:
+        """Returns whether something was at a path when setup ended."""
+        return self._setup.has(path)
 
     @no_garbage_collection()
     def begin(self) -> None:
@@ -284,8 +290,9 @@ class Values:
         for name in self._handled:
             is_plain = name in nodes and type(nodes[name]) is Node and name
             for key, value in nodes[name].places().items() if is_plain else ():
-                if type(value) is bool:
-                    state.pop(f"{name}.{key}", None)
+                path = f"{name}.{key}"
+                if type(value) is bool and state.pop(path, None):
+                    self._audit.tell(path, value, "handle")
 
     def _note_keys(self, nodes: Mapping[str, Node], keys: Mapping[str, list[Any]]) -> None:
         """Notes which places are gone, and which dicts have another order."""
@@ -327,6 +334,8 @@ class Values:
             )
         where = _ROOT + place.path.removesuffix("[:]")
         content = encoder.attempt(place.value, where, is_inside=is_whole)
+        if is_whole and _shape(place.value) != self._shapes.get(place.name):
+            content = None  # which could be put nowhere
         try:
             key = None if is_whole else [encoder.key(place.key, where)]  # None is a key, too
         except TypeError:
@@ -391,8 +400,12 @@ class Values:
         ]
         self._decoded = {}
         for path, value in encoded.items():
-            if not self._reached.is_left_out(path):
-                problems += self._misfit(path, value.content, decoder, nodes)
+            # What is left out may have something in common with what is not.
+            misfit = self._misfit(path, value.content, decoder, nodes)
+            if self._reached.is_left_out(path):
+                self._decoded.pop(path, None)
+            else:
+                problems += misfit
         return problems
 
     def _is_missing(self, path: str, state: Mapping[str, Any]) -> bool:
@@ -507,7 +520,9 @@ class Values:
         then: Mapping[str, str],
     ) -> set[str]:
         """Steps a fresh schedule to where it was; returns what is not to be restored of it."""
-        named = [path for path in other if path.rpartition(".")[2] not in _MOVING]
+        names = ((path, path.rpartition(".")[2]) for path in other)
+        # What begins with a line paddle has worked out of the rest.
+        named = [path for path, last in names if last not in _MOVING and last[0] != "_"]
         lines = [_differs(path, self._constants, then) for path in named]
         within = [part for path, part in nodes.items() if f"{path}.".startswith(f"{name}.")]
         if not all(map(_steps_alone, within)):
@@ -609,6 +624,10 @@ def _steps_alone(node: Node) -> bool:
     kind = type(node.value)
     is_paddles = isinstance(node, ScheduleNode) and kind.__module__ == lr.__name__
     return kind is list or (is_paddles and kind is not lr.ReduceOnPlateau)
+
+
+def _is_whole(node: Node) -> bool:
+    return isinstance(node, (WholeNode, DictNode))
 
 
 def _shape(value: Any) -> str:

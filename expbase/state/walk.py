@@ -66,6 +66,7 @@ _LOCKS = type(threading.Lock()), type(threading.RLock())
 # What talks to the world, and is no state.
 WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
 WORLD += (threading.local, np.memmap)
+_COLLECTIONS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
 _HANDLES = (io.IOBase, threading.Thread, socket.socket)
 # Modules whose objects have values that a user changes, by training or by hand.
 _PARTLY = {
@@ -84,6 +85,7 @@ _OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _GROUPS = "groups."  # what the keys of an optimizer's groups begin with
 _AUTOMATIC = re.compile(r"\w+_\d+\.\w+")  # paddle's names of parameters: "linear_0.w_0"
+_WORDS = ("None", "True", "False")  # that other keys are written like
 _SMALLEST_ID = 1 << 20
 
 
@@ -472,7 +474,8 @@ class Walk:
             return f"{path}[:]"
         if type(key) is str:
             key = self.automatic.get(key, key)
-            text = key if "." not in key else f"<{key}>" if key in self.nodes else repr(key)
+            is_word = "." not in key and not key.isdigit() and key not in _WORDS
+            text = key if is_word else f"<{key}>" if key in self.nodes else repr(key)
         elif type(key) is int and key < _SMALLEST_ID:
             text = str(key)
         else:
@@ -712,7 +715,7 @@ def is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     root = module.partition(".")[0]
     if not file or root in (*sys.stdlib_module_names, "expbase", "paddle"):
-        return False
+        return module == "__main__"  # of a notebook, say
     top = Path(file).absolute()
     top = top.parent if top.name == "__init__.py" else top
     for _ in module.split(".")[1:]:
@@ -755,11 +758,14 @@ def is_handle(value: Any) -> bool:
     """Returns whether it stands for something outside of the program that can be opened again: a
     file, a socket, a data base, a progress bar or a client that holds one.
     """
+    if isinstance(value, (io.BytesIO, io.StringIO, *CODE)):
+        return False
     if isinstance(value, (*WORLD, weakref.ref)):
         return True
-    if isinstance(value, CODE) or hasattr(value, "__next__"):
+    if hasattr(value, "__next__") or isinstance(value, (*_COLLECTIONS, BaseException)):
         return False
-    return not is_users(type(value).__module__) or holds_handle(value, 2)
+    is_of_c = not has_attributes(value) and not is_users(type(value).__module__)
+    return is_of_c or holds_handle(value, 2)
 
 
 def holds_handle(value: Any, depth: int = 0) -> bool:

@@ -294,12 +294,12 @@ def test_what_cannot_be_saved_is_named_with_its_place() -> None:
         encoding.encode({"frames": [1, object()]}, "buffer", {})
     refused: list[Any] = [
         defaultdict(lambda: 1), iter([1]), (n for n in [1]), len, lambda: 1, json, open(__file__),
-        Deleting(), local(), np.array([object()]), paddle.nn.Linear(1, 1), random.SystemRandom(),
-        paddle.create_parameter([1], "float32"), datetime.datetime.now, Metal("Made", (), {}),
+        Deleting(), local(), paddle.nn.Linear(1, 1), random.SystemRandom(),
+        datetime.datetime.now, Metal("Made", (), {}),
         {paddle.ones([1]): 1},
     ]  # fmt: skip
     for value in refused:
-        with pytest.raises(TypeError, match=r"^here\.x\b.*(cannot be saved|of no layer)"):
+        with pytest.raises(TypeError, match=r"^here\.x\b.*cannot be saved"):
             encoding.encode({"x": value}, "here", {})
     refused[6].close()
 
