@@ -36,7 +36,7 @@ from expbase.data.order import (
 )
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
-from expbase.state.walk import state_setter
+from expbase.state.classes import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none
 

@@ -29,8 +29,9 @@ from expbase.base import rng
 from expbase.base.encoding import attributes_of
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
 from expbase.base.processes import forking
+from expbase.state.classes import has_attributes, state_setter
+from expbase.state.nodes import Node, WholeNode
 from expbase.state.values import Rollback
-from expbase.state.walk import Node, WholeNode, has_attributes, state_setter
 
 _MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
 _MOST_KEPT_BYTES = 1 << 26  # of a sampler's attribute that is put back after a question

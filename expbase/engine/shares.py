@@ -32,9 +32,9 @@ from expbase.config import ConfigError
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
+from expbase.state.classes import state_setter
 from expbase.state.parts import StatefulObjects, get_state, set_state, statistics
 from expbase.state.values import is_same
-from expbase.state.walk import state_setter
 
 ShareState = dict[str, Any]  # of one share: tensors and values by path
 

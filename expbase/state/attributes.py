@@ -18,8 +18,10 @@ from paddle.nn import Layer
 from expbase.base.generators import GENERATORS
 from expbase.state import parts
 from expbase.state.audit import BEYOND, Audit
+from expbase.state.classes import CODE
+from expbase.state.nodes import Node
 from expbase.state.values import Values
-from expbase.state.walk import CODE, LOADERS, Node, Walk, nodes_in_layers, unwrap
+from expbase.state.walk import LOADERS, Walk, nodes_in_layers, unwrap
 
 # The template's own.
 _GIVEN = ("config", "args")  # what a user is given, and may change in training

@@ -35,22 +35,10 @@ from expbase.base.arrays import Array
 from expbase.base.encoding import Names, attributes_of, class_name, class_named
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
+from expbase.state.classes import CODE, WORLD, has_attributes, holds_handle, is_users
+from expbase.state.nodes import WHOLE, LayerNode, Node, StatefulNode, cells_of
 from expbase.state.values import as_text, is_same, look
-from expbase.state.walk import (
-    CODE,
-    LOADERS,
-    MOST,
-    WHOLE,
-    WORLD,
-    LayerNode,
-    Node,
-    StatefulNode,
-    Walk,
-    cells_of,
-    has_attributes,
-    holds_handle,
-    is_users,
-)
+from expbase.state.walk import LOADERS, MOST, Walk
 
 BEYOND = ("class ", "module ", "function ")  # what the paths of what is no attribute begin with
 UNKNOWN = "?"  # of what nobody can look into

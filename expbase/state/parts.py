@@ -24,15 +24,9 @@ from expbase.base.arrays import Array, describe, is_piece, local
 from expbase.base.encoding import Names
 from expbase.base.generators import GENERATORS, generator_kind
 from expbase.state import optimizers
-from expbase.state.walk import (
-    LOADERS,
-    OptimizerNode,
-    ParameterNode,
-    ScheduleNode,
-    StatefulNode,
-    Walk,
-    state_setter,
-)
+from expbase.state.classes import state_setter
+from expbase.state.nodes import OptimizerNode, ParameterNode, ScheduleNode, StatefulNode
+from expbase.state.walk import LOADERS, Walk
 
 Tensors = dict[str, dict[str, Array]]  # by file, then by key
 State = tuple[Tensors, dict[str, Any]]  # and of each object its kind and its state, by name

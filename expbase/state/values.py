@@ -42,7 +42,8 @@ from expbase.base.generators import (
     generator_state,
     set_generator_state,
 )
-from expbase.state.walk import (
+from expbase.state.classes import is_handle, is_written, state_setter
+from expbase.state.nodes import (
     WHOLE,
     DictNode,
     GroupNode,
@@ -52,15 +53,10 @@ from expbase.state.walk import (
     ParameterNode,
     ScheduleNode,
     StatefulNode,
-    Walk,
-    WalkedNames,
     WholeNode,
     cells_of,
-    is_handle,
-    is_written,
-    no_garbage_collection,
-    state_setter,
 )
+from expbase.state.walk import Walk, WalkedNames, no_garbage_collection
 
 _DELETED, _ORDER, _CONSTANTS = "@deleted", "@order", "@constants"
 _ROOT = "values."  # what the names of arrays begin with, of this entry

@@ -16,26 +16,14 @@ threads, locks, loggers, and what holds one, as progress bars do), code, and lon
 
 from __future__ import annotations
 
-import array
 import contextlib
-import datetime
-import enum
 import functools
 import gc
-import io
-import logging
 import re
-import socket
-import sys
-import threading
 import types
-import uuid
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
-from pathlib import Path, PurePath
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,31 +31,41 @@ import paddle
 from paddle.base.framework import EagerParamBase
 from paddle.io import DataLoader
 from paddle.nn import Layer
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.base.encoding import Names, attributes_of, class_name, set_attribute
-from expbase.base.generators import GENERATORS, generator_state, set_generator_state
+from expbase.base.encoding import Names, attributes_of, class_name
 from expbase.state import optimizers
+from expbase.state.classes import (
+    ATOMS,
+    CODE,
+    CONSTANT,
+    LEAVES,
+    WORLD,
+    asks,
+    has_attributes,
+    is_memory,
+    is_users,
+)
+from expbase.state.nodes import (
+    GROUPS,
+    MANY,
+    WHOLE,
+    CellsNode,
+    DictNode,
+    GroupNode,
+    LayerNode,
+    LoaderNode,
+    Node,
+    OptimizerNode,
+    ParameterNode,
+    ScheduleNode,
+    StatefulNode,
+    WholeNode,
+    cells_of,
+)
 
 MOST = 20_000  # nodes
-MANY = 1000  # items: of data, and each may be one of millions
-WHOLE: Any = object()  # the one place of what is changed as a whole
 LOADERS = ("train_loader", "valid_loader", "test_loader")
-_ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
-# What holds nothing that changes, whatever its class is derived from.
-_CONSTANT: Any = (str, int, float, complex, bytes, enum.Enum, np.generic, np.dtype, Decimal)
-_CONSTANT += (Fraction, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
-_CONSTANT += (PurePath, uuid.UUID)
-_LEAVES: Any = (paddle.Tensor, np.ndarray, bytearray, array.array, *GENERATORS)
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-CODE: Any = (type, types.ModuleType, *_FUNCTIONS, classmethod, staticmethod, property)
-_LOCKS = type(threading.Lock()), type(threading.RLock())
-# What talks to the world, and is no state.
-WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
-WORLD += (threading.local, np.memmap)
-_COLLECTIONS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
-_HANDLES = (io.IOBase, threading.Thread, socket.socket)
 # Modules whose objects have values that a user changes, by training or by hand.
 _PARTLY = {
     "paddle": ("io", "metric", "vision.transforms", "regularizer", "nn.clip", "audio", "amp"),
@@ -77,224 +75,10 @@ _PARTLY = {
 _NOT_OF_PYTHON = {"asyncio", "concurrent", "contextlib", "functools", "importlib", "inspect"}
 _NOT_OF_PYTHON |= {"logging", "multiprocessing", "subprocess", "threading", "traceback", "typing"}
 _NOT_OF_PYTHON |= {"unittest", "warnings"}
-_PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
-# Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
-# of a layer is its user's.
-_OF_LAYERS = {*Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
-_OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their first forward
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
-_GROUPS = "groups."  # what the keys of an optimizer's groups begin with
 _AUTOMATIC = re.compile(r"\w+_\d+\.\w+")  # paddle's names of parameters: "linear_0.w_0"
 _WORDS = ("None", "True", "False")  # that other keys are written like
 _SMALLEST_ID = 1 << 20
-
-
-class Node:
-    """An object that has places: its attributes."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def places(self) -> Mapping[Any, Any]:
-        """Returns what stands in each place, by its key."""
-        return attributes_of(self.value)
-
-    def child(self, key: Any) -> Any:
-        """Returns what `children` yields by a key; None if there is none any more."""
-        return next((value for name, value in self.children() if name == key), None)
-
-    def put(self, key: Any, value: Any) -> None:
-        """Puts a value into a place; no code of the user's is called."""
-        set_attribute(self.value, key, value)
-
-    def remove(self, key: Any) -> None:
-        """Takes a place away."""
-        if key in self.places():
-            object.__delattr__(self.value, key)
-
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        """Yields what one comes to from here, by key."""
-        yield from self.places().items()
-
-
-class WholeNode(Node):
-    """What is changed as a whole: a list, a set, an array, a tensor, a generator."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return {WHOLE: self.value}
-
-    def put(self, key: Any, value: Any) -> None:
-        """Gives the thing what another one of its class holds; two names of it stay one."""
-        thing = self.value
-        if isinstance(thing, paddle.Tensor):
-            thing.copy_(value, True)
-            thing.stop_gradient = value.stop_gradient
-            thing.grad = value.grad  # None is another thing than zeros
-        elif isinstance(thing, np.ndarray):
-            thing[...] = value
-        elif isinstance(thing, GENERATORS):
-            set_generator_state(thing, generator_state(value))
-        elif isinstance(thing, (set, dict, deque)):
-            base: Any = next(kind for kind in (set, dict, deque) if isinstance(thing, kind))
-            add: Any = base.update if base is not deque else deque.extend
-            base.clear(thing)
-            add(thing, value)
-        else:
-            thing[:] = value
-
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        items = self.value
-        if isinstance(items, (list, deque)) and _may_hold_objects(items):
-            yield from enumerate(items)
-
-
-class DictNode(Node):
-    """A dict, whose items are places; one with many items is changed as a whole."""
-
-    def places(self) -> Mapping[Any, Any]:
-        items: dict[Any, Any] = self.value
-        return items if len(items) < MANY else {WHOLE: items}
-
-    def put(self, key: Any, value: Any) -> None:
-        if key is WHOLE and isinstance(value, dict) and len(value) >= MANY:
-            WholeNode(self.value).put(key, value)
-        else:
-            _dict_of(self.value).__setitem__(self.value, key, value)
-
-    def remove(self, key: Any) -> None:
-        _dict_of(self.value).pop(self.value, key, None)
-
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        if len(self.value) < MANY or _may_hold_objects([*self.value.values()]):
-            yield from self.value.items()
-
-    def order(self, keys: Sequence[Any]) -> None:
-        """Brings the items into an order, and takes away what is not in it."""
-        base = _dict_of(self.value)
-        items = {key: self.value[key] for key in keys if key in self.value}
-        base.clear(self.value)
-        for key, item in items.items():
-            base.__setitem__(self.value, key, item)
-
-
-class LayerNode(Node):
-    """A layer: what its class or its user has set on it, and buffers that no checkpoint has."""
-
-    def places(self) -> Mapping[Any, Any]:
-        layer = self.value
-        own = {name: value for name, value in vars(layer).items() if name not in _OF_LAYERS}
-        passing = layer._non_persistable_buffer_names_set
-        own |= {name: value for name, value in layer._buffers.items() if name in passing}
-        forward = own.get("forward")
-        if isinstance(forward, types.MethodType) and forward.__self__ is layer:
-            del own["forward"]  # which to_static has set
-        return own
-
-    def has_with_weights(self, key: Any) -> bool:
-        """Returns whether it is a buffer that is saved beside the parameters."""
-        layer = self.value
-        return key in layer._buffers and key not in layer._non_persistable_buffer_names_set
-
-    def put(self, key: Any, value: Any) -> None:
-        layer = self.value
-        self.remove(key)
-        if isinstance(value, paddle.Tensor):  # of which paddle makes a buffer, too
-            layer._non_persistable_buffer_names_set.add(key)
-            layer._buffers[key] = value
-        else:
-            vars(layer)[key] = value
-
-    def remove(self, key: Any) -> None:
-        vars(self.value).pop(key, None)
-        self.value._buffers.pop(key, None)
-
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        yield from _inside_layer(self.value)
-        yield from self.places().items()
-
-
-def _inside_layer(layer: Any) -> Iterator[tuple[str, Any]]:
-    for by_name in (layer._sub_layers, layer._parameters, layer._buffers):
-        yield from by_name.items()
-
-
-class ParameterNode(Node):
-    """A parameter: what is set on it beside what is trained."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return {name: getattr(self.value, name) for name in ("stop_gradient", "optimize_attr")}
-
-    def put(self, key: Any, value: Any) -> None:
-        setattr(self.value, key, value)
-
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        return iter(())
-
-
-class OptimizerNode(Node):
-    """An optimizer: its settings, and what its class adds to paddle's."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return optimizers.settings(self.value)
-
-    def put(self, key: Any, value: Any) -> None:
-        optimizers.set_setting(self.value, key, value)
-
-    def children(self) -> Iterator[tuple[Any, Any]]:
-        groups = enumerate(optimizers.groups(self.value))
-        yield from ((f"{_GROUPS}{number}", group) for number, group in groups)
-        yield from self.places().items()
-
-
-class GroupNode(Node):
-    """A group of an optimizer's parameters: its settings."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return {name: value for name, value in self.value.items() if name != "params"}
-
-    def put(self, key: Any, value: Any) -> None:
-        self.value[key] = value
-
-    def remove(self, key: Any) -> None:
-        self.value.pop(key, None)
-
-
-class ScheduleNode(Node):
-    """A learning rate schedule: all that it has but an automatic name of paddle's."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return {name: v for name, v in attributes_of(self.value).items() if name != "_var_name"}
-
-
-class StatefulNode(Node):
-    """An object that is asked for its state; of a class derived from a package's, what that class
-    adds.
-    """
-
-    def places(self) -> Mapping[Any, Any]:
-        kind = type(self.value)
-        if is_users(_definer(kind, "state_dict").__module__) or not is_users(kind.__module__):
-            return {}
-        theirs = optimizers.stored_by(kind, lambda base: not is_users(base.__module__))
-        return {n: value for n, value in attributes_of(self.value).items() if n not in theirs}
-
-
-class LoaderNode(Node):
-    """A loader: its parts."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return {name: getattr(self.value, name, None) for name in _PARTS}
-
-
-class CellsNode(Node):
-    """A function that collates: the variables that it shares with the one that has made it."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return cells_of(self.value)
-
-    def put(self, key: Any, value: Any) -> None:
-        number = self.value.__code__.co_freevars.index(key)
-        self.value.__closure__[number].cell_contents = value
 
 
 @contextlib.contextmanager
@@ -369,18 +153,18 @@ class Walk:
                 value = unwrap(value)
             if not isinstance(parent, LayerNode):
                 self._note_root(path, value, parent, key)
-        if id(value) in self.paths or kind in _ATOMS:
+        if id(value) in self.paths or kind in ATOMS:
             return
         if kind in self._plain:  # as most are of many
             path = self._free(path)
             self._note(path, value)
             self.nodes[path] = node = Node(value)
             for name, item in attributes_of(value).items():
-                if type(item) not in _ATOMS:
+                if type(item) not in ATOMS:
                     self._queue.append((self.path_of(path, name), item, node, name))
             return
         self.classes.setdefault(class_name(kind), kind)
-        if not isinstance(value, _CONSTANT):
+        if not isinstance(value, CONSTANT):
             self._meet(path, value, parent, key)
 
     def _note_root(self, path: str, layer: Any, parent: Node, key: Any) -> None:
@@ -415,7 +199,7 @@ class Walk:
         if isinstance(parent, LayerNode) and parent.has_with_weights(key):
             return self._note(path, value)  # a checkpoint has it
         node = self._node_of(path, value)
-        if isinstance(parent, OptimizerNode) and str(key).startswith(_GROUPS):
+        if isinstance(parent, OptimizerNode) and str(key).startswith(GROUPS):
             node = GroupNode(value)
         path = self._free(path)
         if node is None:
@@ -437,20 +221,20 @@ class Walk:
             self.automatic.setdefault(value.name, path)
         elif isinstance(node, DictNode) and any(map(_is_of_process, node.places())):
             self._later.append((path, node))
-        elif not isinstance(value, _LEAVES) or getattr(value, "__dict__", None):
+        elif not isinstance(value, LEAVES) or getattr(value, "__dict__", None):
             self._enter(path, node)
 
     def _enter(self, path: str, node: Node) -> None:
         is_dotted = isinstance(node, (LayerNode, OptimizerNode))  # whose keys may be paths
         for key, value in node.children():
-            if type(value) not in _ATOMS:
+            if type(value) not in ATOMS:
                 where = f"{path}.{key}" if is_dotted else self.path_of(path, key)
                 self._queue.append((where, value, node, key))
         if type(node) is Node:
             return
         if isinstance(node, DictNode):  # a key that is an object: another start has it, too
             for number, key in enumerate(node.places()):
-                if type(key) not in _ATOMS and key is not WHOLE:
+                if type(key) not in ATOMS and key is not WHOLE:
                     self._queue.append((f"{path}.key {number}", key, node, None))
         is_collection = isinstance(node, (DictNode, WholeNode))
         own = getattr(node.value, "__dict__", None) if is_collection else None
@@ -459,7 +243,7 @@ class Walk:
 
     def _extend(self, path: str, parent: Node, items: Any) -> None:
         for key, value in items:
-            if type(value) not in _ATOMS:
+            if type(value) not in ATOMS:
                 self._queue.append((self.path_of(path, key), value, parent, None))
 
     def _sees_function(self, path: str) -> bool:
@@ -495,7 +279,7 @@ class Walk:
         self.alive.append(value)
 
     def _leave_out(self, path: str, value: Any) -> None:
-        if type(value) in _ATOMS or id(value) in self.paths:
+        if type(value) in ATOMS or id(value) in self.paths:
             return
         self._note(path, value)
         if isinstance(value, (list, tuple, dict, deque)) and len(value) < MANY:
@@ -515,7 +299,7 @@ class Walk:
             return ParameterNode(value)
         if isinstance(value, np.memmap):  # a file
             return None
-        if isinstance(value, (*_LEAVES, list, set, deque)):
+        if isinstance(value, (*LEAVES, list, set, deque)):
             return WholeNode(value)
         if isinstance(value, dict):
             return DictNode(value)
@@ -542,7 +326,7 @@ class Walk:
     def _is_open(self, value: Any) -> bool:
         """Returns whether the attributes of an object are places."""
         kind = type(value)
-        if not has_attributes(value) or _is_memory(value):
+        if not has_attributes(value) or is_memory(value):
             return False
         if is_users(kind.__module__):
             return True
@@ -569,7 +353,7 @@ class Walk:
             known = self._worldly[id(value), depth] = any(
                 isinstance(item, WORLD) or (depth > 0 and self._is_of_the_world(item, depth - 1))
                 for item in items
-                if type(item) not in _ATOMS and not isinstance(item, (type, Layer, *_LEAVES))
+                if type(item) not in ATOMS and not isinstance(item, (type, Layer, *LEAVES))
                 if not isinstance(item, types.ModuleType)
             )
         return known
@@ -650,50 +434,6 @@ def _reference(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
-def cells_of(function: Any) -> dict[str, Any]:
-    """Returns the variables that a function shares with the one that has made it."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name != "__class__":
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # it is empty
-                found[name] = None
-    return found
-
-
-def has_attributes(value: Any) -> bool:
-    """Returns whether an object may have attributes that Python can set."""
-    return hasattr(value, "__dict__") or bool(type(value).__dict__.get("__slots__"))
-
-
-def state_setter(candidate: Any) -> Any:
-    """Returns the method that loads a state, by either of its names; None if there is no state to
-    save.
-    """
-    kind = type(candidate)  # an object itself may answer to any name
-    if not hasattr(kind, "state_dict"):
-        return None
-    names = [name for name in ("set_state_dict", "load_state_dict") if hasattr(kind, name)]
-    return getattr(candidate, names[0]) if names else None
-
-
-def asks(value: Any) -> bool:
-    """Returns whether an object is asked for its state: one with `state_dict`, of a class that
-    writes it; paddle's schedules and optimizers are walked.
-    """
-    if isinstance(value, (type, Layer)) or state_setter(value) is None:
-        return False
-    if isinstance(value, (LRScheduler, Optimizer)):
-        return is_users(_definer(type(value), "state_dict").__module__)
-    return True
-
-
-def _definer(kind: type, name: str) -> type:
-    """Returns the class of which a method is inherited."""
-    return next((base for base in kind.__mro__ if name in vars(base)), kind)
-
-
 def unwrap(layer: Any) -> Any:
     """Returns the user's layer in a DataParallel or a wrapper of fleet's; others as they are."""
     while (inner := _wrapped(layer)) is not None:
@@ -709,82 +449,9 @@ def _wrapped(layer: Any) -> Any:
     return inside.get("_layers", inside.get("_layer"))  # fleet's own layers have neither name
 
 
-@functools.cache
-def is_users(module: str) -> bool:
-    """Returns whether a module is the user's own, of no distribution, and has a file."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    root = module.partition(".")[0]
-    if not file or root in (*sys.stdlib_module_names, "expbase", "paddle"):
-        return module == "__main__"  # of a notebook, say
-    top = Path(file).absolute()
-    top = top.parent if top.name == "__init__.py" else top
-    for _ in module.split(".")[1:]:
-        top = top.parent
-    return top.stem not in _installed_in(str(top.parent))
-
-
-@functools.cache
-def _installed_in(folder: str) -> Any:
-    """Returns the names of the modules in a folder that belong to distributions."""
-    if folder.endswith("-packages"):
-        return _Everything()
-    found: set[str] = set()
-    for record in Path(folder).glob("*.dist-info/RECORD"):
-        lines = record.read_text(errors="replace").splitlines()
-        found |= {re.split(r"[/.,]", line, maxsplit=1)[0] for line in lines}
-    return found
-
-
-class _Everything:
-    def __contains__(self, name: str) -> bool:
-        return True
-
-
 def _is_collate(path: str) -> bool:
     part = path.partition(".")[2]
     return path.startswith(LOADERS) and part.startswith(("collate_fn", "worker_init_fn"))
-
-
-def is_written(value: Any) -> bool:
-    """Returns whether it is a file that is not read, or closed, or talks to the world otherwise, as
-    progress bars and clients do.
-    """
-    if isinstance(value, io.IOBase):
-        return value.closed or not value.readable()
-    return isinstance(value, WORLD) or (not hasattr(value, "__next__") and holds_handle(value))
-
-
-def is_handle(value: Any) -> bool:
-    """Returns whether it stands for something outside of the program that can be opened again: a
-    file, a socket, a data base, a progress bar or a client that holds one.
-    """
-    if isinstance(value, (io.BytesIO, io.StringIO, *CODE)):
-        return False
-    if isinstance(value, (*WORLD, weakref.ref)):
-        return True
-    if hasattr(value, "__next__") or isinstance(value, (*_COLLECTIONS, BaseException)):
-        return False
-    is_of_c = not has_attributes(value) and not is_users(type(value).__module__)
-    return is_of_c or holds_handle(value, 2)
-
-
-def holds_handle(value: Any, depth: int = 0) -> bool:
-    """Returns whether an object has a file, a socket or a thread; many have a lock."""
-    items = attributes_of(value).values() if has_attributes(value) else ()
-    return any(
-        isinstance(item, _HANDLES) or (depth > 0 and holds_handle(item, depth - 1))
-        for item in items
-        if type(item) not in _ATOMS and not isinstance(item, (*CODE, Layer))
-    )
-
-
-def _may_hold_objects(items: Sequence[Any]) -> bool:
-    """Returns whether a long list may hold more than data."""
-    if len(items) < MANY:
-        return True
-    some = (items[0], items[len(items) // 2], items[-1])
-    kinds = (*_ATOMS, tuple, *_LEAVES, list, dict, np.generic)
-    return not any(isinstance(item, kinds) for item in some)
 
 
 def _is_of_process(key: Any) -> bool:
@@ -792,16 +459,3 @@ def _is_of_process(key: Any) -> bool:
     if type(key) is int:
         return key >= _SMALLEST_ID
     return isinstance(key, paddle.Tensor) or (type(key) is str and bool(_AUTOMATIC.match(key)))
-
-
-def _is_memory(value: Any) -> bool:
-    """Returns whether an object is a piece of memory: a number of C, say."""
-    try:
-        return memoryview(value) is not None
-    except TypeError:
-        return False
-
-
-def _dict_of(value: Any) -> Any:
-    """Returns the class whose methods change a dict; a subclass of the user's may have others."""
-    return OrderedDict if isinstance(value, OrderedDict) else dict

@@ -22,8 +22,8 @@ from tiny import Points, Tiny, run_of, same_bits, trained
 
 from expbase.base.encoding import Encoded
 from expbase.checkpoint.layout import CheckpointError
+from expbase.state.nodes import DictNode, Node, WholeNode
 from expbase.state.values import Rollback
-from expbase.state.walk import DictNode, Node, WholeNode
 
 
 class Drifting(paddle.nn.Layer):

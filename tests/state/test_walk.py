@@ -26,7 +26,9 @@ from paddle.optimizer import lr
 from tiny import Points
 
 from expbase.state import walk
-from expbase.state.walk import WHOLE, DictNode, Node, Walk, is_users, nodes_in_layers
+from expbase.state.classes import is_users
+from expbase.state.nodes import WHOLE, DictNode, Node
+from expbase.state.walk import Walk, nodes_in_layers
 
 
 class Holder:

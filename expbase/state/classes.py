@@ -1,0 +1,157 @@
+"""Whose a class is, and what its objects are to an experiment: values, code, the world.
+
+Installed is what belongs to a distribution (a `*.dist-info` beside the top-level module) or to
+Python; everything else that has a file is the user's own.
+
+    is_users("train")                 # True
+    asks(value)                       # whether it is asked for its state
+"""
+
+from __future__ import annotations
+
+import array
+import datetime
+import enum
+import functools
+import io
+import logging
+import re
+import socket
+import sys
+import threading
+import types
+import uuid
+import weakref
+from collections import deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from expbase.base.encoding import attributes_of
+from expbase.base.generators import GENERATORS
+
+ATOMS = {type(None), bool, int, float, complex, str, bytes, range, slice}
+# What holds nothing that changes, whatever its class is derived from.
+CONSTANT: Any = (str, int, float, complex, bytes, enum.Enum, np.generic, np.dtype, Decimal)
+CONSTANT += (Fraction, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
+CONSTANT += (PurePath, uuid.UUID)
+LEAVES: Any = (paddle.Tensor, np.ndarray, bytearray, array.array, *GENERATORS)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+CODE: Any = (type, types.ModuleType, *_FUNCTIONS, classmethod, staticmethod, property)
+_LOCKS = type(threading.Lock()), type(threading.RLock())
+# What talks to the world, and is no state.
+WORLD: Any = (io.IOBase, threading.Thread, *_LOCKS, socket.socket, logging.Logger, logging.Handler)
+WORLD += (threading.local, np.memmap)
+_COLLECTIONS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
+_HANDLES = (io.IOBase, threading.Thread, socket.socket)
+
+
+def has_attributes(value: Any) -> bool:
+    """Returns whether an object may have attributes that Python can set."""
+    return hasattr(value, "__dict__") or bool(type(value).__dict__.get("__slots__"))
+
+
+def state_setter(candidate: Any) -> Any:
+    """Returns the method that loads a state, by either of its names; None if there is no state to
+    save.
+    """
+    kind = type(candidate)  # an object itself may answer to any name
+    if not hasattr(kind, "state_dict"):
+        return None
+    names = [name for name in ("set_state_dict", "load_state_dict") if hasattr(kind, name)]
+    return getattr(candidate, names[0]) if names else None
+
+
+def asks(value: Any) -> bool:
+    """Returns whether an object is asked for its state: one with `state_dict`, of a class that
+    writes it; paddle's schedules and optimizers are walked.
+    """
+    if isinstance(value, (type, Layer)) or state_setter(value) is None:
+        return False
+    if isinstance(value, (LRScheduler, Optimizer)):
+        return is_users(definer(type(value), "state_dict").__module__)
+    return True
+
+
+def definer(kind: type, name: str) -> type:
+    """Returns the class of which a method is inherited."""
+    return next((base for base in kind.__mro__ if name in vars(base)), kind)
+
+
+@functools.cache
+def is_users(module: str) -> bool:
+    """Returns whether a module is the user's own, of no distribution, and has a file."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    root = module.partition(".")[0]
+    if not file or root in (*sys.stdlib_module_names, "expbase", "paddle"):
+        return module == "__main__"  # of a notebook, say
+    top = Path(file).absolute()
+    top = top.parent if top.name == "__init__.py" else top
+    for _ in module.split(".")[1:]:
+        top = top.parent
+    return top.stem not in _installed_in(str(top.parent))
+
+
+@functools.cache
+def _installed_in(folder: str) -> Any:
+    """Returns the names of the modules in a folder that belong to distributions."""
+    if folder.endswith("-packages"):
+        return _Everything()
+    found: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        lines = record.read_text(errors="replace").splitlines()
+        found |= {re.split(r"[/.,]", line, maxsplit=1)[0] for line in lines}
+    return found
+
+
+class _Everything:
+    def __contains__(self, name: str) -> bool:
+        return True
+
+
+def is_written(value: Any) -> bool:
+    """Returns whether it is a file that is not read, or closed, or talks to the world otherwise, as
+    progress bars and clients do.
+    """
+    if isinstance(value, io.IOBase):
+        return value.closed or not value.readable()
+    return isinstance(value, WORLD) or (not hasattr(value, "__next__") and holds_handle(value))
+
+
+def is_handle(value: Any) -> bool:
+    """Returns whether it stands for something outside of the program that can be opened again: a
+    file, a socket, a data base, a progress bar or a client that holds one.
+    """
+    if isinstance(value, (io.BytesIO, io.StringIO, *CODE)):
+        return False
+    if isinstance(value, (*WORLD, weakref.ref)):
+        return True
+    if hasattr(value, "__next__") or isinstance(value, (*_COLLECTIONS, BaseException)):
+        return False
+    is_of_c = not has_attributes(value) and not is_users(type(value).__module__)
+    return is_of_c or holds_handle(value, 2)
+
+
+def holds_handle(value: Any, depth: int = 0) -> bool:
+    """Returns whether an object has a file, a socket or a thread; many have a lock."""
+    items = attributes_of(value).values() if has_attributes(value) else ()
+    return any(
+        isinstance(item, _HANDLES) or (depth > 0 and holds_handle(item, depth - 1))
+        for item in items
+        if type(item) not in ATOMS and not isinstance(item, (*CODE, Layer))
+    )
+
+
+def is_memory(value: Any) -> bool:
+    """Returns whether an object is a piece of memory: a number of C, say."""
+    try:
+        return memoryview(value) is not None
+    except TypeError:
+        return False

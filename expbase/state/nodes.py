@@ -1,0 +1,273 @@
+"""What has places, and how they are read and filled: a class for each kind of object.
+
+A place is an attribute, an item of a dict, a cell of a function; a list, an array or a generator is
+changed as a whole, in place, so that two names of it stay one.
+
+    node = Node(meter)
+    node.places()                     # {"sum": 1.5, "count": 3}
+    node.put("count", 4)
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn import Layer
+
+from expbase.base.encoding import attributes_of, set_attribute
+from expbase.base.generators import GENERATORS, generator_state, set_generator_state
+from expbase.state import optimizers
+from expbase.state.classes import (
+    ATOMS,
+    LEAVES,
+    definer,
+    is_users,
+)
+
+MANY = 1000  # items: of data, and each may be one of millions
+WHOLE: Any = object()  # the one place of what is changed as a whole
+_PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a loader
+# Attributes of each layer, and of an RNN, which has its parameters as one array, too; but the mode
+# of a layer is its user's.
+_OF_LAYERS = {*Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
+_OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their first forward
+GROUPS = "groups."  # what the keys of an optimizer's groups begin with
+
+
+class Node:
+    """An object that has places: its attributes."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def places(self) -> Mapping[Any, Any]:
+        """Returns what stands in each place, by its key."""
+        return attributes_of(self.value)
+
+    def child(self, key: Any) -> Any:
+        """Returns what `children` yields by a key; None if there is none any more."""
+        return next((value for name, value in self.children() if name == key), None)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Puts a value into a place; no code of the user's is called."""
+        set_attribute(self.value, key, value)
+
+    def remove(self, key: Any) -> None:
+        """Takes a place away."""
+        if key in self.places():
+            object.__delattr__(self.value, key)
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        """Yields what one comes to from here, by key."""
+        yield from self.places().items()
+
+
+class WholeNode(Node):
+    """What is changed as a whole: a list, a set, an array, a tensor, a generator."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {WHOLE: self.value}
+
+    def put(self, key: Any, value: Any) -> None:
+        """Gives the thing what another one of its class holds; two names of it stay one."""
+        thing = self.value
+        if isinstance(thing, paddle.Tensor):
+            thing.copy_(value, True)
+            thing.stop_gradient = value.stop_gradient
+            thing.grad = value.grad  # None is another thing than zeros
+        elif isinstance(thing, np.ndarray):
+            thing[...] = value
+        elif isinstance(thing, GENERATORS):
+            set_generator_state(thing, generator_state(value))
+        elif isinstance(thing, (set, dict, deque)):
+            base: Any = next(kind for kind in (set, dict, deque) if isinstance(thing, kind))
+            add: Any = base.update if base is not deque else deque.extend
+            base.clear(thing)
+            add(thing, value)
+        else:
+            thing[:] = value
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        items = self.value
+        if isinstance(items, (list, deque)) and _may_hold_objects(items):
+            yield from enumerate(items)
+
+
+class DictNode(Node):
+    """A dict, whose items are places; one with many items is changed as a whole."""
+
+    def places(self) -> Mapping[Any, Any]:
+        items: dict[Any, Any] = self.value
+        return items if len(items) < MANY else {WHOLE: items}
+
+    def put(self, key: Any, value: Any) -> None:
+        if key is WHOLE and isinstance(value, dict) and len(value) >= MANY:
+            WholeNode(self.value).put(key, value)
+        else:
+            _dict_of(self.value).__setitem__(self.value, key, value)
+
+    def remove(self, key: Any) -> None:
+        _dict_of(self.value).pop(self.value, key, None)
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        if len(self.value) < MANY or _may_hold_objects([*self.value.values()]):
+            yield from self.value.items()
+
+    def order(self, keys: Sequence[Any]) -> None:
+        """Brings the items into an order, and takes away what is not in it."""
+        base = _dict_of(self.value)
+        items = {key: self.value[key] for key in keys if key in self.value}
+        base.clear(self.value)
+        for key, item in items.items():
+            base.__setitem__(self.value, key, item)
+
+
+class LayerNode(Node):
+    """A layer: what its class or its user has set on it, and buffers that no checkpoint has."""
+
+    def places(self) -> Mapping[Any, Any]:
+        layer = self.value
+        own = {name: value for name, value in vars(layer).items() if name not in _OF_LAYERS}
+        passing = layer._non_persistable_buffer_names_set
+        own |= {name: value for name, value in layer._buffers.items() if name in passing}
+        forward = own.get("forward")
+        if isinstance(forward, types.MethodType) and forward.__self__ is layer:
+            del own["forward"]  # which to_static has set
+        return own
+
+    def has_with_weights(self, key: Any) -> bool:
+        """Returns whether it is a buffer that is saved beside the parameters."""
+        layer = self.value
+        return key in layer._buffers and key not in layer._non_persistable_buffer_names_set
+
+    def put(self, key: Any, value: Any) -> None:
+        layer = self.value
+        self.remove(key)
+        if isinstance(value, paddle.Tensor):  # of which paddle makes a buffer, too
+            layer._non_persistable_buffer_names_set.add(key)
+            layer._buffers[key] = value
+        else:
+            vars(layer)[key] = value
+
+    def remove(self, key: Any) -> None:
+        vars(self.value).pop(key, None)
+        self.value._buffers.pop(key, None)
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        yield from _inside_layer(self.value)
+        yield from self.places().items()
+
+
+def _inside_layer(layer: Any) -> Iterator[tuple[str, Any]]:
+    for by_name in (layer._sub_layers, layer._parameters, layer._buffers):
+        yield from by_name.items()
+
+
+class ParameterNode(Node):
+    """A parameter: what is set on it beside what is trained."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {name: getattr(self.value, name) for name in ("stop_gradient", "optimize_attr")}
+
+    def put(self, key: Any, value: Any) -> None:
+        setattr(self.value, key, value)
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        return iter(())
+
+
+class OptimizerNode(Node):
+    """An optimizer: its settings, and what its class adds to paddle's."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return optimizers.settings(self.value)
+
+    def put(self, key: Any, value: Any) -> None:
+        optimizers.set_setting(self.value, key, value)
+
+    def children(self) -> Iterator[tuple[Any, Any]]:
+        groups = enumerate(optimizers.groups(self.value))
+        yield from ((f"{GROUPS}{number}", group) for number, group in groups)
+        yield from self.places().items()
+
+
+class GroupNode(Node):
+    """A group of an optimizer's parameters: its settings."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {name: value for name, value in self.value.items() if name != "params"}
+
+    def put(self, key: Any, value: Any) -> None:
+        self.value[key] = value
+
+    def remove(self, key: Any) -> None:
+        self.value.pop(key, None)
+
+
+class ScheduleNode(Node):
+    """A learning rate schedule: all that it has but an automatic name of paddle's."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {name: v for name, v in attributes_of(self.value).items() if name != "_var_name"}
+
+
+class StatefulNode(Node):
+    """An object that is asked for its state; of a class derived from a package's, what that class
+    adds.
+    """
+
+    def places(self) -> Mapping[Any, Any]:
+        kind = type(self.value)
+        if is_users(definer(kind, "state_dict").__module__) or not is_users(kind.__module__):
+            return {}
+        theirs = optimizers.stored_by(kind, lambda base: not is_users(base.__module__))
+        return {n: value for n, value in attributes_of(self.value).items() if n not in theirs}
+
+
+class LoaderNode(Node):
+    """A loader: its parts."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return {name: getattr(self.value, name, None) for name in _PARTS}
+
+
+class CellsNode(Node):
+    """A function that collates: the variables that it shares with the one that has made it."""
+
+    def places(self) -> Mapping[Any, Any]:
+        return cells_of(self.value)
+
+    def put(self, key: Any, value: Any) -> None:
+        number = self.value.__code__.co_freevars.index(key)
+        self.value.__closure__[number].cell_contents = value
+
+
+def cells_of(function: Any) -> dict[str, Any]:
+    """Returns the variables that a function shares with the one that has made it."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__":
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # it is empty
+                found[name] = None
+    return found
+
+
+def _may_hold_objects(items: Sequence[Any]) -> bool:
+    """Returns whether a long list may hold more than data."""
+    if len(items) < MANY:
+        return True
+    some = (items[0], items[len(items) // 2], items[-1])
+    kinds = (*ATOMS, tuple, *LEAVES, list, dict, np.generic)
+    return not any(isinstance(item, kinds) for item in some)
+
+
+def _dict_of(value: Any) -> Any:
+    """Returns the class whose methods change a dict; a subclass of the user's may have others."""
+    return OrderedDict if isinstance(value, OrderedDict) else dict
