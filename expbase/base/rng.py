@@ -8,7 +8,7 @@ an epoch, for a validation and each of its batches, and for each batch that a da
     with unmoved(): ...                        # what is drawn in the block moves nothing
 
 Generators that a user makes (`np.random.default_rng`) are not among them: one that is an attribute
-of the experiment is saved as such (objects.py).
+of the experiment is saved as such (values.py).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from paddle.io import BatchSampler, DataLoader
 from paddle.optimizer import lr
 from tiny import Points
 
-from expbase.state import walk
+from expbase.state import classes, walk
 from expbase.state.classes import is_users
 from expbase.state.nodes import WHOLE, DictNode, Node
 from expbase.state.walk import Walk, nodes_in_layers
@@ -299,7 +299,7 @@ SOURCE = "import threading\nclass Thing:\n    pass\nclass Busy:\n    pass\n"
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Imports a module of a folder; a name is used in one test alone."""
     is_users.cache_clear()
-    walk._installed_in.cache_clear()
+    classes._installed_in.cache_clear()
 
     def imported(name: str, folder: str, *, record: str = "", egg: bool = False) -> Any:
         root = tmp_path / folder
@@ -317,7 +317,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     yield imported
     is_users.cache_clear()
-    walk._installed_in.cache_clear()
+    classes._installed_in.cache_clear()
 
 
 @pytest.mark.parametrize(
