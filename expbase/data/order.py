@@ -31,7 +31,7 @@ from expbase.base.generators import GENERATORS, generator_state, set_generator_s
 from expbase.base.processes import forking
 from expbase.state.classes import has_attributes, state_setter
 from expbase.state.nodes import Node, WholeNode
-from expbase.state.values import Rollback
+from expbase.state.rollback import Rollback
 
 _MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
 _MOST_KEPT_BYTES = 1 << 26  # of a sampler's attribute that is put back after a question

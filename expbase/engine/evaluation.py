@@ -26,7 +26,7 @@ from expbase.ranks import alike, collectives
 from expbase.record.meter import Meter, Reading, SampleMeter, Taken, means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
-from expbase.state.values import Rollback
+from expbase.state.rollback import Rollback
 from expbase.state.walk import LOADERS
 
 T = TypeVar("T")

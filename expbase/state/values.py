@@ -13,17 +13,14 @@ noted, so that a resume can name what is another one now, and find the learning 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import operator
-import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import paddle
-from paddle.optimizer import lr
 
 from expbase.base.arrays import describe
 from expbase.base.encoding import (
@@ -39,10 +36,9 @@ from expbase.base.files import checksum_of
 from expbase.base.generators import (
     GENERATORS,
     generator_kind,
-    generator_state,
-    set_generator_state,
 )
 from expbase.state.classes import is_handle, is_written, state_setter
+from expbase.state.constants import constants_in, follow
 from expbase.state.nodes import (
     WHOLE,
     DictNode,
@@ -54,7 +50,6 @@ from expbase.state.nodes import (
     ScheduleNode,
     StatefulNode,
     WholeNode,
-    cells_of,
 )
 from expbase.state.walk import Walk, WalkedNames, no_garbage_collection
 
@@ -65,7 +60,6 @@ _NOTHING: Any = object()
 _SIMPLE = {type(None), bool, int, float, str}
 # What another start has under the same path, whichever object it is: its class is compared.
 _BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
-_MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
 
 
 class Seen(NamedTuple):
@@ -188,7 +182,7 @@ class Values:
         walk = self._reached.walk()
         self._setup = walk.names()
         self._shapes = {p: _shape(n.value) for p, n in walk.nodes.items() if _is_whole(n)}
-        self._constants = dict(_constants_in(walk))
+        self._constants = constants_in(walk)
         self.begin()  # a loop of the user's own may not say that it begins
 
     def has_setup_made(self, path: str) -> bool:
@@ -446,7 +440,10 @@ class Values:
         """Puts back what has no `problems`; what is not as it was `differences` says."""
         names, nodes = self._nodes()
         decoded, self._decoded = self._decoded, {}
-        anew = self._find_rates_anew(state, decoded, nodes)
+        then = {p: t for p, t in state[_CONSTANTS].items() if not self._reached.is_left_out(p)}
+        given = follow(self._constants, then, decoded, nodes)
+        self.lines += given.lines
+        anew = given.paths
         for path, (name, key, value) in decoded.items():
             if name is None:
                 setattr(*self._reached.owner_of(path), value)
@@ -477,59 +474,6 @@ class Values:
             if not is_same(then, now.get(path, (_NOTHING,))[0]):
                 yield path
         self._restored = {}
-
-    # --- constants -------------------------------------------------------------------------
-
-    def _find_rates_anew(
-        self, state: Mapping[str, Any], decoded: Mapping[str, Any], nodes: Mapping[str, Node]
-    ) -> set[str]:
-        """Follows what the code says of schedules and rates now, if it is something else.
-
-        Returns:
-            The paths of values that do not come from the checkpoint.
-        """
-        then = state[_CONSTANTS]
-        other = [
-            path
-            for path, shown in self._constants.items()
-            if path in then and then[path] != shown and not self._reached.is_left_out(path)
-        ]
-        anew: set[str] = set()
-        for name, node in nodes.items():
-            if isinstance(node, ScheduleNode) and not _is_inside(name, nodes):
-                inside = [path for path in other if path.startswith(f"{name}.")]
-                if inside:
-                    anew |= self._found_anew(name, node, decoded, nodes, inside, then)
-            elif isinstance(node, (OptimizerNode, GroupNode)):
-                own = [path for path in other if path in _own_places(name, node)]
-                anew |= {*own}
-                self.lines += [_differs(path, self._constants, then) for path in own]
-        return anew
-
-    def _found_anew(
-        self,
-        name: str,
-        node: Node,
-        decoded: Mapping[str, Any],
-        nodes: Mapping[str, Node],
-        other: Sequence[str],
-        then: Mapping[str, str],
-    ) -> set[str]:
-        """Steps a fresh schedule to where it was; returns what is not to be restored of it."""
-        names = ((path, path.rpartition(".")[2]) for path in other)
-        # What begins with a line paddle has worked out of the rest.
-        named = [path for path, last in names if last not in _MOVING and last[0] != "_"]
-        lines = [_differs(path, self._constants, then) for path in named]
-        within = [part for path, part in nodes.items() if f"{path}.".startswith(f"{name}.")]
-        if not all(map(_steps_alone, within)):
-            why = f"; the rate goes on from what it was: a {type(node.value).__name__} is not"
-            self.lines += [f"{line}{why} stepped to where it would be" for line in lines]
-            return set()
-        last = decoded.get(f"{name}.last_epoch", (None, None, node.value.last_epoch))[2]
-        for _ in range(last - node.value.last_epoch):
-            node.value.step()
-        self.lines += lines
-        return {path for path in decoded if path.startswith(f"{name}.")}
 
 
 def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
@@ -574,54 +518,6 @@ def as_text(seen: Any) -> str:
     return text if len(text) < 64 else f"{checksum_of([text.encode(errors='replace')]):08x}"
 
 
-def _constants_in(walk: Walk) -> Iterator[tuple[str, str]]:
-    """Yields what optimizers and schedules were made with, by path, as texts."""
-    outer = [
-        f"{path}."
-        for path, node in walk.nodes.items()
-        if isinstance(node, (OptimizerNode, ScheduleNode))
-    ]
-    for path, node in walk.nodes.items():
-        if any(f"{path}.".startswith(name) for name in outer):
-            for key, value in node.places().items():
-                # Of a list its place in the schedule is one.
-                if key is not WHOLE and (text := _as_constant(value)) is not None:
-                    yield walk.path_of(path, key), text
-
-
-def _as_constant(value: Any) -> str | None:
-    """Returns a number, a text, a short list of them or a function as a text; else None."""
-    if isinstance(value, types.FunctionType):
-        cells = [f"{n}={_as_constant(cell)}" for n, cell in cells_of(value).items()]
-        return " ".join([value.__qualname__, *cells])
-    if isinstance(value, (list, tuple)) and len(value) < 100:
-        items = [*map(_as_constant, value)]
-        return None if None in items else f"[{', '.join(map(str, items))}]"
-    return repr(value) if type(value) in (bool, int, float, str, type(None)) else None
-
-
-def _differs(path: str, now: Mapping[str, str], then: Mapping[str, str]) -> str:
-    name = path.removesuffix("[:]")
-    return f"self.{name}: {now[path]:.60} by the code, {then[path]:.60} at the checkpoint"
-
-
-def _own_places(name: str, node: Node) -> set[str]:
-    return {f"{name}.{key}" for key in node.places()}
-
-
-def _is_inside(name: str, nodes: Mapping[str, Node]) -> bool:
-    """Returns whether it is a part of another schedule."""
-    ends = [i for i, letter in enumerate(name) if letter == "."]
-    return any(isinstance(nodes.get(name[:end]), ScheduleNode) for end in ends)
-
-
-def _steps_alone(node: Node) -> bool:
-    """Returns whether a part of a schedule goes on by step() without a metric, as paddle's do."""
-    kind = type(node.value)
-    is_paddles = isinstance(node, ScheduleNode) and kind.__module__ == lr.__name__
-    return kind is list or (is_paddles and kind is not lr.ReduceOnPlateau)
-
-
 def _is_whole(node: Node) -> bool:
     return isinstance(node, (WholeNode, DictNode))
 
@@ -645,48 +541,3 @@ def _is_taken(node: Node, key: Any, value: Any) -> bool:
     there = node.places().get(key)
     has_form = isinstance(there, (paddle.nn.Layer, paddle.optimizer.Optimizer))
     return (is_code and not is_there) or (has_form and there is not value)
-
-
-class Rollback:
-    """What nodes hold at a moment, to be put back."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._kept = [(node, _kept(node)) for node in nodes if not _is_empty(node.value)]
-
-    def restore(self) -> None:
-        """Puts back what has changed, and takes away what is new."""
-        for node, before in self._kept:
-            if isinstance(node.value, GENERATORS):
-                set_generator_state(node.value, before)
-                continue
-            if isinstance(node, WholeNode):
-                if before is not None:
-                    node.put(WHOLE, before)
-                continue
-            now = dict(node.places())
-            for key in now.keys() - before.keys():
-                node.remove(key)
-            for key, value in before.items():
-                if now.get(key, _NOTHING) is not value:
-                    node.put(key, value)
-
-
-def _is_empty(value: Any) -> bool:
-    """Returns whether it is a tensor without memory, as each recurrent layer of paddle has."""
-    return isinstance(value, paddle.Tensor) and value.size > 0 and not value._is_initialized()
-
-
-def _kept(node: Node) -> Any:
-    value = node.value
-    if not isinstance(node, WholeNode):
-        return dict(node.places())
-    if isinstance(value, GENERATORS):
-        return generator_state(value)
-    if isinstance(value, paddle.Tensor):
-        if not value._is_initialized():
-            return None
-        kept = value.detach().clone()
-        kept.stop_gradient = value.stop_gradient
-        kept.grad = None if value.grad is None else value.grad.clone()
-        return kept
-    return copy.copy(value)

@@ -23,7 +23,7 @@ from tiny import Points, Tiny, run_of, same_bits, trained
 from expbase.base.encoding import Encoded
 from expbase.checkpoint.layout import CheckpointError
 from expbase.state.nodes import DictNode, Node, WholeNode
-from expbase.state.values import Rollback
+from expbase.state.rollback import Rollback
 
 
 class Drifting(paddle.nn.Layer):
