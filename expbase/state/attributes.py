@@ -10,6 +10,7 @@ something out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -179,16 +180,20 @@ class UserState:
 
     def is_registered(self, path: str) -> bool:
         """Returns whether a user has named it, or the object that has it."""
-        return bool(self.registered) and _is_under(path, self.registered)
+        if not self.registered:
+            return False
+        names, beginnings = _prefixes((*self.registered,))
+        return path.removesuffix("[:]") in names or path.startswith(beginnings)
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""
         if path in _NO_VALUES or path.startswith("config.training."):
             return True
-        # Most often there are none, and it is asked of each place.
-        return bool(self.excluded or self.by_share) and (
-            _is_under(path, self.excluded) or path.removesuffix("[:]") in self.by_share
-        )
+        if not (self.excluded or self.by_share):  # it is asked of each place
+            return False
+        names, beginnings = _prefixes((*self.excluded,))
+        name = path.removesuffix("[:]")
+        return name in names or name in self.by_share or path.startswith(beginnings)
 
     def copied(self) -> list[str]:
         """Returns the paths of what worker processes have copies of, and draw from these."""
@@ -207,6 +212,7 @@ def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
     return unwrap(value) is found or (value is not None and value is walk.wrapped.get(path))
 
 
-def _is_under(path: str, names: list[str]) -> bool:
-    """Returns whether a path is one of the names, or goes on from one."""
-    return any(path == n or path.startswith((f"{n}.", f"{n}[:]")) for n in names)
+@functools.lru_cache(8)
+def _prefixes(names: tuple[str, ...]) -> tuple[set[str], tuple[str, ...]]:
+    """Returns paths, and what the paths begin with that go on from them."""
+    return {*names}, tuple(f"{name}." for name in names)

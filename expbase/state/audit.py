@@ -113,7 +113,6 @@ class Outside(Walk):
     def __init__(self, inside: Walk) -> None:
         super().__init__(None, {})
         self.nodes.clear()
-        self.hooks = dict(_hooks_in(inside))
         self.paths = {id(node.value): path for path, node in inside.nodes.items()}
         root = inside.nodes[""]
         kinds = [type(root.value), *inside.classes.values()]
@@ -122,7 +121,7 @@ class Outside(Walk):
             for path, value in inside.closed.items()
             if isinstance(value, CODE) and not _is_of_handle(path, inside)
         ]
-        functions += [(f"{path}.hook", h) for path, hooks in self.hooks.items() for h in hooks]
+        functions += [(f"{path}.hook", h) for path, hooks in _hooks_in(inside) for h in hooks]
         seeds = [*((kind.__qualname__, kind) for kind in kinds), *functions]
         self.enter((path, value, root, None) for path, value in seeds)
 
@@ -192,7 +191,8 @@ class Audit:
         self._asked: dict[str, str] = {}  # what is in objects that are asked, by path
         self._asked_begun: dict[str, str] = {}
         self._kinds: dict[str, str] = {}  # classes of what has no places, by path
-        self._is_whole = True  # whether all was looked at
+        self._outside: Outside | None = None  # what is reached through code
+        self._num_modules = 0
         self._has_said_bound = False
         self._pending: list[str] = []  # of which a line is to be said
         self._lines = 0
@@ -201,8 +201,10 @@ class Audit:
 
     def begin(self, walk: Walk, names: Names) -> None:
         """Notes what there is: that is the code's."""
+        self._outside = None
         self._begun = self._looked(walk, names)
-        if not (walk.is_whole and self._is_whole or self._has_said_bound):
+        assert self._outside is not None
+        if not (walk.is_whole and self._outside.is_whole or self._has_said_bound):
             self._has_said_bound = True
             how = "self, and what changes in the others may be in no checkpoint"
             if walk.is_whole:
@@ -273,8 +275,11 @@ class Audit:
 
     def _looked(self, walk: Walk, names: Names) -> dict[str, Any]:
         """Returns what stands in each place that no checkpoint has, by path."""
-        outside = Outside(walk)
-        self._is_whole = outside.is_whole
+        if self._outside is None or self._num_modules != len(sys.modules):
+            # Code is what it was, but for what is imported later.
+            self._outside = Outside(walk)
+            self._num_modules = len(sys.modules)
+        outside = self._outside
         both = _NamesOfBoth(names, outside)
         found: dict[str, Any] = {}
         for name, node in outside.nodes.items():
@@ -284,7 +289,7 @@ class Audit:
         for name, node in outside.nodes.items():
             if isinstance(node, LayerNode):
                 found[f"{name}'s tensors"] = _tensors_of(node.value)
-        for path, hooks in outside.hooks.items():
+        for path, hooks in _hooks_in(walk):
             found[f"{path}.forward hooks"] = Stand(tuple(map(id, hooks)), f"{len(hooks)} hooks")
         copied = tuple(self._reached.copied())
         for path, value in {**outside.closed, **walk.closed}.items():

@@ -75,6 +75,8 @@ _PARTLY = {
 _NOT_OF_PYTHON = {"asyncio", "concurrent", "contextlib", "functools", "importlib", "inspect"}
 _NOT_OF_PYTHON |= {"logging", "multiprocessing", "subprocess", "threading", "traceback", "typing"}
 _NOT_OF_PYTHON |= {"unittest", "warnings"}
+_OFTEN = (EagerParamBase, Layer, dict, list)  # as a model has them
+_PASSED = (tuple, frozenset, types.MethodType, functools.partial, weakref.ref)
 _FLEET = "paddle.distributed.fleet.meta_parallel."  # the modules of what it wraps round a layer
 _AUTOMATIC = re.compile(r"\w+_\d+\.\w+")  # paddle's names of parameters: "linear_0.w_0"
 _WORDS = ("None", "True", "False")  # that other keys are written like
@@ -177,27 +179,12 @@ class Walk:
 
     def _meet(self, path: str, value: Any, parent: Node, key: Any) -> None:
         """Notes an object that was met for the first time, and what is reached from it."""
-        if isinstance(value, (tuple, frozenset)):
-            self._note(path, value)
-            if isinstance(value, tuple) and len(value) < MANY:
-                self._extend(path, parent, enumerate(value))
-            return
-        if isinstance(value, types.MethodType):
-            self._extend(path, parent, [("__self__", value.__self__)])
-            if self._sees_function(path):
-                self._queue.append((path, value.__func__, parent, None))
-            return
-        if isinstance(value, functools.partial):
-            inner = {"args": value.args, "keywords": value.keywords, "func": value.func}
-            self._note(path, value)
-            return self._extend(path, parent, inner.items())
-        if isinstance(value, type):
-            self.classes.setdefault(class_name(value), value)
-        if isinstance(value, weakref.ref):
-            self._note(path, value)
-            return self._extend(path, parent, [("()", value())])
+        if not isinstance(value, _OFTEN) and isinstance(value, _PASSED):
+            return self._pass_through(path, value, parent)
         if isinstance(parent, LayerNode) and parent.has_with_weights(key):
             return self._note(path, value)  # a checkpoint has it
+        if isinstance(value, type):
+            self.classes.setdefault(class_name(value), value)
         node = self._node_of(path, value)
         if isinstance(parent, OptimizerNode) and str(key).startswith(GROUPS):
             node = GroupNode(value)
@@ -218,11 +205,27 @@ class Walk:
         ):
             self.found_at[path] = (parent, key)
         if isinstance(node, ParameterNode):
-            self.automatic.setdefault(value.name, path)
+            self.automatic.setdefault(node.value.name, path)
         elif isinstance(node, DictNode) and any(map(_is_of_process, node.places())):
             self._later.append((path, node))
         elif not isinstance(value, LEAVES) or getattr(value, "__dict__", None):
             self._enter(path, node)
+
+    def _pass_through(self, path: str, value: Any, parent: Node) -> None:
+        """Goes on from what has no places, and holds what may have some."""
+        if isinstance(value, types.MethodType):  # each time that it is asked for it is another one
+            self._extend(path, parent, [("__self__", value.__self__)])
+            if self._sees_function(path):
+                self._queue.append((path, value.__func__, parent, None))
+            return
+        self._note(path, value)
+        if isinstance(value, functools.partial):
+            inner = {"args": value.args, "keywords": value.keywords, "func": value.func}
+            self._extend(path, parent, inner.items())
+        elif isinstance(value, weakref.ref):
+            self._extend(path, parent, [("()", value())])
+        elif isinstance(value, tuple) and len(value) < MANY:
+            self._extend(path, parent, enumerate(value))
 
     def _enter(self, path: str, node: Node) -> None:
         is_dotted = isinstance(node, (LayerNode, OptimizerNode))  # whose keys may be paths
