@@ -185,14 +185,16 @@ class Encoder:
         if kind is list:
             items = self.items(value, path)
             return items if isinstance(items, list) else {"$list": items}
-        is_plain = kind is dict and all(type(k) is str and k[:1] != "$" for k in value)
-        if is_plain and (self.names is NOTHING or not any(map(self.names.key_of, value))):
-            return {k: self.encode(item, join(path, k)) for k, item in value.items()}
+        held = [*value.items()] if kind is dict else ()
+        is_plain = kind is dict and all(type(k) is str and k[:1] != "$" for k, _ in held)
+        if is_plain and (self.names is NOTHING or not any(self.names.key_of(k) for k, _ in held)):
+            return {k: self.encode(item, join(path, k)) for k, item in held}
         form = FORMS.get(kind) or _form_of(value)
         return {form.tag: form.write(self, value, path)}
 
     def items(self, items: Any, path: str) -> Any:
         """Returns a list's items, as arrays of a long one of numbers, rows or arrays of a kind."""
+        items = [*items]  # at once: a thread may add some
         kinds = {*map(type, items)}
         kind = next(iter(kinds)) if len(kinds) == 1 and len(items) >= _LONG else None
         if kind in _NUMBERS:
@@ -222,7 +224,7 @@ class Encoder:
         """Returns keys and items of a dict."""
         return [
             [self.key(key, path), self.encode(item, join(path, key))]
-            for key, item in mapping.items()
+            for key, item in [*mapping.items()]
         ]
 
     def key(self, key: Any, path: str) -> Any:

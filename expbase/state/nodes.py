@@ -103,7 +103,7 @@ class DictNode(Node):
 
     def places(self) -> Mapping[Any, Any]:
         items: dict[Any, Any] = self.value
-        return items if len(items) < MANY else {WHOLE: items}
+        return {**items} if len(items) < MANY else {WHOLE: items}  # a copy: threads may add some
 
     def put(self, key: Any, value: Any) -> None:
         if key is WHOLE and isinstance(value, dict) and len(value) >= MANY:
@@ -115,8 +115,9 @@ class DictNode(Node):
         _dict_of(self.value).pop(self.value, key, None)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
-        if len(self.value) < MANY or _may_hold_objects([*self.value.values()]):
-            yield from self.value.items()
+        items = [*self.value.items()]
+        if len(items) < MANY or _may_hold_objects([item for _, item in items]):
+            yield from items
 
     def order(self, keys: Sequence[Any]) -> None:
         """Brings the items into an order, and takes away what is not in it."""
