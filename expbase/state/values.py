@@ -268,6 +268,7 @@ class Values:
         state[_ORDER] = {
             name: [encoder.key(key, name) for key in keys[name]]
             for name in sorted(self._ordered & nodes.keys())
+            if WHOLE not in keys[name]  # it has grown long since
         }
         state[_CONSTANTS] = self._constants
         return state

@@ -583,6 +583,16 @@ def test_what_is_excluded_later_may_stand_in_other_values() -> None:
     assert Start({"a": None, "b": None}, one.saved(), exclude=["a"]).own.b == [1, 2]
 
 
+def test_a_dict_in_another_order_may_grow_long() -> None:
+    one = Start({"table": {"a": 1, "b": 2}})
+    one.own.table["a"] = one.own.table.pop("a")
+    assert list(Start({"table": {"a": 1, "b": 2}}, one.saved()).own.table) == ["b", "a"]
+    one.own.table |= {str(number): number for number in range(2000)}
+    other = Start({"table": {"a": 1, "b": 2}}, one.saved()).own.table
+    assert [*other.items()] == [*one.own.table.items()]
+
+
+
 @pytest.mark.parametrize("item", [lambda: {"loss": 0}, lambda: np.zeros(1), lambda: [0]])
 def test_an_item_that_is_replaced_in_a_very_long_list_is_seen(item: Any) -> None:
     one = Start({"memory": [item() for _ in range(20_000)]})
