@@ -152,7 +152,8 @@ class Outside(Walk):
 
     def _is_open(self, value: Any) -> bool:
         # Those of weak references serve what has nothing to do with training.
-        return type(value).__module__ != "weakref" and super()._is_open(value)
+        is_weak = type(value).__module__ in ("weakref", "_weakrefset")
+        return not is_weak and super()._is_open(value)
 
 
 class _NamesOfBoth(Names):

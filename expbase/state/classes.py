@@ -135,8 +135,11 @@ def is_handle(value: Any) -> bool:
         return True
     if hasattr(value, "__next__") or isinstance(value, (*_COLLECTIONS, BaseException)):
         return False
-    is_of_c = not has_attributes(value) and not is_users(type(value).__module__)
-    return is_of_c or holds_handle(value, 2)
+    module = type(value).__module__
+    root = module.partition(".")[0]
+    is_of_python = root in sys.stdlib_module_names and root != "collections"
+    is_of_c = not has_attributes(value) and not is_users(module)
+    return is_of_python or is_of_c or holds_handle(value, 2)
 
 
 def holds_handle(value: Any, depth: int = 0) -> bool:
