@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
@@ -157,7 +158,7 @@ def row(name: str, *, chinese: bool = False) -> str:
 
 def rounded(seconds: float) -> int:
     """Returns the time that the table says, rounded up."""
-    return next(step for step in _STEPS if seconds <= step)
+    return next((step for step in _STEPS if seconds <= step), math.ceil(seconds / 60) * 60)
 
 
 def holds(name: str, shown: str, *, chinese: bool = False) -> bool:
