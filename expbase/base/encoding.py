@@ -421,7 +421,11 @@ def _write_defaultdict(e: Encoder, value: Any, path: str) -> Any:
 
 def _read_defaultdict(d: Decoder, content: Any, path: str) -> Any:
     name, pairs = content
-    made = d.note(path, defaultdict(None if name is None else d.class_named(name, path)))
+    factory = None if name is None else d.class_named(name, path)
+    is_built_in = getattr(factory, "__module__", "") in ("builtins", "collections")
+    if factory is not None and _is_of_python(factory) and not is_built_in:  # it would be called
+        raise LookupError(f"{path}: no {name} is made from a file")
+    made = d.note(path, defaultdict(factory))
     return d.fill_dict(made, pairs, path)
 
 
@@ -472,7 +476,8 @@ def _write_tensor(e: Encoder, value: Any, path: str) -> Any:
     name = e.put(content.data, path)
     on_cpu = value.place.is_cpu_place()
     grad = gradient(value) if value.is_leaf and not value.stop_gradient else None
-    of_grad = [] if grad is None else [_write_tensor(e, grad, f"{path}.grad")]
+    # Detached: whether a gradient has one of its own is not kept.
+    of_grad = [] if grad is None else [_write_tensor(e, grad.detach(), f"{path}.grad")]
     return [name, content.dtype, content.shape, on_cpu, value.stop_gradient, *of_grad]
 
 
@@ -685,15 +690,19 @@ def set_attribute(owner: Any, name: str, value: Any) -> None:
 
 def _can_be_made(kind: Any, base: Any) -> bool:
     """Returns whether an object is its attributes and items, and can be made without a call."""
-    module = kind.__module__.partition(".")[0]
-    is_of_python = module in sys.stdlib_module_names and module != "__main__"
-    if (is_of_python and kind is not SimpleNamespace) or hasattr(kind, "__del__"):
+    if (_is_of_python(kind) and kind is not SimpleNamespace) or hasattr(kind, "__del__"):
         return False
     if isinstance(kind, type) and issubclass(kind, _NEVER):
         return False
     with contextlib.suppress(TypeError):  # what is made in C wants its own __new__
         return base in (tuple, frozenset, int, float, str, bytes) or bool([base.__new__(kind)])
     return False
+
+
+def _is_of_python(kind: type) -> bool:
+    """Returns whether a class is Python's own."""
+    root = kind.__module__.partition(".")[0]
+    return root in sys.stdlib_module_names and root != "__main__"
 
 
 def class_name(kind: type) -> str:

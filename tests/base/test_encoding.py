@@ -362,3 +362,11 @@ def test_equal_values_and_the_same_objects_have_one_checksum() -> None:
     nested: list[Any] = []
     nested.append(nested)
     assert checksum(nested) == checksum(nested)
+
+
+def test_what_a_defaultdict_calls_is_no_class_of_the_library() -> None:
+    made = encoding.encode(defaultdict(list, a=[1]), "here", {})
+    assert encoding.decode(made, {}, "here")["b"] == []
+    made["$defaultdict"][0] = "subprocess.Popen"
+    with pytest.raises(LookupError, match=r"no subprocess\.Popen is made from a file"):
+        encoding.decode(made, {}, "here")

@@ -592,7 +592,6 @@ def test_a_dict_in_another_order_may_grow_long() -> None:
     assert [*other.items()] == [*one.own.table.items()]
 
 
-
 @pytest.mark.parametrize("item", [lambda: {"loss": 0}, lambda: np.zeros(1), lambda: [0]])
 def test_an_item_that_is_replaced_in_a_very_long_list_is_seen(item: Any) -> None:
     one = Start({"memory": [item() for _ in range(20_000)]})
