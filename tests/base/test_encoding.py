@@ -366,7 +366,7 @@ def test_equal_values_and_the_same_objects_have_one_checksum() -> None:
 
 def test_what_a_defaultdict_calls_is_no_class_of_the_library() -> None:
     made = encoding.encode(defaultdict(list, a=[1]), "here", {})
-    assert encoding.decode(made, {}, "here")["b"] == []
+    assert encoding.decode(made, "here", {})["b"] == []
     made["$defaultdict"][0] = "subprocess.Popen"
     with pytest.raises(LookupError, match=r"no subprocess\.Popen is made from a file"):
-        encoding.decode(made, {}, "here")
+        encoding.decode(made, "here", {})
