@@ -26,6 +26,7 @@ from expbase.base.arrays import Array
 
 _MASTER = "master_weight"  # the accumulator in the files
 _RATE = "learning_rate"  # the place of paddle's `_learning_rate`
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _MADE_WITH = ("_grad_clip", "regularization")  # what a user gives to an optimizer of paddle's
 
@@ -179,8 +180,13 @@ def _stored(kind: type) -> frozenset[str]:
 
 
 def _set_in(code: Any) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_ATTR":
-            yield instruction.argval
-        elif isinstance(instruction.argval, types.CodeType):
-            yield from _set_in(instruction.argval)
+    """Yields the names of attributes that code sets; dis.get_instructions takes 16 ms for Adam."""
+    high = 0  # of an argument above 255
+    for opcode, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = high << 8 | low
+        high = argument if opcode == dis.EXTENDED_ARG else 0
+        if opcode == _STORE_ATTR:
+            yield code.co_names[argument]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _set_in(constant)
