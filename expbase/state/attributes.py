@@ -163,8 +163,8 @@ class UserState:
             What is not as it was at the checkpoint that was restored, a line each; and what else
             is to be known of it.
         """
-        not_restored = [*self.values.differences()]
         self.values.begin()
+        not_restored = [*self.values.differences()]
         lost, otherwise = self.audit.differences(self._code(), not_restored)
         lines, self.values.lines = self.values.lines, []
         return lost, [*lines, *otherwise]

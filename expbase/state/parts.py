@@ -4,7 +4,7 @@ Tensors are keyed by structured names (`moment1/model.linear.weight`), never by 
 ones, so another process, or another order of construction, can read them. Layers are walked and
 never asked; what a class of the user's writes in `state_dict` is the checkpoint's, whole.
 
-    found = find(vars(experiment), excluded=["judge"])
+    found = find(vars(experiment), {"judge": experiment.judge})
     state = found.state_dict()               # tensors by file, states by name
     if not found.problems(state):            # everything that does not fit
         found.load_state_dict(state)

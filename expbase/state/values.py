@@ -192,10 +192,8 @@ class Values:
     @no_garbage_collection()
     def begin(self) -> None:
         """Notes what stands in each place: that is the code's."""
-        walk = self._reached.walk()
-        names = NamesNow(self._setup, walk)
+        walk, names, nodes = self._nodes()
         self._begun = {}
-        nodes = self._named(walk, names)
         self._keys = {name: [] for name in nodes}
         for place in self._places(nodes, walk):
             self._begun[place.path] = place.look(names)
@@ -207,14 +205,16 @@ class Values:
         self._texts = {path: as_text(seen) for path, seen in self._begun.items() if _is_known(seen)}
         self._audit.begin(walk, names)
 
-    def _named(self, walk: Walk, names: Names) -> dict[str, Node]:
-        """Returns the nodes that another start has, too, by the names that they have there."""
+    def _nodes(self) -> tuple[Walk, NamesNow, dict[str, Node]]:
+        """Returns the walk, its names, and the nodes that another start has, by their names there."""
+        walk = self._reached.walk()
+        names = NamesNow(self._setup, walk)
         nodes = {"": walk.nodes[""]}
         for path, node in walk.nodes.items():
             name = path if isinstance(node, GroupNode) else names.name_of(node.value)
             if name is not None and path:
                 nodes[name] = node
-        return nodes
+        return walk, names, nodes
 
     def _places(self, nodes: Mapping[str, Node], walk: Walk) -> Iterator[Place]:
         """Yields the places of nodes."""
@@ -227,9 +227,8 @@ class Values:
 
     def looked(self) -> dict[str, tuple[Any, Any]]:
         """Returns what stands in each place, by path: a checksum of it, and itself."""
-        walk = self._reached.walk()
-        names = NamesNow(self._setup, walk)
-        places = self._places(self._named(walk, names), walk)
+        walk, names, nodes = self._nodes()
+        places = self._places(nodes, walk)
         return {place.path: (place.look(names), place.value) for place in places}
 
     def code(self) -> dict[str, str]:
@@ -245,11 +244,9 @@ class Values:
     @no_garbage_collection()
     def state_dict(self) -> dict[str, Any]:
         """Returns the values by path, each with its node and key; and what was deleted."""
-        walk = self._reached.walk()
-        names = NamesNow(self._setup, walk)
+        walk, names, nodes = self._nodes()
         encoder = Encoder({}, names)
         state: dict[str, Any] = {}
-        nodes = self._named(walk, names)
         moved = {name: node for name, node in nodes.items() if not self._is_still(name, node)}
         keys: dict[str, list[Any]] = {name: [] for name in moved}
         for place in self._places(moved, walk):
@@ -353,8 +350,11 @@ class Values:
         found = {}
         for path in self._reached.registered:
             owner, name = self._reached.owner_of(path)
-            is_walked = any(p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state)
-            if is_walked or self._reached.is_left_out(path) or not hasattr(owner, name):
+            if (
+                _has_under(path, state)
+                or self._reached.is_left_out(path)
+                or not hasattr(owner, name)
+            ):
                 continue
             value = getattr(owner, name)
             if state_setter(value) is None and self._setup.name_of(value) is None:
@@ -381,7 +381,7 @@ class Values:
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """One line for each value that was named and is not there, or that has no place here."""
-        names, nodes = self._nodes()
+        _, names, nodes = self._nodes()
         encoded = {path: value for path, value in state.items() if isinstance(value, Encoded)}
         decoder = Decoder(next((e.arrays for e in encoded.values()), {}), names)
         problems = [
@@ -403,15 +403,7 @@ class Values:
         owner, name = self._reached.owner_of(path)
         value = getattr(owner, name, None)
         has_own = state_setter(value) is not None  # then it is no value
-        return not has_own and not any(
-            p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state
-        )
-
-    def _nodes(self) -> tuple[NamesNow, dict[str, Node]]:
-        """Returns the nodes of now by the names that a checkpoint has."""
-        walk = self._reached.walk()
-        names = NamesNow(self._setup, walk)
-        return names, self._named(walk, names)
+        return not has_own and not _has_under(path, state)
 
     def _misfit(
         self, path: str, content: Any, decoder: Decoder, nodes: Mapping[str, Node]
@@ -439,7 +431,7 @@ class Values:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Puts back what has no `problems`; what is not as it was `differences` says."""
-        names, nodes = self._nodes()
+        _, names, nodes = self._nodes()
         decoded, self._decoded = self._decoded, {}
         then = {p: t for p, t in state[_CONSTANTS].items() if not self._reached.is_left_out(p)}
         given = follow(self._constants, then, decoded, nodes)
@@ -462,17 +454,21 @@ class Values:
         self._moved = {decoded[path][0] for path in self._changed}
         self._deleted = [[name, key] for name, key in state[_DELETED]]
         self._ordered = {*state[_ORDER]}
-        now = self.looked()
-        self._restored = {path: now[path][0] for path in self._changed if path in now}
+        walk, names, nodes = self._nodes()
+        moved = {name: node for name, node in nodes.items() if name in self._moved}
+        self._restored = {
+            place.path: place.look(names)
+            for place in self._places(moved, walk)
+            if place.path in self._changed
+        }
         return []
 
     def differences(self) -> Iterator[str]:
-        """Yields the paths of what a restore has put back, and what is not as it was then: of
-        which on_train_begin has set something else, say.
+        """Yields the paths of what a restore has put back, and was not as it was then when
+        training began: on_train_begin has set something else, say.
         """
-        now = self.looked() if self._restored else {}
         for path, then in self._restored.items():
-            if not is_same(then, now.get(path, (_NOTHING,))[0]):
+            if not is_same(then, self._begun.get(path, _NOTHING)):
                 yield path
         self._restored = {}
 
@@ -503,6 +499,11 @@ def is_same(one: Any, other: Any) -> bool:
             return bool(is_like)
         return all(map(operator.is_, one.items, other.items))
     return repr(one) == repr(other) if type(one) is float else bool(one == other)
+
+
+def _has_under(path: str, state: Mapping[str, Any]) -> bool:
+    """Returns whether a state has a path, or one that goes on from it."""
+    return any(p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state)
 
 
 def _is_known(seen: Any) -> bool:

@@ -9,7 +9,7 @@ there. Breadth first, each object once, at most MOST of them.
 Not walked are the template's own objects, most of paddle's, what talks to the world (files,
 threads, locks, loggers, and what holds one, as progress bars do), code, and long lists of data.
 
-    walk = Walk(experiment, attributes, excluded=["judge"])
+    walk = Walk(experiment, attributes, {"judge": judge})
     walk.nodes["meter"].places()         # {"sum": 1.5, "count": 3}
     walk.nodes["meter"].put("count", 4)
 """
