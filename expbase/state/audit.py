@@ -66,11 +66,15 @@ class Reached(Protocol):
         """Returns the paths of what worker processes have copies of, and draw from these."""
 
 
-class ClassNode(Node):
-    """A class of the user's."""
+class _Named(Node):
+    """What has values beside code, by name."""
 
     def places(self) -> Mapping[Any, Any]:
         return {n: v for n, v in vars(self.value).items() if _is_value(n, v)}
+
+
+class ClassNode(_Named):
+    """A class of the user's."""
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         yield from self.places().items()
@@ -82,11 +86,8 @@ class ClassNode(Node):
         yield "__module__", sys.modules.get(self.value.__module__)
 
 
-class ModuleNode(Node):
+class ModuleNode(_Named):
     """A module of the user's."""
-
-    def places(self) -> Mapping[Any, Any]:
-        return {n: v for n, v in vars(self.value).items() if _is_value(n, v)}
 
     def children(self) -> Iterator[tuple[Any, Any]]:
         for name, value in [*vars(self.value).items()]:

@@ -206,7 +206,7 @@ class Values:
         self._audit.begin(walk, names)
 
     def _nodes(self) -> tuple[Walk, NamesNow, dict[str, Node]]:
-        """Returns the walk, its names, and the nodes that another start has, by their names there."""
+        """Returns the walk, its names, and by name the nodes that another start has, too."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         nodes = {"": walk.nodes[""]}
