@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from expbase.base.streams import say, show_any_character
 from expbase.help_text import check_system
 
 TOOLS = {
@@ -34,6 +35,7 @@ def parser_of(names: Iterable[str]) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one tool; returns its exit code."""
+    show_any_character()
     words = list(sys.argv[1:] if argv is None else argv)
     asked = [name for name in words[:1] if name in TOOLS]
     parser = parser_of(asked or TOOLS)
@@ -46,14 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_system()
         code: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, head say, reads no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
     except args.user_errors as error:  # anything else shows its traceback
-        print(f"python -m expbase {args.tool}: error: {error}", file=sys.stderr)
+        say(f"python -m expbase {args.tool}: error: {error}")
         return 1
     return code
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
 from expbase.base.exit_codes import ExitCode, exit_code_of
 from expbase.base.processes import ended_by_sigterm
+from expbase.base.streams import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
 from expbase.config import Config, ConfigError, dump_yaml, fill_in, flatten, nearest
@@ -115,13 +116,14 @@ def main(
     Raises:
         SystemExit: With the exit code of the run, as --help lists them, unless that is 0.
     """
+    show_any_character()
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
         args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
         config = load_config(experiment, args)
         if args.print_config:
-            print(dump_yaml(config), end="")
+            show(dump_yaml(config), end="")
             return None
         check_options(args)
         args.nprocs = args.nprocs or -config.training.shares  # negative: at most so many
@@ -192,15 +194,16 @@ def load_config(
 def _start(*words: Any) -> Any:
     """Calls `_run` here, in new processes, or in some that are supervised."""
     args = words[-1]
-    if args.restarts and not in_front():  # a tool wants to see the failure
-        from expbase.engine import restarts  # here: few runs need it
-
-        with report_user_errors(words[0]):
-            code = restarts.run(_run, words)
-    elif args.nprocs != 1 and collectives.world_size() == 1:
-        code = spawn(_run, words, args.nprocs, args.device)
-    else:
+    is_supervised = args.restarts and not in_front()  # a tool wants to see the failure
+    if not is_supervised and (args.nprocs == 1 or collectives.world_size() > 1):
         return _run(*words)
+    with report_user_errors(words[0]):
+        if is_supervised:
+            from expbase.engine import restarts  # here: few runs need it
+
+            code = restarts.run(_run, words)
+        else:
+            code = spawn(_run, words, args.nprocs, args.device)
     return sys.exit(code) if code else None
 
 
@@ -257,7 +260,7 @@ def report_user_errors(prog: str) -> Iterator[None]:
     except (ConfigError, CheckpointError, WeightsError) as error:
         text = f"{prog}: error: {error}"
         if collectives.rank() == 0:
-            print(text, file=sys.stderr)
+            say(text)
         raise MistakeExit(text, exit_code_of(error)) from None
     except collectives.RankZeroError:
         sys.exit(1)  # rank 0 has reported it

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from expbase.base.streams import show
 from expbase.config import ConfigError
 from expbase.defaults import fill
 from expbase.events import on
@@ -66,4 +67,4 @@ class Smoke(ExperimentBase):
         if not self.smoke_updates:
             raise ConfigError(f"--smoke: made no update; training ended at {self.iteration}.")
         if self.rank == 0:
-            print(f"smoke test passed: {self.smoke_updates} updates, validated, saved and loaded")
+            show(f"smoke test passed: {self.smoke_updates} updates, validated, saved and loaded")

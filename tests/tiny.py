@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ import forks
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+import pytest
 from forks import LONG_SECONDS
 from paddle.io import DataLoader, Dataset
 
@@ -205,6 +207,18 @@ def same_bits(one: Path, other: Path, *, todo: bool = True) -> None:
             assert states[0] == states[1]
         else:
             assert contents[0] == contents[1], name
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Lets no checkpoint of these names be renamed, as if a disk were mounted on it."""
+    rename = os.rename
+
+    def step(source: Any, target: Any) -> None:
+        if Path(source).name in names:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", step)
 
 
 def wait_until(

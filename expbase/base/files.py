@@ -15,7 +15,6 @@ import functools
 import os
 import shutil
 import stat
-import sys
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from expbase.base.streams import say
 from expbase.base.threads import result_of
 
 # What is raised at a value in a file that is not what it should be.
@@ -90,7 +90,7 @@ class AppendedFile:
         if is_torn:
             file.write(b"\n")
             text = "its last line was torn, as by a power cut, and is lost; what follows is not"
-            print(f"{self.path}: {text}.", file=sys.stderr)
+            say(f"{self.path}: {text}.")
 
     def append(self, data: bytes) -> None:
         """Adds a piece at the end; if the system refuses, the piece is lost, and that is told once.
@@ -115,19 +115,32 @@ class AppendedFile:
         if not self._is_refused:
             self._is_refused = True
             lost = f"{self.path}: cannot be written: {error.strerror}; what should be in it is lost"
-            with contextlib.suppress(OSError):  # that may be on the same disk
-                # Not by a logger: its file may be what is refused.
-                print(f"{lost}, and training goes on. Make room.", file=sys.stderr)
+            # Not by a logger: its file may be what is refused.
+            say(f"{lost}, and training goes on. Make room.")
+
+    def flush(self) -> None:
+        """Waits until what was added is on the disk, if the system can do that."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(self._file.fileno())
 
     def size(self) -> int:
         """Returns the size of the file now, in bytes."""
         return self.path.stat().st_size if self.path and self.path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Removes what was written after the file had this size, in bytes."""
+        """Removes what was written after the file had this size, in bytes; that the system refuses
+        is told, and ends no training.
+        """
         if self.path and self.size() > size:
-            with open(self.path, "ab", opener=regular) as file:
-                file.truncate(size)
+            try:
+                with open(self.path, "ab", opener=regular) as file:
+                    file.truncate(size)
+            except OSError as error:
+                say(
+                    f"{self.path}: cannot be cut back to the checkpoint: {error.strerror}; what "
+                    "came after it stands there, and comes a second time. Training goes on."
+                )
 
     def close(self) -> None:
         """Closes the file until the next piece. May be called twice."""
@@ -136,13 +149,24 @@ class AppendedFile:
             self._file = None
 
 
-def remove(path: Path) -> None:
-    """Removes a directory, or what is in its place; what the system refuses stays."""
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+def remove(path: Path) -> OSError | None:
+    """Removes a directory, or what is in its place, but for what the system refuses.
+
+    Returns:
+        The first refusal.
+    """
+    is_folder = False
+    try:
+        is_folder = path.is_dir() and not path.is_symlink()
+        if is_folder:
+            shutil.rmtree(path)
         else:
-            path.unlink()  # rmtree would wait for a pipe
+            path.unlink(missing_ok=True)  # rmtree would wait for a pipe
+    except OSError as error:
+        if is_folder:
+            shutil.rmtree(path, ignore_errors=True)
+        return error
+    return None
 
 
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:

@@ -103,6 +103,7 @@ class Checkpointer:
         self._writing_now = threading.Lock()
         self._written: list[Path] = []  # of which `on_written` does not know yet
         self._expected: Mapping[str, str] | None = None  # what had state after setup
+        self._ignored: set[str] = set()  # checkpoints that are damaged, or cannot be deleted
         self._has_looked = False  # for a checkpoint to go on from
         self._directory = directory
         self._logger = logger
@@ -136,6 +137,8 @@ class Checkpointer:
                 info = storage.read_manifest(path)["info"]
                 if number:  # else it is damaged, or none of ours
                     check_format(path, int(number[1]), _version_in(info))
+                there = layout.listed(self._directory)
+                self._ignored = {one.name for one in there[there.index(path) + 1 :]}
             return path
 
         self.resumable = collectives.on_rank_zero(look, "looking for a checkpoint")
@@ -337,6 +340,7 @@ class Checkpointer:
                 raise CheckpointError(f"{error} Then run the same command again.") from error
             return self._go_on_without(iteration, error)
         self._written.append(self.newest_saved)
+        self._ignored.discard(self.newest_saved.name)
         self._logger.info("[%d] saved %s", iteration, self.newest_saved.name)
         self._prune(kept)
 
@@ -346,8 +350,14 @@ class Checkpointer:
 
     def _prune(self, kept: Sequence[int]) -> None:
         keep = self._training
-        for name in storage.prune(self._directory, keep.keep_last, keep.keep_every, kept):
-            self._logger.info("deleted %s (training.keep_last=%d)", name, keep.keep_last)
+        how = keep.keep_last, keep.keep_every, kept
+        for name, refused in storage.prune(self._directory, *how, ignored=self._ignored).items():
+            if refused:
+                self._ignored.add(name)  # told once
+                text = "%s cannot be deleted: %s. This start leaves it, and training goes on."
+                self._logger.warning(text, name, refused)
+            else:
+                self._logger.info("deleted %s (training.keep_last=%d)", name, keep.keep_last)
 
     def finish(self, iteration: int, epoch: int) -> None:
         """Notes that the run has come to its end, and deletes what is not the best any more."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +70,8 @@ def write(
         entries = {name: write_flushed(temporary / name, parts) for name, parts in files.items()}
         write_flushed(temporary / MANIFEST, [_manifest_bytes(iteration, entries, info or {})])
         flush(temporary)
-        remove(target)  # no run saves an iteration twice
+        if refused := remove(target):  # a damaged one: no run saves an iteration twice
+            raise refused
         temporary.rename(target)
         flush(directory)
         return target
@@ -137,24 +139,31 @@ def read(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
 def newest_intact(directory: Path, say: Callable[[str], object]) -> Path | None:
     """Returns the newest checkpoint that verifies, in a directory that no other process writes to.
 
-    Damaged newer ones are moved aside; `say` is called with what was wrong with each. What a killed
-    process left half written or half deleted is deleted.
+    Damaged newer ones are moved aside, if they can be; `say` is called with what was wrong with
+    each. What a killed process left half written or half deleted is deleted, or told.
 
     Raises:
         CheckpointError: None is intact, and there are damaged ones; also those of earlier calls: a
             run must not begin anew because it was started twice.
     """
     for unfinished in (*directory.glob(".writing-*"), *directory.glob(".deleting-*")):
-        remove(unfinished)
+        if refused := remove(unfinished):
+            say(f"{unfinished}: left by another start, and cannot be deleted: {refused.strerror}")
+    stuck: list[str] = []
 
     def move_aside(damaged: Path, error: CheckpointError) -> None:
         aside = directory / f"damaged-{damaged.name}"
         remove(aside)  # an earlier one of the same iteration
-        damaged.rename(aside)
-        say(f"damaged checkpoint: {error} Moved aside to {aside.name}.")
+        try:
+            damaged.rename(aside)
+            where = f"Moved aside to {aside.name}."
+        except OSError as refused:
+            stuck.append(damaged.name)
+            where = f"It cannot be moved aside ({refused.strerror}), and is passed over."
+        say(f"damaged checkpoint: {error} {where}")
 
     path = newest_verified(directory, move_aside)
-    left = sorted(file.name for file in directory.glob("damaged-*"))
+    left = sorted([*stuck, *(file.name for file in directory.glob("damaged-*"))])
     if path is None and left:
         raise CheckpointError(
             f"{directory}: no intact checkpoint is left, and {', '.join(left)} is damaged. Repair "
@@ -183,22 +192,45 @@ def newest_verified(
 
 
 def prune(
-    directory: Path, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()
-) -> list[str]:
-    """Deletes the checkpoints that nothing asks to keep; returns their names.
+    directory: Path,
+    keep_last: int,
+    keep_every: int = 0,
+    keep_best: Collection[int] = (),
+    *,
+    ignored: Collection[str] = (),
+) -> dict[str, str]:
+    """Deletes the checkpoints that nothing asks to keep.
 
     Kept are the newest `keep_last` (0: all), those at multiples of `keep_every` (0: none for that
-    reason), and those of the iterations in `keep_best`.
+    reason), and those of the iterations in `keep_best`. Those of the `ignored` names do not count.
+
+    Returns:
+        By name of those to delete what the system refused; "": it is deleted.
     """
-    deleted = []
-    for path in listed(directory)[:-keep_last] if keep_last else []:
+    done = {}
+    there = [path for path in listed(directory) if path.name not in ignored]
+    for path in there[:-keep_last] if keep_last else []:
         iteration = iteration_of(path) or 0
         if iteration not in keep_best and not (keep_every and iteration % keep_every == 0):
-            doomed = directory / f".deleting-{path.name}"
-            path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
-            remove(doomed)
-            deleted.append(path.name)
-    return deleted
+            done[path.name] = _delete(path)
+    return done
+
+
+def _delete(path: Path) -> str:
+    """Deletes a checkpoint, or says what the system refuses; who protects all of it keeps it."""
+    doomed = path.with_name(f".deleting-{path.name}")
+    try:
+        files = {*os.listdir(path)}
+        path.rename(doomed)  # so that none under a checkpoint's name is ever half deleted
+        refused = remove(doomed)
+        if refused is None:
+            return ""
+        if files != {*os.listdir(doomed)}:
+            return f"{refused.strerror}. What is left of it is in {doomed.name}"
+        doomed.rename(path)  # protected as by `chmod -R a-w`
+        return str(refused.strerror)
+    except OSError as error:
+        return str(error.strerror)
 
 
 def _manifest_bytes(iteration: int, files: Mapping[str, Any], info: Mapping[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from expbase.base.streams import say
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
 from expbase.data.position import DataPosition
@@ -219,7 +220,7 @@ class Report:
     def now(self, text: str, level: int = logging.WARNING) -> None:
         """Writes a line that must be seen, although the log may not be open yet."""
         self._logger.log(level, "%s", text, extra={"is_shown": True})
-        print(f"{logging.getLevelName(level)}: {text}", file=sys.stderr)
+        say(f"{logging.getLevelName(level)}: {text}")
 
     def quietly(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         """Calls it after a failure: what fails now is logged, and hides nothing."""

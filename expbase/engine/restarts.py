@@ -8,13 +8,13 @@ newer checkpoint.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from expbase.base.exit_codes import STOPPED, ExitCode
+from expbase.base.streams import say
 from expbase.checkpoint.layout import newest_iteration
 from expbase.engine.run_dir import RunDirectory
 from expbase.ranks import launch
@@ -27,6 +27,14 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
 
     The last of the words are the args, with `restarts`, `nprocs`, `device`, `output` and `fresh`.
     """
+    signals = launch.StopSignals()
+    with signals.installed():
+        return _supervise(function, words, signals)
+
+
+def _supervise(
+    function: Callable[..., object], words: Sequence[Any], signals: launch.StopSignals
+) -> int:
     args = words[-1]
     if args.fresh:  # here, because only the first start is to move the old run aside
         directory = RunDirectory(args.output)
@@ -34,31 +42,28 @@ def run(function: Callable[..., object], words: Sequence[Any]) -> int:
         directory.release()
         args.fresh = False
         if aside:
-            print(f"the run that was here is now in {aside}", file=sys.stderr)
+            say(f"the run that was here is now in {aside}")
     args.supervised_since = time.monotonic()  # from where the time limit counts
     args.restart_reason = ""
     used = 0
     saved = newest_iteration(Path(args.output))
-    signals = launch.StopSignals()
-    with signals.installed():
-        while True:
-            outcome = launch.spawn(function, words, args.nprocs, args.device, signals)
-            is_stop = outcome.code in STOPPED and not outcome.deaths
-            if outcome.code in (0, ExitCode.MISTAKE) or is_stop or signals.asked:
+    while True:
+        outcome = launch.spawn(function, words, args.nprocs, args.device, signals)
+        is_stop = outcome.code in STOPPED and not outcome.deaths
+        if outcome.code in (0, ExitCode.MISTAKE) or is_stop or signals.asked:
+            return outcome.code
+        cause = " and ".join(outcome.deaths) or f"a rank ended with code {outcome.code}"
+        last = saved
+        saved = newest_iteration(Path(args.output))
+        used = 0 if saved > last else used
+        if used == args.restarts:
+            say(f"{cause}; not started again: {used} restarts brought no new checkpoint")
+            return outcome.code
+        pause = min(used, _LONGEST_SECONDS)
+        say(f"{cause}; starts again in {pause} s")
+        for _ in range(pause):
+            time.sleep(1)
+            if signals.asked:
                 return outcome.code
-            cause = " and ".join(outcome.deaths) or f"a rank ended with code {outcome.code}"
-            last = saved
-            saved = newest_iteration(Path(args.output))
-            used = 0 if saved > last else used
-            if used == args.restarts:
-                text = f"not started again: {used} restarts brought no new checkpoint"
-                print(f"{cause}; {text}", file=sys.stderr)
-                return outcome.code
-            pause = min(used, _LONGEST_SECONDS)
-            print(f"{cause}; starts again in {pause} s", file=sys.stderr)
-            for _ in range(pause):
-                time.sleep(1)
-                if signals.asked:
-                    return outcome.code
-            used += 1
-            args.restart_reason = f"RESTART {used} of {args.restarts}: {cause}"
+        used += 1
+        args.restart_reason = f"RESTART {used} of {args.restarts}: {cause}"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from expbase.base.streams import show
 from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.named import find_in_run, find_named
@@ -197,4 +198,4 @@ def inspect(run: Run) -> None:
             experiment.export(path)
             found["exported"] = str(path)
         if run.start.rank == 0:
-            print(json.dumps(found))
+            show(json.dumps(found))

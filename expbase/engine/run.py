@@ -24,6 +24,7 @@ from typing import Any
 
 from expbase.base import rng
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
+from expbase.base.streams import lasting
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.contents import Entry, in_order
@@ -163,7 +164,8 @@ class Run:
         if self.life is not Life.NEW:
             raise RuntimeError("setup: called a second time; make a new experiment.")
         try:
-            self._set_up()
+            with lasting():
+                self._set_up()
         except BaseException as error:
             self.fail(error)
             raise
@@ -360,7 +362,8 @@ class Run:
     def train(self) -> None:
         """Restores, trains, closes; a SystemExit if something stopped it."""
         loop = self.loop
-        with self.stop.installed(), self.closing():
+        with lasting(), self.stop.installed(), self.closing():
+            self._say_if_no_signal_is_heard()
             self._restore_and_note_start()
             for guard in self._guards:
                 self._on_close.enter_context(guard)
@@ -374,6 +377,14 @@ class Run:
             self.stop.ignore_second_ctrl_c()  # what is left to do is short, and must be done
         if code := loop.stopped_by.exit_code:  # 0 if nothing stopped it
             sys.exit(code)
+
+    def _say_if_no_signal_is_heard(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.start.warn(
+                "run() in a thread: python gives signals to its main thread alone, so Ctrl-C and "
+                "SIGTERM do not stop and save this run; self.stop(), a file named STOP in its "
+                "directory and training.time_limit_seconds do"
+            )
 
     def _train(self) -> None:
         loop = self.loop

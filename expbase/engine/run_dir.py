@@ -22,6 +22,7 @@ from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
 from expbase.config import ConfigError, differences, dump_yaml, load_yaml
 from expbase.defaults import get_default_training_config
+from expbase.record.ledger import LEDGER
 from expbase.record.metrics import METRICS
 
 CONFIG = "config.yaml"
@@ -33,13 +34,19 @@ MAY_CHANGE = {f"training.{key}" for key in get_default_training_config().keys() 
 
 # What a run writes to beside its checkpoints.
 _FILES = (
-    *(CONFIG, METRICS, "validations.jsonl", "ledger.jsonl", "vdlrecords.run.log"),
+    *(CONFIG, METRICS, "validations.jsonl", LEDGER, "vdlrecords.run.log"),
     *("worker_*.log", "STOP", LOCK.format(rank="*")),
 )
 
 # The locks of this process. The system's kind of lock admits the same process a second time, and it
 # is lost when any handle of the file is closed: so a file must not be opened here again.
 _held: set[str] = set()
+
+
+def is_run(directory: str) -> bool:
+    """Returns whether a directory is a run's, by its files; a damaged one may lack one."""
+    names = CONFIG, LEDGER, LOCK.format(rank=0)
+    return sum(os.path.isfile(os.path.join(directory, name)) for name in names) > 1
 
 
 class RunDirectory:
@@ -114,7 +121,10 @@ class RunDirectory:
         )
 
     def _check_files(self) -> None:
-        """Raises a ConfigError if in the place of a file of a run there is something else."""
+        """Raises a ConfigError if in the place of a file of a run there is something else, or if
+        runs are in the directory, and it is none itself.
+        """
+        itself = self._config.exists()
         with os.scandir(self.path) as entries:
             for entry in entries:
                 is_ours = any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in _FILES)
@@ -125,6 +135,11 @@ class RunDirectory:
                     )
                 if entry.name == layout.FOLDER and not entry.is_dir():
                     raise self._error(f"holds {entry.name}, no directory; expected one.")
+                if not itself and is_run(entry.path):
+                    raise self._error(
+                        f"is no run itself, and holds one, {entry.name!r}; expected the directory "
+                        f"of one run. Give a name below it: {os.path.join(self.path, 'NAME')!r}."
+                    )
 
     def is_open_to_others(self) -> bool:
         """Returns whether any user of the machine may write to it, and so to what a run loads."""
@@ -170,9 +185,15 @@ class RunDirectory:
         path = Path(os.path.realpath(self.path))  # what a link leads to stays on its disk
         while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
             number += 1
-        with contextlib.suppress(FileNotFoundError):  # another rank of this machine has done it
-            path.rename(aside)
-            path.mkdir(exist_ok=True)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # another rank of this machine has done it
+                path.rename(aside)
+                path.mkdir(exist_ok=True)
+        except OSError as error:  # a disk is mounted there, say
+            raise self._error(
+                f"cannot be moved aside to {str(aside)!r}: {error.strerror}; expected that for "
+                "--fresh. Give another --output."
+            ) from error
         return aside
 
     def changed_keys(self, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -18,6 +18,7 @@ import enum
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,9 @@ from typing import Any
 import paddle
 
 from expbase.base.exit_codes import ExitCode
+from expbase.base.files import remove
 from expbase.base.processes import handling, ignore_signals_at_exit
+from expbase.base.streams import say
 from expbase.ranks import collectives, store
 from expbase.record.speed import Stopwatch
 
@@ -120,13 +123,13 @@ class StopRequests:
         self._check()
         if self._limit and self._clock() - self._began >= self._limit:
             self.add(StopReason.TIME_LIMIT)
-        if self._stop_file is not None and self._stop_file.exists():
+        if self._stop_file is not None and os.path.exists(self._stop_file):
             self.add(StopReason.FILE)
 
     def remove_stop_file(self) -> None:
-        """Removes the file, so that the next start does not stop at once."""
-        if self._stop_file is not None:
-            self._stop_file.unlink(missing_ok=True)
+        """Removes the file, so that the next start does not stop at once; or says that it will."""
+        if self._stop_file is not None and (refused := remove(self._stop_file)):
+            say(f"{self._stop_file}: cannot be removed: {refused.strerror}; each start stops at it")
 
     # What the ranks agree on
 
@@ -184,7 +187,7 @@ class StopRequests:
                 self._last_ctrl_c = self._clock()
                 if self._last_ctrl_c - before < self._now_seconds:
                     raise KeyboardInterrupt
-            if not self.reason:
+            if not self.reason and sys.stderr is not None:  # else the descriptor may be a file's
                 with contextlib.suppress(OSError):  # not by a stream, which may be in use just now
                     os.write(2, _HEARD)
             self.add(StopReason[signal.Signals(signum).name])

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import write_single_file
+from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
 from expbase.config import Config, ConfigError, did_you_mean, load_yaml
@@ -234,7 +235,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
         if experiment.rank == 0:
             text = "".join(json.dumps(result) + "\n" for result in results)
             write_single_file(experiment.output_dir / "results.jsonl", [text.encode()])
-            print(text, end="", flush=True)
+            show(text, end="")
 
 
 def _checkpoints_in(source: Path, which: str) -> list[str]:

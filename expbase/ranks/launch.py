@@ -34,6 +34,8 @@ from expbase.base.processes import (
     ignore_signals_at_exit,
     signals_held,
 )
+from expbase.base.streams import say
+from expbase.config import ConfigError
 from expbase.ranks.device import default_device
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
@@ -55,7 +57,13 @@ class StopSignals:
         self.ranks: Sequence[Any] = ()
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Handles them in the block."""
+        """Handles them in the block; a ConfigError where nobody can."""
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "--nprocs or --restarts: given to main() in a thread; expected it in the main one, "
+                "which alone hears the signals that these processes are to get. Call it there, or "
+                "leave the option away."
+            )
         ignore_signals_at_exit(_STOP_SIGNALS)
         return handling(dict.fromkeys(_STOP_SIGNALS, self.note))
 
@@ -119,7 +127,7 @@ def _most_processes(limit: int, *, on_cpu: bool) -> int:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             count = pool.apply(paddle.device.cuda.device_count)
     number = min(1 << count.bit_length() >> 1, limit) or 1
-    print(f"--nprocs auto: {number} ({limit} shares, {count} cores or GPUs)", file=sys.stderr)
+    say(f"--nprocs auto: {number} ({limit} shares, {count} cores or GPUs)")
     return number
 
 
@@ -142,7 +150,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
         deaths.append(f"rank {rank} did not end when another one had failed, and was killed")
         processes[rank].kill()
     for text in deaths:
-        print(text, file=sys.stderr)
+        say(text)
     for process in processes:  # until then the other ranks look for how it ended, too
         process.join()
     first = [*(c for c in codes if c not in (0, *STOPPED)), *filter(None, codes), 0][0]
@@ -192,9 +200,9 @@ def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int
         function(*args)
     except SystemExit as end:
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            say(end.code)
         return exit_code_of(end) if end.code else 0
     except Exception as error:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
         return exit_code_of(error)
     return 0

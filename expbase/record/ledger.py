@@ -11,7 +11,6 @@ that was killed. What is noted is passed in (provenance.py gathers it).
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,11 +28,10 @@ class Ledger(AppendedFile):
     """
 
     def write(self, event: str, **facts: Any) -> None:
-        """Appends an event with JSON values, on disk when this returns; or an OSError."""
+        """Appends an event with JSON values, on disk when this returns; or says that it cannot."""
         record = {"event": event, "time": round(time.time(), 3), **facts}
-        file = self.open()
-        file.write(f"{json.dumps(record)}\n".encode())  # one piece, which no kill tears
-        os.fsync(file.fileno())
+        self.append(f"{json.dumps(record)}\n".encode())  # one piece, which no kill tears
+        self.flush()
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

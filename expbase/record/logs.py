@@ -9,12 +9,12 @@ There is a logger from the beginning; it keeps its lines until there is a file.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from expbase.base.files import AppendedFile
+from expbase.base.streams import say
 
 
 def early_log() -> logging.Logger:
@@ -71,11 +71,10 @@ class _Lines(logging.Handler):
             if self.file is not None:
                 line = _line(record, "%Y-%m-%d %H:%M:%S")
                 if record.exc_info:
-                    line += f"{logging.Formatter().formatException(record.exc_info)}\n"
-                self.file.append(line.encode("utf-8", "backslashreplace"))
-            elif sys.stderr is not None and not getattr(record, "is_shown", False):  # None: 2>&-
-                sys.stderr.write(_line(record, "%H:%M:%S"))
-                sys.stderr.flush()
+                    line += f"\n{logging.Formatter().formatException(record.exc_info)}"
+                self.file.append(f"{line}\n".encode("utf-8", "backslashreplace"))
+            elif not getattr(record, "is_shown", False):
+                say(_line(record, "%H:%M:%S"))
         except Exception:
             self.handleError(record)
 
@@ -88,4 +87,4 @@ class _Lines(logging.Handler):
 def _line(record: logging.LogRecord, dates: str) -> str:
     now = time.strftime(dates, time.localtime(record.created))
     mark = f"{record.levelname}: " if record.levelno > logging.INFO else ""
-    return f"{now} {mark}{record.getMessage()}\n"
+    return f"{now} {mark}{record.getMessage()}"

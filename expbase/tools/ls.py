@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from expbase.base.streams import shown
 from expbase.config import nearest
 from expbase.record.metrics import json_value
 from expbase.tools import add_tool
@@ -119,7 +120,7 @@ def _row(run: Run, columns: Sequence[str]) -> list[str]:
         "differs in": run.note or _joined(run.differs),
     }
     texts = [printable(cells.get(name, "")) for name in columns]
-    return [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…" for text in texts]
+    return [text if len(text) <= _WIDTH else shown(f"{text[:_WIDTH]}…") for text in texts]
 
 
 def _group(run: Run, word: str) -> dict[str, str]:

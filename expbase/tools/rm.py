@@ -1,17 +1,18 @@
 """Removes starts that failed before training began, after a question: what they left is no run.
 
-Below a directory, or the one that is named. What has a checkpoint, a logged line or a running
-process stays.
+Below a directory, or the one that is named. What has a checkpoint, a logged line, a running process
+or such a run below it stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
+from expbase.base.files import remove
+from expbase.base.streams import say
 from expbase.checkpoint.layout import FOLDER
 from expbase.engine.run_dir import LOCK
 from expbase.tools import add_tool
@@ -20,7 +21,9 @@ from expbase.tools.runs import Run, find, printable, read_run
 
 
 def add_parser(tools: Any) -> None:
-    add = add_tool(tools, main, "0, or 1 if there is no such directory, or a no").add_argument
+    add = add_tool(
+        tools, main, "0, or 1 after a no, or if anything is missing or cannot be removed"
+    ).add_argument
     add("dir", type=Path, metavar="DIR", help="a directory with runs in it, or a run")
     add("--yes", action="store_true", help="without the question, for scripts")
 
@@ -28,7 +31,12 @@ def add_parser(tools: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     below = find(args.dir)
     runs = {path: read_run(path, str(path.relative_to(args.dir))) for path in below}
-    failed = {path: run for path, run in runs.items() if _is_nothing(path, run)}
+    staying = [path for path, run in runs.items() if not _is_nothing(path, run)]
+    failed = {
+        path: run
+        for path, run in runs.items()
+        if not any(one.is_relative_to(path) for one in staying)
+    }
     if not failed:
         print(f"no failed starts in {printable(str(args.dir))}")
         return 0
@@ -36,12 +44,18 @@ def main(args: argparse.Namespace) -> int:
     if not args.yes and not _is_wanted(len(failed)):
         print("nothing was removed")
         return 1
-    for path in failed:
-        with (path / LOCK.format(rank=0)).open("a") as file:
-            os.lockf(file.fileno(), os.F_TLOCK, 0)  # an OSError if it was started meanwhile
-            shutil.rmtree(path)
-    print(f"removed: {len(failed)}")
-    return 0
+    refused = 0
+    for path in sorted(failed, reverse=True):  # what is below another one comes first
+        try:
+            with (path / LOCK.format(rank=0)).open("a") as file:
+                os.lockf(file.fileno(), os.F_TLOCK, 0)  # an OSError if it was started meanwhile
+                if error := remove(path):
+                    raise error
+        except OSError as error:
+            refused += 1
+            say(f"cannot be removed: {printable(str(path))}: {error.strerror or error}")
+    print(f"removed: {len(failed) - refused}")
+    return 1 if refused else 0
 
 
 def _is_nothing(path: Path, run: Run) -> bool:

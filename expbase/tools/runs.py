@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import DAMAGES, regular
+from expbase.base.streams import shown
 from expbase.checkpoint import layout
 from expbase.checkpoint.best import best_of
 from expbase.config import load_yaml
-from expbase.engine.run_dir import CONFIG, LOCK
+from expbase.engine.run_dir import CONFIG, LOCK, is_run
 from expbase.record.ledger import LEDGER, flat
 from expbase.record.metrics import METRICS, json_lines
 
@@ -30,7 +31,8 @@ _LOCK = LOCK.format(rank=0)
 
 def printable(text: str) -> str:
     """Returns the text with backslash escapes for what a terminal cannot show, and line ends."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown("".join(escaped))
 
 
 def find(folder: Path) -> list[Path]:
@@ -42,12 +44,11 @@ def find(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such directory; expected one with runs in it.")
     found = []
-    for directory, names, files in os.walk(folder):
+    for directory, names, _ in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        # Two of them are enough: a damaged run may lack one.
-        if len({CONFIG, LEDGER, _LOCK}.intersection(files)) > 1:
+        if is_run(directory):
             found.append(Path(directory))
-            names.clear()  # what is below belongs to the run
+            names[:] = [name for name in names if name != layout.FOLDER]
     return sorted(found)
 
 

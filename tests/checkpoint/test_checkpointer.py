@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from tiny import Tiny, make, run_of, same_bits, saved, trained
+from tiny import Tiny, make, refusing, run_of, same_bits, saved, trained
 
 from expbase.__main__ import main
 from expbase.checkpoint import layout, storage
@@ -182,6 +182,40 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(
     assert "CONTINUING" in err
     assert "step-00000002" in err
     assert exp.iteration == 6
+
+
+def test_one_that_cannot_be_deleted_is_told_once_and_training_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing(monkeypatch, "step-00000002")
+    for last in (8, 10):
+        assert trained(Tiny, tmp_path / "run", max_iteration=last, keep_last=1).finished
+        text = "WARNING: step-00000002 cannot be deleted: Device or resource busy"
+        assert capfd.readouterr().err.count(text) == 1
+        assert saved(tmp_path / "run") == [2, last]
+
+
+def test_a_damaged_one_that_cannot_be_moved_aside_is_passed_over_and_costs_no_good_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    trained(Tiny, run, max_iteration=6)
+    (run / "checkpoints/step-00000006/optimizer.safetensors").write_bytes(b"torn")
+    refusing(monkeypatch, "step-00000006")
+
+    class Looking(Tiny):
+        def on_train_batch_end(self) -> None:
+            if self.iteration == 5:
+                self.save()
+            if self.iteration == 6:  # what was saved at 5 is there, and pruned what was before
+                run_of(self).checkpointer.close()
+                assert saved(run) == [5, 6]
+
+    assert trained(Looking, run, max_iteration=7, save_interval=0, keep_last=1).finished is True
+    err = capfd.readouterr().err
+    assert "It cannot be moved aside (Device or resource busy), and is passed over." in err
+    assert "CONTINUING the run" in err
+    assert "from step-00000004" in err
 
 
 def test_the_lines_that_a_checkpoint_counts_on_are_on_disk_before_it_is(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import refusing
 
 from expbase.base.files import write_single_file
 from expbase.checkpoint import layout, storage
@@ -271,6 +272,47 @@ def test_a_kill_within_a_deletion_leaves_none_that_is_half_there(
         storage.verify(path)
     storage.newest_intact(tmp_path, print)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_one_that_cannot_be_deleted_stays_and_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for iteration in (1, 2, 3):
+        write(tmp_path, iteration)
+    refusing(monkeypatch, "step-00000001")
+    refused = storage.prune(tmp_path, keep_last=1)
+    assert refused == {"step-00000001": "Device or resource busy", "step-00000002": ""}
+    assert [path.name for path in layout.listed(tmp_path)] == ["step-00000001", "step-00000003"]
+    assert storage.prune(tmp_path, keep_last=1, ignored=["step-00000001"]) == {}
+
+
+@pytest.mark.parametrize("protected", [3, 1])
+def test_one_of_which_no_file_can_be_deleted_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protected: int
+) -> None:
+    """As after `chmod -R a-w`; of one with a single such file the others are gone, and told."""
+    for iteration in (1, 2):
+        write(tmp_path, iteration, a=b"a", b=b"b")
+
+    def refuse(path: Path, **options: bool) -> None:
+        for file in sorted(path.iterdir())[protected:]:
+            file.unlink()
+        if not options:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", refuse)
+        [why] = storage.prune(tmp_path, keep_last=1).values()
+        said = newest_intact(tmp_path)[1]
+    if protected == 3:
+        assert why == "Operation not permitted"
+        storage.verify(tmp_path / "step-00000001")
+        assert said == []
+    else:
+        assert why == "Operation not permitted. What is left of it is in .deleting-step-00000001"
+        [text] = said
+        assert text.endswith("step-00000001: left by another start, and cannot be deleted: "
+                             "Operation not permitted")  # fmt: skip
 
 
 def test_checkpoints_are_listed_by_number_and_nothing_else_is(tmp_path: Path) -> None:

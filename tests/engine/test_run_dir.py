@@ -14,7 +14,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from tiny import Tiny, make, trained
+from tiny import Tiny, make, refusing, trained
 
 from expbase import Config, ConfigError
 from expbase.checkpoint import storage
@@ -186,6 +186,14 @@ def test_fresh_moves_each_old_run_to_a_number_of_its_own(output: RunDirectory) -
     assert not (output.path / "config.yaml").exists()
 
 
+def test_one_that_cannot_be_moved_aside_is_told(
+    output: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing(monkeypatch, output.path.name)  # a disk is mounted there, as in a container
+    with pytest.raises(ConfigError, match=r"cannot be moved aside to .*\.old-1': Device or resou"):
+        output.move_aside()
+
+
 def test_a_directory_without_a_run_is_not_moved(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     assert claimed(tmp_path, fresh=True) is None
@@ -348,6 +356,20 @@ def test_only_the_folder_of_checkpoints_may_be_a_link(tmp_path: Path) -> None:
     assert claimed(tmp_path) is None
     (tmp_path / "large disk").rmdir()
     assert "holds checkpoints, no directory; expected one." in refusal(tmp_path)
+
+
+def test_the_folder_of_runs_is_refused_and_a_run_in_a_run_is_not(tmp_path: Path) -> None:
+    def claim(*names: str) -> None:
+        directory = RunDirectory(tmp_path.joinpath(*names))
+        directory.claim({}, fresh=False, force=False)
+        directory.dump({})
+        directory.release()
+
+    for names in (("runs", "a"), ("runs", "a", "teacher"), ("runs", "a")):
+        claim(*names)
+    with pytest.raises(ConfigError, match=r"runs' is no run itself, and holds one, 'a'; .*runs/NA"):
+        claim("runs")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
 
 
 def test_a_directory_to_which_others_may_write_is_told(

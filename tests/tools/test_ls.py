@@ -248,12 +248,15 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_runs_are_found_by_their_files_but_not_in_a_run_or_a_hidden_folder(tmp_path: Path) -> None:
-    for name in ("b", "a/deep", "a/deep/below", ".hidden/c", "no"):
+def test_runs_are_found_by_their_files_also_below_a_run_but_not_in_a_hidden_folder(
+    tmp_path: Path,
+) -> None:
+    for name in ("b", "a/deep", "a/deep/below", "b/checkpoints/c", ".hidden/c", "no"):
         (tmp_path / name).mkdir(parents=True)
         for file in ("config.yaml", "ledger.jsonl")[: 1 if name == "no" else 2]:
             (tmp_path / name / file).touch()
-    assert find(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
+    found = [str(path.relative_to(tmp_path)) for path in find(tmp_path)]
+    assert found == ["a/deep", "a/deep/below", "b"]
     assert find(tmp_path / "a/deep/below") == [tmp_path / "a/deep/below"]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import Broken, Dataless, Tiny, make, trained
@@ -70,6 +73,32 @@ def test_another_answer_and_none_are_a_no(
         assert main(["rm", str(runs)]) == 1
         assert capsys.readouterr().out.endswith("nothing was removed\n")
     assert left(runs) == ALL
+
+
+def test_one_that_cannot_be_removed_is_named_and_the_others_are_removed(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+
+    def refuse(name: Any, **where: Any) -> None:
+        if "deep" in os.readlink(f"/proc/self/fd/{where['dir_fd']}"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(name, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        assert main(["rm", str(runs), "--yes"]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"cannot be removed: {runs}/deep/failed: Operation not permitted\n"
+    assert said.out.endswith("\nremoved: 2\n")
+    assert left(runs) == ALL - GONE | {"deep/failed"}
+
+
+def test_a_failed_start_in_the_folder_of_runs_takes_no_run_with_it(runs: Path) -> None:
+    for file in ("config.yaml", "ledger.jsonl"):
+        shutil.copy(runs / "failed" / file, runs)
+    assert main(["rm", str(runs), "--yes"]) == 0
+    assert left(runs) == ALL - GONE | {"."}
 
 
 def test_a_script_needs_no_answer_and_what_was_started_meanwhile_stays(

@@ -21,6 +21,7 @@ import paddle
 from paddle.static import InputSpec
 
 from expbase.base.arrays import describe
+from expbase.base.streams import show
 
 Specs = Sequence[InputSpec]
 
@@ -162,7 +163,7 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         texts = [json.dumps(one, default=lambda array: array.tolist()) for one in self.results]
         lines = "".join(f"{text}\n" for text in texts)
         if output_dir is None:
-            print(lines, end="")
+            show(lines, end="")
             return
         path = Path(output_dir) / f"{self.head_name}.{self.phase}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
