@@ -122,6 +122,19 @@ def test_options_are_read_in_one_place() -> None:
     assert len(read) <= 1, read
 
 
+def test_a_run_says_nothing_but_by_what_outlives_its_terminal() -> None:
+    """Tools print, and end when nobody reads them; unpickler.py answers its parent by stdout."""
+    written = r"print|(traceback|warnings)\.print_\w+|sys\.(__)?std(out|err)(__)?\..*write\w*"
+    bare = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in FILES
+        if not name_of(path).startswith(("base.streams", "tools.", "checkpoint.unpickler"))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and re.fullmatch(written, ast.unparse(node.func))
+    ]
+    assert bare == []
+
+
 def test_the_life_of_a_run_is_no_flags(tmp_path: Path) -> None:
     run = vars(make(Tiny, tmp_path / "run"))[RUN]
     kept = {**vars(type(run)), **vars(run), **vars(type(run.loop)), **vars(run.loop)}
