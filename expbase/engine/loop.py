@@ -183,6 +183,7 @@ class Loop:
         """Ends the iteration under way: on_train_batch_end, then whatever is due."""
         self.need(Step.WITHIN, "end_iteration")
         self.step = Step.ENDING
+        self._stop.note_update()
         self._events.fire("on_train_batch_end")
         self._log_and_save()
         self._report.move(self.iteration)

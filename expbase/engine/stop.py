@@ -72,7 +72,7 @@ class StopRequests:
 
     Args:
         stop_file: Its existence is a request; None on ranks other than 0.
-        time_limit_seconds: From now; 0: none.
+        time_limit_seconds: From now, but heard after the first update; 0: none.
         save_seconds: From a checkpoint to the next one; 0: not by the clock. Rank 0 has the clock.
         parallel: Whether other ranks must agree.
         began: When the time limit began, by the clock, if that was before.
@@ -106,6 +106,8 @@ class StopRequests:
         self._save_seconds = save_seconds
         self._began = clock() if began is None else began
         self._last_ctrl_c = float("-inf")
+        self._has_trained = False
+        self._late = ""  # what is said of a time limit that was over when training began
         self.start(0)
 
     def add(self, reason: StopReason, text: str = "", *, on_all_ranks: bool = False) -> None:
@@ -121,8 +123,10 @@ class StopRequests:
     def poll(self) -> None:
         """Looks at the file and the clock, and whether the run may go on."""
         self._check()
-        if self._limit and self._clock() - self._began >= self._limit:
-            self.add(StopReason.TIME_LIMIT)
+        # Not before the first update of this start: else one that is shorter than setup would stop
+        # each start where it begins.
+        if self._limit and self._has_trained and self._clock() - self._began >= self._limit:
+            self.add(StopReason.TIME_LIMIT, self._late)
         if self._stop_file is not None and os.path.exists(self._stop_file):
             self.add(StopReason.FILE)
 
@@ -135,9 +139,19 @@ class StopRequests:
 
     def start(self, iteration: int) -> None:
         """Notes where training begins: there the ranks ask each other at once."""
+        now = self._clock()
+        if now - self._began >= self._limit > 0:
+            self._late = (
+                f"training.time_limit_seconds={self._limit:g}, which was over before the first "
+                f"update of this start, after {now - self._began:.0f} s; raise it"
+            )
         self.next_iteration = iteration  # when the ranks ask each other next
-        self._asked = (self._clock(), iteration)
+        self._asked = (now, iteration)
         self.note_saved()
+
+    def note_update(self) -> None:
+        """Notes that this start has made one."""
+        self._has_trained = True
 
     def note_saved(self) -> None:
         """Notes that a checkpoint holds the state of now."""

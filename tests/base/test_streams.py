@@ -88,8 +88,12 @@ def test_what_lasts_is_otherwise_the_stream() -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "text"),
-    [("utf-8", "实验 é → …"), ("latin-1", r"\u5b9e\u9a8c é -> ..."), ("ascii", r"\u5b9e\u9a8c \xe9 -> ...")],
-)  # fmt: skip
+    [
+        ("utf-8", "实验 é → …"),
+        ("latin-1", r"\u5b9e\u9a8c é -> ..."),
+        ("ascii", r"\u5b9e\u9a8c \xe9 -> ..."),
+    ],
+)
 def test_characters_that_a_stream_lacks_are_escaped(
     monkeypatch: pytest.MonkeyPatch, encoding: str, text: str
 ) -> None:

@@ -26,6 +26,7 @@ from tiny import (
     run_of,
     run_script,
     same_bits,
+    saved,
     trained,
     validations,
     wait_until,
@@ -216,6 +217,25 @@ def test_the_time_limit_stops_with_its_code(
     assert last_record(tmp_path / "run")["reason"] == "training.time_limit_seconds"
 
 
+def test_a_time_limit_shorter_than_setup_lets_each_start_make_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the validation that the one before has left, which it would leave again for ever."""
+    seconds = itertools.count(0, 100)
+    hasty = partial(StopRequests, clock=seconds.__next__)
+    monkeypatch.setattr(run_file, "StopRequests", hasty)
+    monkeypatch.setattr("expbase.engine.stop._LOOK_SECONDS", 0)  # at each batch of a validation
+    for iteration in (1, 2, 3):
+        with pytest.raises(SystemExit) as ended:
+            trained(Tiny, tmp_path / "run", valid_interval=1, time_limit_seconds=9)
+        assert ended.value.code == 124
+        assert saved(tmp_path / "run")[-1] == iteration
+        assert [*curve(tmp_path / "run", "valid/accuracy")] == [*range(1, iteration)]
+        text = rf"\[{iteration}\] STOPPED by training.time_limit_seconds=9, which was over before "
+        text += r"the first update of this start, after \d+ s; raise it; the same command continues"
+        assert re.search(text, capsys.readouterr().err)
+
+
 def test_a_stop_by_the_experiment_lets_the_validation_finish(tmp_path: Path) -> None:
     class Validating(Tiny):
         def valid(self) -> dict[str, float]:
@@ -257,6 +277,7 @@ def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
 def test_of_several_requests_the_strongest_counts_and_times_are_injected(tmp_path: Path) -> None:
     now = [0.0]
     requests = StopRequests(tmp_path / "STOP", 10, clock=lambda: now[0])
+    requests.note_update()
     requests.poll()
     assert requests.reason == StopReason.NONE
     now[0] = 10.0
