@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
+from expbase.base.errors import add_note
 from expbase.base.exit_codes import ExitCode, exit_code_of
 from expbase.base.processes import ended_by_sigterm
 from expbase.base.streams import say, show, show_any_character
@@ -56,6 +58,27 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitCode.MISTAKE, f"{self.prog}: error: {message}\n")
+
+
+class _Given(argparse.Namespace):
+    """The options as given; it knows whether somebody has read `data`, which was not."""
+
+    __slots__ = ("_missed_data",)  # beside the options: vars() has these alone
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "data" and value is None:
+            self._missed_data = True
+        return value
+
+    def explain(self, error: Exception) -> None:
+        """Makes an error that may come of it say so: `Path(None)`, or "None/train" not found."""
+        if hasattr(self, "_missed_data") and re.search(r"NoneType|['\"]None\b", str(error)):
+            add_note(
+                error,
+                "--data was not given, so self.args.data, which this experiment has read, is None; "
+                "expected --data PATH if it needs some.",
+            )
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
@@ -120,7 +143,8 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
-        args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
+        words = list(sys.argv[1:] if argv is None else argv)
+        args = _Given(**vars(_parse(parser, words, experiment)))
         config = load_config(experiment, args)
         if args.print_config:
             show(dump_yaml(config), end="")
@@ -208,13 +232,17 @@ def _start(*words: Any) -> Any:
 
 
 def _run(
-    prog: str, experiment: type[ExperimentBase], config: Config, args: argparse.Namespace
+    prog: str, experiment: type[ExperimentBase], config: Config, args: _Given
 ) -> ExperimentBase:
     with report_user_errors(prog):
-        with _answering_mistakes():
-            exp = experiment(config, args)
-            exp.setup()
-        exp.run()
+        try:
+            with _answering_mistakes():
+                exp = experiment(config, args)
+                exp.setup()
+            exp.run()
+        except Exception as error:
+            args.explain(error)
+            raise
         return exp
 
 

@@ -6,6 +6,8 @@ import argparse
 import os
 import pickle
 import signal
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +296,37 @@ def test_the_processes_of_nprocs_have_the_mixins_in_front(
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
     function(*args)
     assert capsys.readouterr().out.split() == ["outer", "Silent", "True", "run"]
+
+
+@pytest.mark.parametrize("words", [["--smoke"], ["--output", "run"]])
+@pytest.mark.parametrize(
+    ("use", "is_its_fault"),
+    [
+        (lambda args: Path(args.data) / "train", True),
+        (lambda args: os.path.join(args.data, "train"), True),
+        (lambda args: open(args.data), True),
+        (lambda args: open(f"{args.data}/train"), True),
+        (lambda args: args.data.split(), True),
+        (lambda args: Path(None), False),  # it was not read
+        (lambda args: args.data or [][0], False),  # one may do without
+    ],
+)
+def test_an_error_that_may_come_of_no_data_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    use: Callable[[Any], Any],
+    is_its_fault: bool,
+) -> None:
+    class Reading(Tiny):
+        def setup_dataloader(self) -> None:
+            use(self.args)
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((TypeError, OSError, AttributeError, IndexError)) as caught:
+        main(Reading, argv=[*words, "--device=cpu"])
+    text = "".join(traceback.format_exception(caught.value))
+    assert ("--data was not given, so self.args.data" in text) == is_its_fault
 
 
 def test_sigterm_is_answered_from_the_moment_when_main_runs(tmp_path: Path) -> None:

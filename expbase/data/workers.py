@@ -31,6 +31,7 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.base import rng
+from expbase.base.errors import add_note
 from expbase.base.processes import die_with_parent, forking, signals_held, survive_signals
 from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
@@ -70,7 +71,7 @@ class Fetcher:
             try:
                 batch = dataset.batch(taken.indices)
             except Exception as error:
-                _add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
+                add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
                 raise
             yield to_tensors(batch, place), taken, last
 
@@ -89,7 +90,7 @@ class Fetcher:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
                 match batch:
                     case [_, Exception() as error, str() as what]:
-                        _add_note(error, f"{self._name}: raised {what}")
+                        add_note(error, f"{self._name}: raised {what}")
                         raise error
                 yield batch, taken, last
         finally:
@@ -115,19 +116,11 @@ def explain_dead_worker(error: BaseException) -> None:
     """Makes what paddle raises when a worker has died name the causes."""
     texts = ("Blocking queue is killed", "DataLoader process")
     if isinstance(error, SystemError) and any(text in str(error) for text in texts):
-        _add_note(
+        add_note(
             error,
             "A worker of a DataLoader has died: it had no more memory, or no more room in "
             "/dev/shm.",
         )
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    """Adds a line to an error: which samples it was raised for, say."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10
-        error.args += (note,)
 
 
 class _BatchDataset:
