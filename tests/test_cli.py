@@ -8,6 +8,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,24 @@ def test_an_error_that_may_come_of_no_data_says_so(
         main(Reading, argv=[*words, "--device=cpu"])
     text = "".join(traceback.format_exception(caught.value))
     assert ("--data was not given, so self.args.data" in text) == is_its_fault
+
+
+@pytest.mark.parametrize("option", ["--nprocs=2", "--restarts=1"])
+def test_processes_are_refused_in_a_thread_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """Python lets its main thread alone handle signals, which are passed on to them."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    words = ["--output", str(tmp_path / "run"), option, "--fresh"]
+    with ThreadPoolExecutor(1) as thread:
+        error = thread.submit(main, Silent, argv=words).exception()
+    assert isinstance(error, SystemExit)
+    assert error.code == 78
+    said = capsys.readouterr().err
+    assert "--nprocs or --restarts: given to main() in a thread; expected it in the main" in said
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "config.yaml"]
 
 
 def test_sigterm_is_answered_from_the_moment_when_main_runs(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def write(
     target = directory / name_of(iteration)
     temporary = directory / f".writing-{target.name}"
     try:
-        remove(temporary)
+        if refused := remove(temporary):
+            raise refused
         directory.mkdir(exist_ok=True)  # but not the run's, which may have been moved away
         temporary.mkdir()
         entries = {name: write_flushed(temporary / name, parts) for name, parts in files.items()}

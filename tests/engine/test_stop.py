@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -272,6 +273,14 @@ def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     trained(Tiny, tmp_path / "run", max_iteration=1)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_run_in_a_thread_trains_and_says_once_that_it_hears_no_signals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(trained, Tiny, tmp_path, max_iteration=2).result().finished
+    assert capsys.readouterr().err.count("WARNING: run() in a thread: python gives signals to") == 1
 
 
 def test_of_several_requests_the_strongest_counts_and_times_are_injected(tmp_path: Path) -> None:
