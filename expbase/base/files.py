@@ -116,7 +116,7 @@ class AppendedFile:
             self._is_refused = True
             lost = f"{self.path}: cannot be written: {error.strerror}; what should be in it is lost"
             # Not by a logger: its file may be what is refused.
-            say(f"{lost}, and training goes on. Make room.")
+            say(f"{lost}, and training goes on. Make room, or allow writing.")
 
     def flush(self) -> None:
         """Waits until what was added is on the disk, if the system can do that."""
