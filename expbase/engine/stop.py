@@ -28,7 +28,6 @@ from typing import Any
 import paddle
 
 from expbase.base.exit_codes import ExitCode
-from expbase.base.files import remove
 from expbase.base.processes import handling, ignore_signals_at_exit
 from expbase.base.streams import say
 from expbase.ranks import collectives, store
@@ -132,8 +131,12 @@ class StopRequests:
 
     def remove_stop_file(self) -> None:
         """Removes the file, so that the next start does not stop at once; or says that it will."""
-        if self._stop_file is not None and (refused := remove(self._stop_file)):
-            say(f"{self._stop_file}: cannot be removed: {refused.strerror}; each start stops at it")
+        if self._stop_file is None:
+            return
+        try:
+            self._stop_file.unlink(missing_ok=True)
+        except OSError as error:
+            say(f"{self._stop_file}: cannot be removed: {error.strerror}; each start stops at it")
 
     # What the ranks agree on
 

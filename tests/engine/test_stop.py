@@ -206,6 +206,18 @@ def test_a_file_named_stop_stops_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "STOP").exists()
 
 
+def test_a_stop_file_that_cannot_be_removed_is_told_and_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "STOP").mkdir()  # as one of another user's, under a sticky bit
+    (tmp_path / "STOP/theirs").touch()
+    StopRequests(tmp_path / "STOP").remove_stop_file()
+    assert "STOP: cannot be removed: Is a directory; each start stops at it" in (
+        capsys.readouterr().err
+    )
+    assert (tmp_path / "STOP/theirs").exists()
+
+
 def test_the_time_limit_stops_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
