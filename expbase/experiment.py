@@ -128,6 +128,21 @@ class ExperimentBase(Events):
         return self.__run.loop.has_finished
 
     @property
+    def end_reason(self) -> str:
+        """Why training has ended, from on_exception and on_train_end on and after run(); the same
+        on all ranks, but for one that has failed. Its first word is the kind:
+
+            ""                                      not ended, or only looked at
+            "finished"                              as far as the config asks
+            "stopped: early stopping: accuracy …"   stop(), by the text that it was given; a STOP
+                                                    file; train() that returned
+            "time limit: training.time_limit_seconds"
+            "signal: SIGINT"                        Ctrl-C; SIGTERM, SIGHUP, SIGUSR1
+            "failed: ValueError('broken')"          an exception
+        """
+        return self.__run.loop.end_reason
+
+    @property
     def read_only(self) -> bool:
         """Whether it only looks at a run (--evaluate, --export), and writes nothing."""
         return self.__run.start.read_only
