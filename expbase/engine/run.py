@@ -51,7 +51,7 @@ from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
-from expbase.record import logs, provenance, sources
+from expbase.record import git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
@@ -125,8 +125,7 @@ class Run:
             contents=self._contents,
             inventory=self.state.inventory,
             on_written=on_checkpoint_written,
-            # Of the files now, which are loaded: one may be edited while they run.
-            sources=sources.checksums(type(self.experiment)),
+            code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
         )
 
@@ -249,6 +248,9 @@ class Run:
             self.ledger = Ledger(start.output_dir / LEDGER)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)
+            code = self.checkpointer.code
+            if lacking := sources.keep(code, start.output_dir, git.committed(code.folder)):
+                start.warn(lacking)
         self._watch_for_hanging()
         if reason := start.options.restart_reason:
             start.warn(reason)
@@ -435,7 +437,7 @@ class Run:
         self._is_past_setup = True
         start = self.start
         facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
-        facts |= {"iteration": self.loop.iteration, "sources": self.checkpointer.sources}
+        facts |= {"iteration": self.loop.iteration, **self.checkpointer.code.facts()}
         self._note("start", config=flat(start.config), **facts, **self.facts)
 
     def _note_how_it_ended(self) -> None:
