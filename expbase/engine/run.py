@@ -249,7 +249,8 @@ class Run:
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)
             code = self.checkpointer.code
-            if lacking := sources.keep(code, start.output_dir, git.committed(code.folder)):
+            in_git = git.committed(code.folder, code.files)
+            if lacking := sources.keep(code, start.output_dir, in_git):
                 start.warn(lacking)
         self._watch_for_hanging()
         if reason := start.options.restart_reason:

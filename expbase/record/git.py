@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,12 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
     return facts
 
 
-def committed(folder: Path) -> set[str]:
-    """Returns the files of a folder that the commit has, by path in it; none if git knows none."""
+def committed(folder: Path, names: Iterable[str]) -> set[str]:
+    """Returns those of some files, by path in a folder, that the commit has; in doubt none."""
     if top_of(folder) is None:
         return set()
     try:
-        answer = _ask(folder, "ls-tree", "-r", "-z", "--name-only", "HEAD")
+        answer = _ask(folder, "ls-tree", "-z", "--name-only", "HEAD", *names)
         return {*os.fsdecode(answer).split("\0")}
     except (OSError, subprocess.SubprocessError):
         return set()

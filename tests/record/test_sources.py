@@ -190,8 +190,12 @@ def test_a_run_outside_of_git_keeps_each_distinct_file_and_show_names_those_that
 
 
 def test_in_git_it_keeps_what_the_commit_lacks(folder: Path) -> None:
-    for words in (("init", "-q"), ("add", "nets.py"), ("commit", "-qm", "One")):
-        git(folder, *words)
+    git(folder, "init", "-q")
+    git(folder, "add", "nets.py")
+    trained(experiment(), folder / "run", max_iteration=1)
+    assert {*kept(folder / "run").values()} == {TRAIN, "WIDTH = 8\n"}  # there is no commit yet
+    shutil.rmtree(folder / "run")
+    git(folder, "commit", "-qm", "One")
     trained(experiment(), folder / "run", max_iteration=2)
     assert {*kept(folder / "run").values()} == {TRAIN}
 
