@@ -73,7 +73,7 @@ _CAUSES_OF_CHANCE = (
 
 def add_parser(tools: Any) -> None:
     parser = add_tool(tools, main, "0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM")
-    parser.usage = "%(prog)s [options] (script | -m MODULE) --output DIR [-- WORDS]"
+    parser.usage = "%(prog)s [options] (script | -m MODULE)\n       --output DIR [-- WORDS]"
     add = parser.add_argument
     add("script", nargs="?", default="", help="your train.py")
     add("-m", dest="module", default="", metavar="MODULE",
