@@ -206,6 +206,8 @@ class Side:
             hint = ""
             if re.search("max_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
                 hint = " With --iterations N training.max_iteration is N, whatever `--` says."
+            if "relative import with no known parent" in tail:
+                hint = " What is started as python -m package.train is given as -m package.train."
             name = self.directory.name
             raise ValueError(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not layout.listed(self.directory / layout.FOLDER):

@@ -424,8 +424,10 @@ def test_a_module_is_proven_as_python_runs_it(
     (tmp_path / "package").mkdir()
     (tmp_path / "package/nets.py").write_text("from tiny import Tiny\n")
     (tmp_path / "package/train.py").write_text(f"from .nets import Tiny\n{MAIN}\n")
+    assert main(["verify", "package/train.py", "--output", "other"]) == 1
+    assert "code 1. What is started as python -m package.train is" in capsys.readouterr().err
     words = ["verify", "-m", "package.train", "--output", "out", "--iterations", "10"]
-    assert main([*words, "--kills", "1", "--", "--nprocs", "1"]) == 0
+    assert main([*words, "--kills", "1"]) == 0
     assert "identical: 10 iterations, 1 kills" in capsys.readouterr().out
 
 
