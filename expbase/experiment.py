@@ -389,7 +389,7 @@ class ExperimentBase(Events):
         """Ends training after this iteration, with a checkpoint. Several ranks agree on it twice a
         second; with `on_all_ranks`, which all must call in the same iteration, at once.
         """
-        self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
+        self.__run.stop.add(StopReason.CALL, str(reason), on_all_ranks=on_all_ranks)
 
     def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
         """Calls valid() in eval mode, without gradients, with random numbers of its own.

@@ -142,8 +142,8 @@ class Loop:
     @property
     def stop_text(self) -> str:
         """Why training was stopped, in words: what stop() was given."""
-        is_call = self.stopped_by is StopReason.CALL
-        return self._stop.text if is_call else str(self.stopped_by)
+        text = self._stop.text if self.stopped_by is StopReason.CALL else ""
+        return text or str(self.stopped_by)
 
     def place_at(self, iteration: int, epoch: int) -> None:
         """Sets the counters to those of a checkpoint that is only looked at."""

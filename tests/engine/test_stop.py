@@ -151,14 +151,21 @@ def test_a_signal_reaches_on_exception_once(
     assert saved(tmp_path) == ([] if len(signals) > 1 else [6])
 
 
-def test_a_stop_that_is_no_signal_reaches_no_on_exception(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [("enough", "enough"), ("", "stop() was called"), (ValueError("of mine"), "of mine")],
+)
+def test_a_stop_that_is_no_signal_reaches_no_on_exception(
+    tmp_path: Path, given: Any, text: str
+) -> None:
     class Enough(Told):
         def train_batch(self) -> None:
             super().train_batch()
-            self.stop("enough")
+            self.stop(given)
 
-    assert trained(Enough, tmp_path).told == ["on_train_end"]  # type: ignore[attr-defined]
-    assert last_record(tmp_path)["reason"] == "enough"
+    exp: Any = trained(Enough, tmp_path)
+    assert (exp.told, exp.end_reason) == (["on_train_end"], f"stopped: {text}")
+    assert last_record(tmp_path)["reason"] == text
 
 
 def test_under_nohup_a_hangup_does_not_stop(tmp_path: Path) -> None:
