@@ -129,16 +129,17 @@ class ExperimentBase(Events):
 
     @property
     def end_reason(self) -> str:
-        """Why training has ended, from on_exception and on_train_end on and after run(); the same
-        on all ranks, but for one that has failed. Its first word is the kind:
+        """Why training has ended: a kind, and after a colon what it was; "" if it has not.
 
-            ""                                      not ended, or only looked at
-            "finished"                              as far as the config asks
-            "stopped: early stopping: accuracy …"   stop(), by the text that it was given; a STOP
-                                                    file; train() that returned
+        It is known from on_exception and on_train_end on, and after run(); the same on all ranks,
+        but for one that has failed.
+
+            "finished"                       as far as the config asks
+            "stopped: it is good enough"     stop("it is good enough"); also "a file named STOP" and
+                                             "train() returned"
             "time limit: training.time_limit_seconds"
-            "signal: SIGINT"                        Ctrl-C; SIGTERM, SIGHUP, SIGUSR1
-            "failed: ValueError('broken')"          an exception
+            "signal: SIGINT"                 Ctrl-C; also SIGTERM, SIGUSR1 and SIGHUP
+            "failed: ValueError('broken')"   an exception
         """
         return self.__run.loop.end_reason
 
@@ -387,7 +388,8 @@ class ExperimentBase(Events):
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
         """Ends training after this iteration, with a checkpoint. Several ranks agree on it twice a
-        second; with `on_all_ranks`, which all must call in the same iteration, at once.
+        second; with `on_all_ranks`, which all must call in the same iteration, at once. The log,
+        the ledger and end_reason name the reason; of several ranks that of the first one.
         """
         self.__run.stop.add(StopReason.CALL, str(reason), on_all_ranks=on_all_ranks)
 
