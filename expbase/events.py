@@ -155,7 +155,11 @@ class Events:
         """Before load_model reads its file."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """After an exception in training, before it is raised on; one from here is only logged."""
+        """After an exception in training, before it is raised on; one from here is only logged.
+
+        After a stop by a signal, too: with a KeyboardInterrupt for Ctrl-C, else a SystemExit with
+        the exit code; the state is saved all the same.
+        """
 
     def terminal(self) -> None:
         """The final step of a start, once, also after a failure. Signals wait for it."""

@@ -128,6 +128,22 @@ class ExperimentBase(Events):
         return self.__run.loop.has_finished
 
     @property
+    def end_reason(self) -> str:
+        """Why training has ended: a kind, and after a colon what it was; "" if it has not.
+
+        It is known from on_exception and on_train_end on, and after run(); the same on all ranks,
+        but for one that has failed.
+
+            "finished"                       as far as the config asks
+            "stopped: it is good enough"     stop("it is good enough"); also "a file named STOP" and
+                                             "train() returned"
+            "time limit: training.time_limit_seconds"
+            "signal: SIGINT"                 Ctrl-C; also SIGTERM, SIGUSR1 and SIGHUP
+            "failed: ValueError('broken')"   an exception
+        """
+        return self.__run.loop.end_reason
+
+    @property
     def read_only(self) -> bool:
         """Whether it only looks at a run (--evaluate, --export), and writes nothing."""
         return self.__run.start.read_only
@@ -372,9 +388,10 @@ class ExperimentBase(Events):
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
         """Ends training after this iteration, with a checkpoint. Several ranks agree on it twice a
-        second; with `on_all_ranks`, which all must call in the same iteration, at once.
+        second; with `on_all_ranks`, which all must call in the same iteration, at once. The log,
+        the ledger and end_reason name the reason; of several ranks that of the first one.
         """
-        self.__run.stop.add(StopReason.CALL, reason, on_all_ranks=on_all_ranks)
+        self.__run.stop.add(StopReason.CALL, str(reason), on_all_ranks=on_all_ranks)
 
     def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
         """Calls valid() in eval mode, without gradients, with random numbers of its own.

@@ -1,4 +1,4 @@
-"""A message to a chat when a run ends, and how: finished, stopped or failed."""
+"""A message to a chat when a run ends, and why: finished, stopped, by a signal, failed."""
 
 import json
 import os
@@ -13,8 +13,6 @@ from expbase import ExperimentBase, main
 
 
 class Told(ExperimentBase):
-    error = None
-
     def setup_dataloader(self):
         images, labels = load_digits(return_X_y=True)
         images, labels = paddle.to_tensor(images / 16, "float32"), paddle.to_tensor(labels)
@@ -36,14 +34,10 @@ class Told(ExperimentBase):
         for x, y in self.valid_batches():
             self.log(loss=F.cross_entropy(self.model(x), y))
 
-    def on_exception(self, exception):
-        self.error = f"failed: {exception!r}"
-
     def terminal(self):  # once, however the start ends; not after a kill -9
         address = os.environ.get("WEBHOOK")
         if address and self.rank == 0 and not self.read_only:
-            how = "finished" if self.finished else self.error or "stopped"
-            text = f"{self.output_dir.name}: {how}, at iteration {self.iteration}"
+            text = f"{self.output_dir.name}: {self.end_reason}, at iteration {self.iteration}"
             body = json.dumps({"text": text}).encode()
             request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
             try:

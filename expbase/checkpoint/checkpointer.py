@@ -35,11 +35,11 @@ from expbase.checkpoint.named import find_in_run
 from expbase.checkpoint.rank_state import GatheredState
 from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError
+from expbase.record.sources import Code
 from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
-_SOURCES = "sources"  # another one
-_INVENTORY = "inventory"  # and what is no state, of rank 0
+_INVENTORY = "inventory"  # another one: what is no state, of rank 0
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class Checkpointer:
         contents: Returns the entries of a checkpoint, in the order of restoring.
         inventory: Returns what no checkpoint holds, of rank 0, when `contents` were captured last.
         on_written: Called on rank 0 for each one that is on the disk.
-        sources: Checksums of the experiment's files, by name.
+        code: The experiment's class and files.
         facts: Returns what is noted for who finds a checkpoint without its run.
     """
 
@@ -82,10 +82,10 @@ class Checkpointer:
         contents: Callable[[], dict[str, Entry]],
         inventory: Callable[[], Mapping[str, Any]],
         on_written: Callable[[Path], object],
-        sources: Mapping[str, str],
+        code: Code,
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self.sources = sources
+        self.code = code
         self._rank = collectives.rank()
         file = None if self._rank else directory.parent / best.FILE
         self.validations = best.Validations(file, training)
@@ -94,7 +94,7 @@ class Checkpointer:
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
         self.inventory: Mapping[str, Any] = {}  # of that checkpoint
-        self._sources_then: Mapping[str, str] = {}  # `sources` at that checkpoint
+        self._changed_code = ""  # since that checkpoint
         self._background = Background()
         # While one copy is being written another one can be made.
         self._memories = _Memory(), _Memory()
@@ -222,7 +222,7 @@ class Checkpointer:
             info = {
                 **sizes,
                 VALIDATIONS_BYTES: self.validations.size(),
-                _SOURCES: self.sources,
+                **self.code.facts(),
                 _INVENTORY: self._inventory(),
                 **self._facts(),
             }
@@ -376,13 +376,7 @@ class Checkpointer:
             CheckpointError: It does not fit; nothing was changed.
         """
         states, saved_by = self._read_fitting(path)
-        notes = []
-        before = self._sources_then
-        if changed := [n for n, code in self.sources.items() if before.get(n, code) != code]:
-            notes.append(
-                f"{', '.join(changed)}: changed since the checkpoint was written; what training "
-                "has changed is the checkpoint's, all else is the code's of now"
-            )
+        notes = [*filter(None, [self._changed_code])]
         if saved_by != collectives.world_size() and not self._training.shares:
             notes.append(
                 f"saved by {saved_by} processes and continued by {collectives.world_size()}: they "
@@ -392,16 +386,19 @@ class Checkpointer:
         self.newest_saved, self.inspected = path, ""
         return notes
 
-    def load_for_inspection(self, path: Path) -> dict[str, Any]:
-        """Restores objects and values; returns the position in training, `iteration` and `epoch`.
+    def load_for_inspection(self, path: Path) -> tuple[dict[str, Any], str]:
+        """Restores objects and values.
 
         What differed between several processes, like the statistics of batch norm, is rank 0's.
+
+        Returns:
+            The position in training, `iteration` and `epoch`, and what is another code, if any.
         """
         entries = (OBJECTS, VALUES, USERS)
         states, _ = self._read_fitting(path, entries)
         self._load(path, {name: states[name] for name in entries})
         self.inspected = path.name
-        return dict(states[LOOP])
+        return dict(states[LOOP]), self._changed_code
 
     def _load(self, path: Path, states: Mapping[str, Any]) -> list[str]:
         notes: list[str] = []
@@ -419,7 +416,7 @@ class Checkpointer:
         opened = rank_state.open_checkpoint(path)
         with storage.reading(path / layout.MANIFEST):
             info = dict(opened.manifest["info"])
-            self._sources_then = dict(info.get(_SOURCES, {}))
+            self._changed_code = self.code.changes_since(info)
             self.inventory = dict(info.get(_INVENTORY, {}))
             sizes = {name: size for name, size in info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}

@@ -2,8 +2,7 @@
 Optimizers and counters are not here: they come out of checkpoints alone.
 
     save_model(Path("model.safetensors"), layer)
-    for text in load_model(Path("other/best"), {"model": layer}):
-        print(text)
+    place, texts = load_model(Path("other/best"), {"model": layer})
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +194,11 @@ def load_model(
     rename: Rename | None = None,
     *,
     partial: bool = False,
-) -> Iterator[str]:
-    """Loads weights, and nothing else, on all ranks; yields for each layer what fitted.
+) -> tuple[Path | None, list[str]]:
+    """Loads weights, and nothing else, on all ranks.
+
+    Returns:
+        Where rank 0 has found them, and for each layer what fitted.
 
     Raises:
         WeightsError: They cannot be read, do not fit, or the user must say which layer is meant;
@@ -205,8 +207,8 @@ def load_model(
     place, found = _on_all_ranks(path)
     if rename is not None:
         found = {model: renamed(of_model, rename) for model, of_model in found.items()}
-    for name, text in set_weights(found, layers, into, partial=partial).items():
-        yield f"loaded {name} from {place}: {text}"
+    fitted = set_weights(found, layers, into, partial=partial)
+    return place, [f"loaded {name} from {place}: {text}" for name, text in fitted.items()]
 
 
 def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, Weights]]:

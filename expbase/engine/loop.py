@@ -127,6 +127,24 @@ class Loop:
         is_done = self.is_over and not self.todo and self.failure is None
         return is_done and (self.is_last or self.stopped_by is StopReason.CALL)
 
+    @property
+    def end_reason(self) -> str:
+        """Why training has ended; "" before. See ExperimentBase."""
+        reason = self.stopped_by
+        if isinstance(self.failure, KeyboardInterrupt):  # the second Ctrl-C
+            reason = StopReason.SIGINT
+        elif self.failure is not None:
+            return f"failed: {self.failure!r}"
+        if not reason:
+            return "finished" if self.is_over else ""
+        return f"{reason.kind}: {reason.name if reason.kind == 'signal' else self.stop_text}"
+
+    @property
+    def stop_text(self) -> str:
+        """Why training was stopped, in words: what stop() was given."""
+        text = self._stop.text if self.stopped_by is StopReason.CALL else ""
+        return text or str(self.stopped_by)
+
     def place_at(self, iteration: int, epoch: int) -> None:
         """Sets the counters to those of a checkpoint that is only looked at."""
         self.iteration = iteration
@@ -536,7 +554,8 @@ class Loop:
         if self._loop_began < 0:
             self._check_own_loop(self.iteration - self._began)
         if not self.is_over:
-            self._stop.add(StopReason.CALL, "train() returned")
+            self._stop.add(StopReason.CALL, self._stop.text or "train() returned")
+            self._stop.agree_on_text()
             self.stopped_by = StopReason.CALL
             if is_wanted(self._training, "save"):
                 self._save_now()

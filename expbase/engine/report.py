@@ -190,7 +190,7 @@ class Report:
         hint = "" if stopped_by is StopReason.CALL else "; the same command continues"
         if not is_saved:
             hint = "; nothing was saved here: no checkpoint was asked for"
-        self._logger.info("[%d] STOPPED by %s%s", iteration, text or stopped_by, hint)
+        self._logger.info("[%d] STOPPED by %s%s", iteration, text, hint)
 
     def finished(self, iteration: int, epoch: int) -> None:
         """Says that training came to its end."""

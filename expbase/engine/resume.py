@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.streams import show
-from expbase.checkpoint import layout, model_files
+from expbase.checkpoint import layout, model_files, storage
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
 from expbase.checkpoint.named import find_in_run, find_named
 from expbase.engine.life import Life
@@ -31,7 +31,7 @@ def find_own(run: Run) -> None:
     if run.start.read_only:
         return
     if run.start.parallel:
-        code = {"versions": provenance.versions(), **checkpointer.sources}
+        code = {"versions": provenance.versions(), **checkpointer.code.files}
         if difference := alike.first_difference(collectives.all_gather_object(code)):
             run.start.warn(f"not all ranks run the same code: {difference}")
     if checkpointer.resumable is not None:
@@ -132,7 +132,9 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
     directory = run.start.output_dir if of_run is None else Path(of_run)
     path = collectives.on_rank_zero(lambda: find_in_run(directory, which), "load_checkpoint")
     assert path is not None
-    position = run.checkpointer.load_for_inspection(path)
+    position, changed_code = run.checkpointer.load_for_inspection(path)
+    if changed_code:
+        run.start.warn(f"{path.name}: {changed_code}")
     if run.life is Life.READY:  # there is no other position in training
         run.loop.place_at(position["iteration"], position["epoch"])
     run.start.logger.info("loaded %s (%s)", path.name, which)
@@ -167,8 +169,13 @@ def load_model(
     """Loads weights, and says what fitted."""
     run.events.fire("on_load_model")
     layers = run.state.saved().layers
-    for text in model_files.load_model(path, layers, into, rename, partial=partial):
+    place, texts = model_files.load_model(path, layers, into, rename, partial=partial)
+    for text in texts:
         run.start.logger.info("%s", text)
+    if place is not None and run.start.rank == 0 and (place / layout.MANIFEST).exists():
+        info = storage.read_manifest(place)["info"]
+        if changed_code := run.checkpointer.code.changes_since(info, of_others=False):
+            run.start.warn(f"{place}: {changed_code}")
 
 
 def export(run: Run, path: Path, input_spec: Sequence[Any] | None, layer: Any) -> None:

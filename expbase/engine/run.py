@@ -52,7 +52,7 @@ from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
-from expbase.record import logs, provenance, sources
+from expbase.record import git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
@@ -126,8 +126,7 @@ class Run:
             contents=self._contents,
             inventory=self.state.inventory,
             on_written=on_checkpoint_written,
-            # Of the files now, which are loaded: one may be edited while they run.
-            sources=sources.checksums(type(self.experiment)),
+            code=sources.Code.of(type(self.experiment)),
             facts=lambda: {"config": flat(start.config), "versions": provenance.versions()},
         )
 
@@ -251,6 +250,10 @@ class Run:
             self.ledger = Ledger(start.output_dir / LEDGER)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)
+            code = self.checkpointer.code
+            in_git = git.committed(code.folder, code.files)
+            if lacking := sources.keep(code, start.output_dir, in_git):
+                start.warn(lacking)
         self._watch_for_hanging()
         if reason := start.options.restart_reason:
             start.warn(reason)
@@ -417,11 +420,15 @@ class Run:
         self.events.fire("on_train_begin")
 
     def _end_training(self) -> None:
-        """Calls on_train_end; what it logs is a line of its own."""
+        """Calls on_train_end, after a signal on_exception first; what is logged in on_train_end is
+        a line of its own.
+        """
         loop = self.loop
         self.life = Life.ENDED
         if not loop.has_finished:
             self.report.metrics.meter.clear()  # a checkpoint has it, for the line of the next start
+        if (raised := loop.stopped_by.as_exception()) is not None:
+            self._call_quietly("on_exception", raised)
         self.events.fire("on_train_end")
         self.report.last_line(loop.iteration, loop.shown_epoch)
 
@@ -442,7 +449,7 @@ class Run:
         self._is_past_setup = True
         start = self.start
         facts: Any = {"ranks": start.world_size, "restart": start.options.restart_reason or None}
-        facts |= {"iteration": self.loop.iteration, "sources": self.checkpointer.sources}
+        facts |= {"iteration": self.loop.iteration, **self.checkpointer.code.facts()}
         self._note("start", config=flat(start.config), **facts, **self.facts)
 
     def _note_how_it_ended(self) -> None:
@@ -454,7 +461,8 @@ class Run:
             code = exit_code_of(loop.failure, in_setup=not self._is_past_setup)
             self._note_end(repr(loop.failure), code)
         elif self._is_past_setup:
-            self._note_end(str(loop.stopped_by or "finished"), loop.stopped_by.exit_code)
+            reason = loop.stop_text if loop.stopped_by else "finished"
+            self._note_end(reason, loop.stopped_by.exit_code)
 
     def _note_end(self, reason: str, code: int) -> None:
         self._note("end", iteration=self.loop.iteration, reason=reason, exit_code=code)
@@ -467,7 +475,7 @@ class Run:
         loop = self.loop
         if reason := loop.stopped_by:
             is_saved = loop.saved_at == loop.iteration
-            self.report.stopped(loop.iteration, reason, self.stop.text, is_saved=is_saved)
+            self.report.stopped(loop.iteration, reason, loop.stop_text, is_saved=is_saved)
         else:
             self.report.finished(loop.iteration, loop.shown_epoch)
 
@@ -519,15 +527,19 @@ class Run:
         if self.life is Life.TRAINING:
             self.life = Life.ENDED
             self.report.metrics.meter.clear()
-            for event, *args in (("on_exception", error), ("on_train_end",)):
-                for name, handler in self.events.each(event, *args):
-                    quietly(name, handler)
+            self._call_quietly("on_exception", error)
+            self._call_quietly("on_train_end")
             alone = functools.partial(self.report.last_line, is_alone=True)
             quietly("log", alone, loop.iteration, loop.shown_epoch)
         if self.rank_watch is not None:
             quietly("telling the other ranks", self.rank_watch.tell, error)
         quietly("close", self.experiment.close)
         quietly("close", self.close)  # if an override failed before super's
+
+    def _call_quietly(self, event: str, *args: Any) -> None:
+        """Calls all that an event has; what fails in it is logged."""
+        for name, handler in self.events.each(event, *args):
+            self.report.quietly(name, handler)
 
     def _say_failure(self, error: BaseException) -> None:
         report = self.report

@@ -65,6 +65,19 @@ class StopReason(enum.IntEnum):
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def kind(self) -> str:
+        """The word before a reason in `end_reason`."""
+        if self.name.startswith("SIG"):
+            return "signal"
+        return "time limit" if self is StopReason.TIME_LIMIT else "stopped"
+
+    def as_exception(self) -> BaseException | None:
+        """Returns a signal as the exception by which other programs end; None if it is none."""
+        if self is StopReason.SIGINT:
+            return KeyboardInterrupt(self.text)
+        return SystemExit(int(self.exit_code)) if self.kind == "signal" else None
+
 
 class StopRequests:
     """The requests of this process, and what the ranks agree on.
@@ -92,7 +105,7 @@ class StopRequests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reason = StopReason.NONE  # the strongest request of this process so far
-        self.text = ""  # what stop() was given, for the log
+        self.text = ""  # what stop() was given; once all ranks stop for it, the same on all
         self.is_save_due = False  # by the clock, in the iteration in which they asked last
         self._now_seconds = _NOW_SECONDS
         self._stop_file = stop_file
@@ -164,6 +177,7 @@ class StopRequests:
         """Returns why all ranks stop here, if they ask now; notes whether a save is due."""
         self.is_save_due = False
         if self._on_all_ranks and not ask_now:
+            self.agree_on_text()
             return StopReason.CALL
         if iteration < self.next_iteration and not ask_now:
             return StopReason.NONE if self._parallel else self.reason
@@ -183,7 +197,15 @@ class StopRequests:
         # At most twice as far as last time: iterations may become slower than they were.
         ahead = min(int(_ASK_SECONDS / max(slowest, 1e-9)), 2 * done)
         self.next_iteration = iteration + max(ahead, 1)
-        return StopReason(int(greatest))
+        reason = StopReason(int(greatest))
+        if reason is StopReason.CALL:
+            self.agree_on_text()
+        return reason
+
+    def agree_on_text(self) -> None:
+        """Makes the text of the first rank that has one that of all; they stop for a stop()."""
+        collectives.barrier("self.stop()")  # one may be late, where nobody has asked before
+        self.text = next(filter(None, collectives.all_gather_object(self.text)), "")
 
     # Signals
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from expbase.base.files import write_single_file
-
-SOURCES = "sources"  # in the output directory
+from expbase.record.sources import SOURCES
 
 _SECONDS = 5.0  # for one answer: under gloo the other ranks wait 30 s at most
 # Without autoRefreshIndex=false `git diff` writes the index. The user's taste in diffs is
@@ -61,9 +61,20 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
     return facts
 
 
-def _ask(top: Path, *words: str) -> bytes:
+def committed(folder: Path, names: Iterable[str]) -> set[str]:
+    """Returns those of some files, by path in a folder, that the commit has; in doubt none."""
+    if top_of(folder) is None:
+        return set()
+    try:
+        answer = _ask(folder, "ls-tree", "-z", "--name-only", "HEAD", *names)
+        return {*os.fsdecode(answer).split("\0")}
+    except (OSError, subprocess.SubprocessError):
+        return set()
+
+
+def _ask(folder: Path, *words: str) -> bytes:
     """Returns the output of a git command, or an error."""
-    command = ["git", "-C", str(top), "--no-optional-locks", *words]
+    command = ["git", "-C", str(folder), "--no-optional-locks", *words]
     # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where it
     # has no terminal on which to ask for a password.
     return subprocess.run(

@@ -63,8 +63,11 @@ def _command() -> list[str] | None:
         words = os.fsdecode(parent.read_bytes()).split("\0")[1:-1]
         if "paddle.distributed.launch" in words:
             return words
+    if not multiprocessing.parent_process():
+        return sys.orig_argv[1:]
     # A rank of --nprocs has other words than those that were typed, but the same script's options.
-    return sys.argv if multiprocessing.parent_process() else sys.orig_argv[1:]
+    module = sys.modules["__main__"].__spec__  # of -m; else None
+    return sys.argv if module is None else ["-m", module.name, *sys.argv[1:]]
 
 
 def _work_tree(experiment: type) -> Path | None:

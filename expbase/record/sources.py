@@ -1,38 +1,122 @@
-"""The source files of an experiment: what another start, or another rank, may have changed.
+"""The code of an experiment: what another start, or another rank, may have changed.
 
-checksums(type(experiment))     # {"train.py": "0a1b2c3d", "nets/small.py": …}
+code = Code.of(type(experiment))
+code.files                       # checksums: {"train.py": "0a1b2c3d", "nets/small.py": …}
+code.changes_since(facts)        # "" or "nets/small.py: changed since …"
+keep(code, output_dir)           # sources/train.0a1b2c3d.py, …
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from expbase.base.files import regular
+
+SOURCES = "sources"  # in the output directory
 _OURS = Path(__file__).parents[1]
+_MOST_BYTES = 1_000_000  # of what is kept of one start
+_GONE = "gone"  # instead of a checksum
 
 
-def checksums(experiment: type) -> dict[str, str]:
-    """Returns those of what is loaded from the folder of the class's file, by path in that folder.
+@dataclass(frozen=True)
+class Code:
+    """What an experiment is made of, when it was made: a file may be edited while it runs."""
 
-    Without expbase's own files, and without those of packages that are installed; of none if the
-    class has no file, as in a notebook.
+    experiment: str  # "Experiment (train.py)"
+    files: Mapping[str, str]  # checksums, by path in `folder`
+    folder: Path
+
+    @classmethod
+    def of(cls, experiment: type) -> Code:
+        """Returns that of a class: its name, and what is loaded from the folder of its file.
+
+        Of a module in a package it is the folder of the outermost one. Without expbase's own files,
+        and without those of packages that are installed; of a notebook there are none.
+        """
+        module = sys.modules.get(experiment.__module__)
+        own = Path(getattr(module, "__file__", None) or os.devnull)
+        depth = str(getattr(module, "__package__", None) or "").count(".")
+        folder = own.parents[min(depth, len(own.parents) - 1)]
+        # By their names: there are thousands, and a Path of each takes half the time of a start.
+        names = {str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]}
+        loaded = [Path(name) for name in sorted(names) if name.startswith(f"{folder}/")]
+        files = {
+            str(file.relative_to(folder)): _checksum(file)
+            for file in loaded
+            if file.suffix == ".py" and "-packages" not in str(file) and _OURS not in file.parents
+        }
+        is_file = module is not None and own != Path(os.devnull)
+        where = f" ({own.relative_to(folder)})" if is_file else ""
+        return cls(experiment.__name__ + where, files, folder)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a manifest or a ledger has of it, as JSON values."""
+        return {"code": self.experiment, "sources": dict(self.files)}
+
+    def changes_since(self, then: Mapping[str, Any], *, of_others: bool = True) -> str:
+        """Returns what is another code than that of some facts, in a sentence; "" if none is.
+
+        What another class has saved is told by its name, and not at all without `of_others`.
+        """
+        found = []
+        before = then.get("code", self.experiment)
+        if before != self.experiment:
+            if not of_others:
+                return ""
+            found.append(f"the checkpoint was written by {before}, and this is {self.experiment}")
+        files = dict(then.get("sources", {}))
+        if changed := [name for name, code in self.files.items() if files.get(name, code) != code]:
+            found.append(f"{', '.join(changed)}: changed since the checkpoint was written")
+        rest = "what training has changed is the checkpoint's, all else is the code's of now"
+        return "; ".join([*found, rest]) if found else ""
+
+
+def keep(code: Code, output_dir: Path, but: Collection[str] = ()) -> str:
+    """Copies the files of a code into a run, each distinct one once, but those that git has.
+
+    Returns:
+        Why none, or not all of them, are kept; "" if they are.
     """
-    file = getattr(sys.modules.get(experiment.__module__), "__file__", None)
-    folder = Path(file or os.devnull).parent
-    # By their names: there are thousands, and a Path of each takes half the time of a start.
-    names = {str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]}
-    loaded = [Path(name) for name in sorted(names) if name.startswith(f"{folder}/")]
-    return {
-        str(file.relative_to(folder)): _checksum(file)
-        for file in loaded
-        if file.suffix == ".py" and "-packages" not in str(file) and _OURS not in file.parents
-    }
+    there = {name: checksum for name, checksum in code.files.items() if checksum != _GONE}
+    wanted = {name: checksum for name, checksum in there.items() if name not in but}
+    try:
+        size = sum((code.folder / name).stat().st_size for name in wanted)
+        if size > _MOST_BYTES:
+            return (
+                f"the Python files of this script that git does not have are {size / 1e6:.1f} MB, "
+                f"and a run keeps a copy of up to {_MOST_BYTES / 1e6:.0f} MB: it keeps none. "
+                "Commit them, or copy them yourself."
+            )
+        for name, checksum in wanted.items():
+            path = output_dir / kept_as(name, checksum)
+            data = (code.folder / name).read_bytes()
+            is_there = path.is_file() and path.stat().st_size == len(data)
+            if _checksum_of(data) == checksum and not is_there:  # else it was edited since
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "wb", opener=regular) as file:  # no flush: 5 ms for each
+                    file.write(data)
+    except OSError as error:
+        return f"the Python files of this script could not be copied into the run: {error.strerror}"
+    return ""
+
+
+def kept_as(name: str, checksum: str) -> str:
+    """Returns where in a run a file of this content is kept."""
+    return f"{SOURCES}/{name.removesuffix('.py')}.{checksum}.py"
 
 
 def _checksum(file: Path) -> str:
-    with contextlib.suppress(OSError):
-        return f"{zlib.crc32(file.read_bytes()):08x}"
-    return "gone"
+    try:
+        return _checksum_of(file.read_bytes())
+    except OSError:
+        return _GONE
+
+
+def _checksum_of(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"

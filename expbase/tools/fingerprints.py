@@ -4,6 +4,7 @@ The notes are fingerprints of what went into each update: the first one that dif
 runs points at the likely cause.
 
     python fingerprints.py train.py --output runs/a …      # writes runs/a.notes.rank_0.jsonl
+    python fingerprints.py -m package.train --output runs/a …
 
 What it is to do is in the environment (PLAN), as JSON: `training` has config values; `kill` says
 how the run is killed, "" for not at all, `at` from which iteration on, and `delay` how many seconds

@@ -35,8 +35,8 @@ from expbase.cli import count, report_user_errors
 from expbase.config import ConfigError, differences
 from expbase.experiment import ExperimentBase
 from expbase.ranks import collectives
-from expbase.record import sources
-from expbase.record.git import SOURCES, top_of
+from expbase.record.git import top_of
+from expbase.record.sources import SOURCES, Code
 from expbase.tools import add_tool
 from expbase.tools.compare import files, logged, values
 from expbase.tools.process import ended_by_signals, kill, run_script
@@ -236,7 +236,7 @@ class Reproduced(ExperimentBase):
 
     def on_train_begin(self) -> None:
         """Ends before the first batch if the code is not the run's."""
-        now = sources.checksums(type(self))  # with what was imported since
+        now = Code.of(type(self)).files  # with what was imported since
         if any(now.get(name) != code for name, code in _plan()["sources"].items()):
             self._leave()
         super().on_train_begin()

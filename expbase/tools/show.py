@@ -21,7 +21,10 @@ from expbase.record.ledger import LEDGER
 from expbase.tools import add_tool
 from expbase.tools.runs import Run, Session, printable, read_run
 
-_FACTS = ("host", "device", "ranks", "python", "git", "config", "packages", "environment")
+_FACTS = (
+    *("code", "sources", "host", "device", "ranks", "python", "git", "config", "packages"),
+    "environment",
+)
 
 
 def add_parser(tools: Any) -> None:
@@ -101,7 +104,8 @@ def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is not shown of the first start: it is much, and the ledger has it."""
     packages = facts["packages"] or {}
     others = {name: packages[name] for name in packages if not name.startswith("paddlepaddle")}
-    return {"config": facts["config"], "environment": facts["environment"], "packages": others}
+    unsaid = {name: facts[name] for name in ("sources", "config", "environment")}
+    return {**unsaid, "packages": others}
 
 
 def _span(session: Session, is_running: bool) -> str:

@@ -1,11 +1,12 @@
 """Proves that your experiment survives being killed.
 
-It runs your script straight through, then again with kill -9 at random moments, inside a save and
-inside a validation too, and compares every file of tensors, counter and logged number. If they
-differ, it runs once more without a kill: a script that does not repeat itself is named as such. The
-words after -- are for the script, which must have an option --output: -- --nprocs 2, say. With
---ranks it also runs straight through on each of these numbers of processes, and each start
-between the kills is on one of them; the script must have an option --nprocs, and training.shares.
+It runs your script, or `-m` and a module, straight through, then again with kill -9 at random
+moments, inside a save and inside a validation too, and compares every file of tensors, counter and
+logged number. If they differ, it runs once more without a kill: a script that does not repeat
+itself is named as such. The words after -- are for the script, which must have an option --output:
+-- --nprocs 2, say. With --ranks it also runs straight through on each of these numbers of
+processes, and each start between the kills is on one of them; the script must have an option
+--nprocs, and training.shares.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ _CAUSES_OF_CHANCE = (
 
 def add_parser(tools: Any) -> None:
     parser = add_tool(tools, main, "0 identical, 1 not, or an error, 130 Ctrl-C, 143 SIGTERM")
-    parser.usage = "%(prog)s [options] script --output DIR [-- WORDS]"
+    parser.usage = "%(prog)s [options] (script | -m MODULE)\n       --output DIR [-- WORDS]"
     add = parser.add_argument
-    add("script", type=Path, help="your train.py")
+    add("script", nargs="?", default="", help="your train.py")
+    add("-m", dest="module", default="", metavar="MODULE",
+        help="instead: your package.train, as python -m runs it from here")  # fmt: skip
     add("--output", type=Path, required=True, metavar="DIR", help="a new directory for both runs")
     add("--iterations", type=partial(count, least=10), default=40, metavar="N",
         help="of each run, 10 or more (default: 40)")  # fmt: skip
@@ -88,7 +91,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def main(args: argparse.Namespace) -> int:
-    if not args.script.is_file():
+    if bool(args.script) == bool(args.module):
+        raise ValueError("expected a training script, or -m and a module.")
+    if args.script and not Path(args.script).is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
     make_folder(args.output)  # what was there before could not be compared
     straight = Side(args, "straight", args.ranks[:1])
@@ -164,10 +169,16 @@ class Side:
             "keep_last": 0,
         }
 
+    @property
+    def _script(self) -> str:
+        """What the user calls the script."""
+        return str(self._args.script or self._args.module)
+
     def command(self) -> list[str]:
         """Returns the words that start it."""
         args = self._args
-        words = [str(args.script.absolute()), "--output", str(self.directory), *args.words]
+        script = ["-m", args.module] if args.module else [str(Path(args.script).absolute())]
+        words = [*script, "--output", str(self.directory), *args.words]
         if self.numbers:
             words += ["--nprocs", str(self._source.choice(self.numbers))]
         return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
@@ -195,11 +206,13 @@ class Side:
             hint = ""
             if re.search("max_iteration|T_max|warmup|total_step|schedule|lr[.]py", tail):
                 hint = " With --iterations N training.max_iteration is N, whatever `--` says."
+            if "relative import with no known parent" in tail:
+                hint = " What is started as python -m package.train is given as -m package.train."
             name = self.directory.name
             raise ValueError(f"the run {name!r} ended with code {code}.{hint}\n{tail}")
         if not layout.listed(self.directory / layout.FOLDER):
             raise ValueError(
-                f"{self._args.script}: made no checkpoint in {self.directory}; expected a script "
+                f"{self._script}: made no checkpoint in {self.directory}; expected a script "
                 "that makes one experiment, in its own process, with --output as its directory."
             )
 
@@ -207,7 +220,7 @@ class Side:
         """Raises a ValueError if the run has none."""
         if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
             raise ValueError(
-                f"--ranks: {self._args.script} has training.shares=0, so the bits depend on the "
+                f"--ranks: {self._script} has training.shares=0, so the bits depend on the "
                 "number of processes; expected `-- training.shares=4`, or that in its config, and "
                 "`for batch in self.micro_batches():` in train_batch."
             )

@@ -18,6 +18,7 @@ from expbase.__main__ import main
 from expbase.checkpoint import layout, storage
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.checkpoint.layout import CheckpointError, FormatError
+from expbase.record.sources import Code
 
 
 class Rich(Tiny):
@@ -365,7 +366,7 @@ def test_another_rank_knows_the_newest_checkpoint_by_its_name(tmp_path: Path) ->
             contents=dict,
             inventory=str,
             on_written=print,
-            sources={},
+            code=Code.of(Tiny),
             facts=dict,
         )
 

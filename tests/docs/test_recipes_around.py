@@ -328,7 +328,8 @@ def test_the_ramp_finds_a_rate_that_trains_better_than_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("end", "text"), [
-    ("finished", "run: finished, at iteration 5"), ("stopped", "run: stopped, at iteration 3"),
+    ("finished", "run: finished, at iteration 5"),
+    ("stopped", "run: signal: SIGTERM, at iteration 3"),
     ("failed", "run: failed: Interrupted(), at iteration 3"),
 ])  # fmt: skip
 def test_a_chat_is_told_how_a_run_ended(

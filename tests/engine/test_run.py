@@ -132,40 +132,56 @@ def test_a_run_with_workers_ends_cleanly_and_continues_to_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("reason", "error", "finished"),
+    ("reason", "error", "finished", "end_reason"),
     [
-        ("the end", None, True),
-        ("stop()", None, True),
-        ("an error", OSError, False),
-        ("SIGTERM", SystemExit, False),
-        ("the time limit", SystemExit, False),
+        ("the end", None, True, "finished"),
+        ("stop()", None, True, "stopped: it is good enough"),
+        ("train() returned", None, True, "stopped: train() returned"),
+        ("STOP", None, False, "stopped: a file named STOP"),
+        ("an error", OSError, False, "failed: OSError('full')"),
+        ("SIGTERM", SystemExit, False, "signal: SIGTERM"),
+        ("SIGINT", SystemExit, False, "signal: SIGINT"),
+        ("a second Ctrl-C", KeyboardInterrupt, False, "signal: SIGINT"),
+        ("the time limit", SystemExit, False, "time limit: training.time_limit_seconds"),
     ],
 )
-def test_finished_tells_the_end_from_an_interruption(
+def test_the_end_tells_its_reason_and_whether_training_has_finished(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     reason: str,
     error: type[BaseException] | None,
     finished: bool,
+    end_reason: str,
 ) -> None:
-    said: list[bool] = []
+    said: list[tuple[bool, str]] = []
 
     class Ending(Tiny):
+        def train(self) -> None:
+            while self.going_on():
+                self.train_batch()
+                self.end_iteration()
+                if reason == "train() returned":
+                    return
+
         def train_batch(self) -> None:
             super().train_batch()
-            said.append(self.finished)
+            said.append((self.finished, self.end_reason))
             if self.iteration == 2 and reason == "stop()":
-                self.stop()
-            if self.iteration == 2 and reason == "SIGTERM":
-                os.kill(os.getpid(), signal.SIGTERM)
+                self.stop("it is good enough")
+            if self.iteration == 2 and reason in ("SIGTERM", "SIGINT"):
+                os.kill(os.getpid(), signal.Signals[reason])
+            if self.iteration == 2 and reason == "STOP":
+                (self.output_dir / "STOP").touch()
+            if reason == "a second Ctrl-C":
+                raise KeyboardInterrupt
 
         def valid(self) -> dict[str, float]:
             if reason == "an error":  # in the last iteration
-                raise OSError
+                raise OSError("full")
             return super().valid()
 
         def on_train_end(self) -> None:
-            said.append(self.finished)
+            said.append((self.finished, self.end_reason))
 
     seconds = itertools.count()  # one at every look
     hasty = functools.partial(StopRequests, clock=seconds.__next__)
@@ -175,14 +191,16 @@ def test_finished_tells_the_end_from_an_interruption(
         Ending, tmp_path / "run", max_iteration=3, valid_interval=3, time_limit_seconds=limit
     )
     exp.setup()
-    assert not exp.finished
+    assert (exp.finished, exp.end_reason) == (False, "")
     if error is None:
         exp.run()
     else:
         with pytest.raises(error):
             exp.run()
-    assert said == [False] * (len(said) - 1) + [finished]
-    assert exp.finished is finished
+    assert said == [(False, "")] * (len(said) - 1) + [(finished, end_reason)]
+    assert (exp.finished, exp.end_reason) == (finished, end_reason)
+    noted = ledger(tmp_path / "run")[-1]["reason"]
+    assert noted in (end_reason.partition(": ")[2] or end_reason, "Ctrl-C", "KeyboardInterrupt()")
 
 
 def test_a_terminal_that_fails_is_in_the_record(tmp_path: Path) -> None:

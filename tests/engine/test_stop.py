@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import forks
 import psutil
 import pytest
 from tiny import (
     TESTS,
+    Notes,
     Tiny,
     curve,
     ledger,
@@ -113,6 +115,58 @@ def test_a_signal_is_answered_at_once_and_only_the_first(
         trained(twice, tmp_path, **ENDLESS)
     text = "stops at the end of the update, or at the next batch of the validation"
     assert capfd.readouterr().err.count(text) == 1
+
+
+class Told(Signalled):
+    """Notes what it is told of its end."""
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.told = Notes()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.told.append((repr(exception), self.end_reason))
+        raise ValueError("in on_exception")
+
+    def on_train_end(self) -> None:
+        self.told.append("on_train_end")
+
+
+@pytest.mark.parametrize(
+    ("signals", "told"),
+    [
+        ([signal.SIGINT], ("KeyboardInterrupt('Ctrl-C')", "signal: SIGINT")),
+        ([signal.SIGINT] * 2, ("KeyboardInterrupt()", "signal: SIGINT")),
+        ([signal.SIGTERM], ("SystemExit(143)", "signal: SIGTERM")),
+    ],
+)
+def test_a_signal_reaches_on_exception_once(
+    tmp_path: Path, hasty: None, signals: list[int], told: tuple[str, str]
+) -> None:
+    exp: Any = make(type("Once", (Told,), {"signals": signals}), tmp_path, **ENDLESS)
+    exp.setup()
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        exp.run()
+    assert exp.told == [told, "on_train_end"]
+    assert "in on_exception" not in repr(ended.value)
+    assert saved(tmp_path) == ([] if len(signals) > 1 else [6])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [("enough", "enough"), ("", "stop() was called"), (ValueError("of mine"), "of mine")],
+)
+def test_a_stop_that_is_no_signal_reaches_no_on_exception(
+    tmp_path: Path, given: Any, text: str
+) -> None:
+    class Enough(Told):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.stop(given)
+
+    exp: Any = trained(Enough, tmp_path)
+    assert (exp.told, exp.end_reason) == (["on_train_end"], f"stopped: {text}")
+    assert last_record(tmp_path)["reason"] == text
 
 
 def test_under_nohup_a_hangup_does_not_stop(tmp_path: Path) -> None:
@@ -363,6 +417,33 @@ def test_with_the_clock_alone_the_last_iteration_is_saved_too(tmp_path: Path) ->
 
 
 # --- several ranks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["'of rank 1'", "'on all', on_all_ranks=True", "return"])
+def test_all_ranks_know_why_one_has_stopped(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "train.py"
+    stopping = "return" if how == "return" else f"self.stop({how})"
+    script.write_text(
+        "from tiny import Tiny\nfrom expbase import main\n"
+        "class Stopping(Tiny):\n"
+        "    def train(self):\n"
+        "        while self.going_on():\n"
+        "            self.train_batch()\n"
+        "            self.end_iteration()\n"
+        f"            if self.rank == 1 or {'rank 1' not in how}:\n"
+        f"                {stopping}\n"
+        "    def on_train_end(self):\n"
+        "        (self.output_dir / f'said_{self.rank}').write_text(self.end_reason)\n"
+        "if __name__ == '__main__': main(Stopping)\n"
+    )
+    run = tmp_path / "run"
+    with started(script, *LONG, "--nprocs", "2") as process:
+        _, stderr = process.communicate(timeout=forks.LONG_SECONDS)
+    assert process.returncode == 0, stderr
+    text = "train() returned" if how == "return" else how.split("'")[1]
+    assert [(run / f"said_{rank}").read_text() for rank in (0, 1)] == [f"stopped: {text}"] * 2
+    assert last_record(run)["reason"] == text
+    assert f"STOPPED by {text}" in stderr
 
 
 def test_sigterm_to_the_launcher_stops_both_ranks_at_one_iteration(script: Path) -> None:

@@ -195,9 +195,11 @@ def test_a_run_that_was_stopped_early_stays_stopped_and_answers_0(tmp_path: Path
     assert (again.iteration, again.ended) == (3, True)
     record = ledger(tmp_path / "run")[-1]
     assert (record["iteration"], record["exit_code"]) == (3, 0)
+    assert again.end_reason == f"stopped: {record['reason']}"
     log = (tmp_path / "run/worker_0.log").read_text()
     said = "[3] STOPPED by early stopping: score was 1 at best, and not better in the last 2 valid"
     assert log.count(said) == 2
+    assert record["reason"].startswith("early stopping: score was 1 at best, and not better")
 
 
 @pytest.mark.parametrize("last", [6, 7])  # a failure is counted: at a validation, after it
@@ -240,7 +242,8 @@ def test_with_another_metric_or_mode_it_counts_anew(
     options = {**stopping(patience=3), "save_interval": 5}
     first = trained(scored(9, 8), tmp_path / "run", **{**options, "max_iteration": end})
     assert first.iteration == min(end, 4)
-    exp = trained(Otherwise, tmp_path / "run", **{**options, **changed})
+    other = type("Scored", (Otherwise,), {})  # another class would be no exact continuation
+    exp = trained(other, tmp_path / "run", **{**options, **changed})
     assert (exp.iteration, exp.early_stopping["failures"]) == (12, 0)
     log = (tmp_path / "run/worker_0.log").read_text()
     assert log.count("counts anew") == 1

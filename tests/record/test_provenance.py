@@ -147,6 +147,13 @@ def test_with_nprocs_they_are_the_script_and_its_options(repository: Path) -> No
     assert noted(repository / "deep", *words)["command"] == words
 
 
+def test_with_nprocs_a_module_stays_one(repository: Path) -> None:
+    (repository / "deep/facts.py").write_text("from . import train\ntrain.main(train.Noting)\n")
+    words = ["-m", "deep.facts", "--output", "a", "--device", "cpu", "--nprocs", "2"]
+    facts = noted(repository, *words)
+    assert (facts["command"], facts["script"]) == (words, 1)
+
+
 def test_of_the_environment_only_what_steers_training_is_noted(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

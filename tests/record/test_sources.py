@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
-from tiny import Tiny, trained
+from repository import git
+from tiny import Tiny, make, trained
 
-from expbase.record import sources
+from expbase.__main__ import main
+from expbase.record.sources import Code
 
 TRAIN = """
 from tiny import Tiny
@@ -41,10 +47,10 @@ def experiment() -> Any:
 def test_they_are_those_of_the_folder_and_no_installed_ones(
     folder: Path,
 ) -> None:
-    assert {*sources.checksums(experiment())} == {"own_train.py", "nets.py"}
-    assert "tiny.py" in sources.checksums(Tiny)
-    in_notebook = type("Cell", (Tiny,), {"__module__": "no_such_module"})
-    assert sources.checksums(in_notebook) == {}
+    assert {*Code.of(experiment()).files} == {"own_train.py", "nets.py"}
+    assert "tiny.py" in Code.of(Tiny).files
+    in_notebook = Code.of(type("Cell", (Tiny,), {"__module__": "no_such_module"}))
+    assert (in_notebook.experiment, in_notebook.files) == ("Cell", {})
 
 
 def test_those_that_have_changed_since_the_checkpoint_are_named_in_one_line(
@@ -66,13 +72,148 @@ def test_those_that_have_changed_since_the_checkpoint_are_named_in_one_line(
 def test_a_file_that_is_edited_while_it_runs_is_the_one_that_was_loaded(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Editing(experiment()):  # type: ignore[misc]
+    class Experiment(experiment()):  # type: ignore[misc]
         __module__ = "own_train"
 
         def train_batch(self) -> None:
             super().train_batch()
             (folder / "nets.py").write_text("WIDTH = 10\n")
 
-    trained(Editing, folder / "run", max_iteration=2)
+    trained(Experiment, folder / "run", max_iteration=2)
     trained(experiment(), folder / "run", max_iteration=4)
     assert "not exact: nets.py: changed since" in capsys.readouterr().err
+
+
+def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+
+
+def evaluated(args: dict[str, str], folder: Path) -> None:
+    exp = make(experiment(), folder / "run", args)
+    exp.input_spec = [paddle.static.InputSpec([None, 4])]  # type: ignore[attr-defined]
+    exp.setup()
+    exp.run()
+
+
+def with_weights(path: str, folder: Path) -> None:
+    trained(experiment(), folder / "new", {"init_model_path": path}, max_iteration=1)
+
+
+def loaded(folder: Path) -> None:
+    exp = make(experiment(), folder / "new")
+    exp.setup()
+    exp.load_checkpoint("last", run=folder / "run")
+    exp.close()
+
+
+@pytest.mark.parametrize("load", [
+    partial(evaluated, {"evaluate": "last"}), partial(evaluated, {"export": "last"}), loaded,
+    partial(with_weights, "run"), partial(with_weights, "run/2"),
+])  # fmt: skip
+def test_whatever_loads_a_checkpoint_names_what_has_changed_since(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    load: Callable[[Path], None],
+) -> None:
+    monkeypatch.chdir(folder)
+    trained(experiment(), folder / "run", max_iteration=2)
+    load(folder)
+    assert warnings(capsys) == []
+    shutil.rmtree(folder / "new", ignore_errors=True)
+    (folder / "nets.py").write_text("WIDTH = 9\n")
+    load(folder)
+    [told] = warnings(capsys)
+    assert "step-00000002: nets.py: changed since the checkpoint was written; what tra" in told
+
+
+def test_weights_of_another_class_and_bare_files_are_of_other_code_and_nothing_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exp = trained(type("Teacher", (experiment(),), {}), folder / "run", max_iteration=2)
+    exp.save_model(folder / "model.safetensors")
+    (folder / "nets.py").write_text("WIDTH = 9\n")
+    with_weights(str(folder / "run"), folder)
+    shutil.rmtree(folder / "new")
+    with_weights(str(folder / "model.safetensors"), folder)
+    assert warnings(capsys) == []
+
+
+def test_another_class_that_goes_on_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(experiment(), folder / "run", max_iteration=2)
+    other = type("Other", (experiment(),), {"__module__": "own_train"})
+    trained(other, folder / "run", max_iteration=4)
+    [told] = warnings(capsys)
+    text = "was written by Experiment (own_train.py), and this is Other (own_train.py); what"
+    assert f"not exact: the checkpoint {text}" in told
+    assert main(["show", str(folder / "run")]) == 0
+    text = "code: Experiment (own_train.py) → Other (own_train.py)\n"
+    assert text in capsys.readouterr().out
+
+
+def test_of_a_package_it_is_the_folder_of_the_outermost_one(folder: Path) -> None:
+    inner = folder / "package/scripts"
+    inner.mkdir(parents=True)
+    (folder / "package/nets.py").write_text("WIDTH = 8\n")
+    (inner / "train.py").write_text(TRAIN.replace("import nets", "from .. import nets"))
+    code = Code.of(importlib.import_module("package.scripts.train").Experiment)
+    assert {*code.files} == {"scripts/train.py", "nets.py"}
+    assert code.experiment == "Experiment (scripts/train.py)"
+
+
+# --- what is kept of it --------------------------------------------------------------------------
+
+
+def kept(run: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (run / "sources").glob("*.py")}
+
+
+def test_a_run_outside_of_git_keeps_each_distinct_file_and_show_names_those_that_changed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder / "run"
+    trained(experiment(), run, max_iteration=2)
+    first = kept(run)
+    assert {*first.values()} == {TRAIN, "WIDTH = 8\n"}
+    (folder / "nets.py").write_text("WIDTH = 9\n")
+    trained(experiment(), run, max_iteration=4)
+    assert {*kept(run).values()} == {TRAIN, "WIDTH = 8\n", "WIDTH = 9\n"}
+    assert main(["show", str(run)]) == 0
+    first_part, second_part = capsys.readouterr().out.split("session 2 of 2")
+    [change] = [line for line in second_part.splitlines() if line.startswith("sources")]
+    before, after = change.removeprefix("sources.nets.py: ").split(" → ")
+    assert first[f"nets.{before}.py"] == "WIDTH = 8\n"
+    assert kept(run)[f"nets.{after}.py"] == "WIDTH = 9\n"
+    assert "\nsources" not in first_part
+
+
+def test_in_git_it_keeps_what_the_commit_lacks(folder: Path) -> None:
+    git(folder, "init", "-q")
+    git(folder, "add", "nets.py")
+    trained(experiment(), folder / "run", max_iteration=1)
+    assert {*kept(folder / "run").values()} == {TRAIN, "WIDTH = 8\n"}  # there is no commit yet
+    shutil.rmtree(folder / "run")
+    git(folder, "commit", "-qm", "One")
+    trained(experiment(), folder / "run", max_iteration=2)
+    assert {*kept(folder / "run").values()} == {TRAIN}
+
+
+def test_more_than_a_megabyte_is_not_kept_and_that_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "nets.py").write_text("#" * 1_200_000)
+    trained(experiment(), folder / "run", max_iteration=2)
+    [told] = warnings(capsys)
+    assert "are 1.2 MB, and a run keeps a copy of up to 1 MB: it keeps none. Commit them" in told
+    assert not (folder / "run/sources").exists()
+
+
+def test_a_file_that_cannot_be_copied_ends_no_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run").mkdir()
+    (folder / "run/sources").write_text("in the way")
+    assert trained(experiment(), folder / "run", max_iteration=2).iteration == 2
+    assert "could not be copied into the run: " in warnings(capsys)[0]

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ def _nobody(forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def train(folder: Path, *words: str, code: int = 0) -> Path:
+def train(folder: Path, *words: str, code: int = 0, script: Sequence[str] = ("train.py",)) -> Path:
     """Makes a run in a folder, as one types it there; returns its directory."""
-    command = [sys.executable, "train.py", "--device=cpu", "--output=runs/a", *words]
+    command = [sys.executable, *script, "--device=cpu", "--output=runs/a", *words]
     variables = {"PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore", "FLAGS_benchmark": "0"}
     result = forks.run(command, cwd=folder, env={**os.environ, **GIT, **variables})
     assert result.returncode == code, result.stderr
@@ -203,6 +203,22 @@ def test_without_git_the_files_of_now_must_be_the_run_s(copied: Path, capfd: Cap
 @pytest.mark.parametrize("page", PAIRS["reproduce"])
 def test_its_pages_show_what_it_says(page: Path) -> None:
     assert [*map(shape, code_of(page.read_text(), "text"))] == [YES, NO]
+
+
+@pytest.mark.parametrize("words", [[], ["--restarts", "1"]], ids=["here", "in a rank"])
+def test_a_run_of_a_module_is_reproduced_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture, words: list[str]
+) -> None:
+    folder = new_project(tmp_path / "plain")
+    (folder / "package").mkdir()
+    for name in ("nets", "late", "train"):
+        (folder / f"{name}.py").rename(folder / f"package/{name}.py")
+    script = SCRIPT.replace("import nets", "from . import nets").replace("import late", "pass")
+    (folder / "package/train.py").write_text(script)
+    run = train(folder, *words, script=["-m", "package.train"])
+    assert ledger(run)[0]["command"][:2] == ["-m", "package.train"]
+    monkeypatch.chdir(folder)
+    assert reproduced(capfd, "runs/a", code=0).startswith(SAME)
 
 
 def test_to_its_end_all_that_was_logged_and_saved_is_compared(copied: Path, capfd: Capture) -> None:

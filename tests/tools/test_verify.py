@@ -417,6 +417,20 @@ def test_a_script_in_two_processes_is_killed_in_both(
     assert all(path.read_text().count('"iteration"') >= 24 for path in notes)
 
 
+def test_a_module_is_proven_as_python_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/nets.py").write_text("from tiny import Tiny\n")
+    (tmp_path / "package/train.py").write_text(f"from .nets import Tiny\n{MAIN}\n")
+    assert main(["verify", "package/train.py", "--output", "other"]) == 1
+    assert "code 1. What is started as python -m package.train is" in capsys.readouterr().err
+    words = ["verify", "-m", "package.train", "--output", "out", "--iterations", "10"]
+    assert main([*words, "--kills", "1"]) == 0
+    assert "identical: 10 iterations, 1 kills" in capsys.readouterr().out
+
+
 def test_words_after_two_dashes_go_to_the_script_and_its_error_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,6 +449,8 @@ def test_without_a_tool_the_help_is_shown(capsys: pytest.CaptureFixture[str]) ->
     ("words", "text"),
     [
         (["missing.py", "--output", "out"], "missing.py: no such file"),
+        (["--output", "out"], "expected a training script, or -m and a module"),
+        (["-m", "package", __file__, "--output", "out"], "expected a training script, or -m and"),
         (
             [__file__, "--output", str(TESTS)],
             f"{TESTS}: exists already. Delete it, or give another name.",
