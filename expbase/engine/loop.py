@@ -137,13 +137,13 @@ class Loop:
             return f"failed: {self.failure!r}"
         if not reason:
             return "finished" if self.is_over else ""
-        return f"{reason.kind}: {reason.name if reason.kind == 'signal' else self.stop_text}"
+        alike = {"signal": reason.name, "time limit": str(reason)}  # on all ranks
+        return f"{reason.kind}: {alike.get(reason.kind) or self.stop_text}"
 
     @property
     def stop_text(self) -> str:
-        """Why training was stopped, in words: what stop() was given."""
-        text = self._stop.text if self.stopped_by is StopReason.CALL else ""
-        return text or str(self.stopped_by)
+        """Why training was stopped, in words for the log."""
+        return self._stop.words(self.stopped_by)
 
     def place_at(self, iteration: int, epoch: int) -> None:
         """Sets the counters to those of a checkpoint that is only looked at."""

@@ -138,7 +138,7 @@ class StopRequests:
         # Not before the first update of this start: else one that is shorter than setup would stop
         # each start where it begins.
         if self._limit and self._has_trained and self._clock() - self._began >= self._limit:
-            self.add(StopReason.TIME_LIMIT, self._late)
+            self.add(StopReason.TIME_LIMIT)
         if self._stop_file is not None and os.path.exists(self._stop_file):
             self.add(StopReason.FILE)
 
@@ -201,6 +201,11 @@ class StopRequests:
         if reason is StopReason.CALL:
             self.agree_on_text()
         return reason
+
+    def words(self, reason: StopReason) -> str:
+        """Returns why all ranks stop, for the log: what stop() was given, say."""
+        more = {StopReason.CALL: self.text, StopReason.TIME_LIMIT: self._late}.get(reason)
+        return more or str(reason)
 
     def agree_on_text(self) -> None:
         """Makes the text of the first rank that has one that of all; they stop for a stop()."""
