@@ -50,6 +50,18 @@ _INSPECTIONS = {
 }
 
 
+class _Files(argparse.Action):
+    """Notes a file as the text that was given, as everybody's `--config` does; several as a list.
+
+    So `merge_from_file(args.config)` loses none of several: yacs' refuses a list, ours takes it.
+    """
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        before = vars(namespace)[self.dest] or []
+        files = [before] if isinstance(before, str) else before
+        setattr(namespace, self.dest, [*files, values] if files else values)
+
+
 class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
@@ -68,7 +80,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
-    add("--config", action="append", metavar="FILE",
+    add("--config", action=_Files, metavar="FILE",
         help="YAML file that changes default values; of several a later one wins")  # fmt: skip
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)

@@ -73,8 +73,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         """Changes the values that a YAML file names; of several files a later one wins."""
         for path in [paths] if isinstance(paths, (str, Path)) else paths:
             loaded = _load(path)
-            if "BASE" not in self:
-                _refuse_bases(loaded, Path(path))
+            _refuse_bases({k: v for k, v in loaded.items() if k not in self}, Path(path))
             self.merge_from_other_cfg(loaded, str(path))
 
     def merge_from_list(self, words: Sequence[str]) -> None:
@@ -197,8 +196,8 @@ _NAMES_OF_TYPES = {
     int: "a whole number like",
     float: "a number like",
     str: "a text like",
-    NoneType: "a number, a text, true or false, a list or a section in place of",
 }
+_ANY = "a number, a text, true or false, None, a list or tuple of these, or a section"
 _TYPES = (int, float, bool, str, list, tuple, NoneType)  # those that yacs takes
 
 
@@ -208,10 +207,7 @@ def _check_types(value: Any, key: str = "") -> None:
         for name, item in value.items():
             _check_types(item, f"{key}.{name}" if key else str(name))
     elif type(value) not in _TYPES:
-        raise ConfigError(
-            f"config: {key}: {value!r} is a {type(value).__name__}; expected a number, a text, "
-            "true or false, None, a list or tuple of these, or a section."
-        )
+        raise ConfigError(f"config: {key}: {value!r} is a {type(value).__name__}; expected {_ANY}.")
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             _check_types(item, f"{key}[{index}]")
@@ -224,9 +220,8 @@ def coerced(value: Any, default: Any, key: str, source: str) -> Any:
         _check_types(converted)
     except (LookupError, OverflowError, SyntaxError, TypeError, ValueError):
         name = _NAMES_OF_TYPES.get(type(default), f"a {type(default).__name__} like")
-        raise ConfigError(
-            f"{source}: {key}: {value!r} given; expected {name} {default!r}."
-        ) from None
+        expected = _ANY if default is None else f"{name} {default!r}"
+        raise ConfigError(f"{source}: {key}: {value!r} given; expected {expected}.") from None
     return converted
 
 

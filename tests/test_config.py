@@ -170,7 +170,7 @@ def test_what_is_written_is_read_as_the_default_is(
         ([30], "[1.5]", "a.b: [1.5] given; expected a list like [30]"),
         ([1, 0.5], "[x, 1]", "expected a list like [1, 0.5]"),
         (["a"], "[[b]]", "a.b: [['b']] given; expected a list like ['a']"),
-        (None, "!!timestamp 2020-01-01", "expected a number, a text, true or false, a list"),
+        (None, "!!timestamp 2020-01-01", "expected a number, a text, true or false, None, a list"),
         (None, "!!binary aGk=", "a.b: b'hi' given; expected a number, a text, true or false"),
         ([], "[!!set {a}]", "a.b: [{'a'}] given; expected a list like []"),
     ],
@@ -415,6 +415,9 @@ def test_a_config_read_back_does_not_differ_from_itself(tmp_path: Path) -> None:
     config = Config({"steps": ((1, 2), (3, 4)), "fill": math.nan, "x": 1e-7, "open": {}})
     (tmp_path / "c.yaml").write_text(dump_yaml(config))
     assert differences(load_yaml(tmp_path / "c.yaml"), config) == {}
+    again = config.clone()
+    again.merge_from_file(tmp_path / "c.yaml")  # as --evaluate and --export do
+    assert repr(again) == repr(config)
 
 
 def test_a_config_in_the_place_of_yacs_reads_what_yacs_reads(tmp_path: Path) -> None:
