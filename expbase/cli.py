@@ -19,7 +19,7 @@ from expbase.base.processes import ended_by_sigterm
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
 from expbase.config import Config, ConfigError, dump_yaml, fill_in, flatten, nearest
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, fill, limited
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase
@@ -133,13 +133,13 @@ def main(
         args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
         config = load_config(experiment, args)
         if args.print_config:
-            print(dump_yaml(config), end="")
+            print(dump_yaml(limited(config)), end="")
             return None
         check_options(args)
         args.nprocs = args.nprocs or -config.training.shares  # negative: at most so many
         if not args.nprocs:
             raise ConfigError("--nprocs: auto given; expected a number, or training.shares, too.")
-        args.output = fill_in(args.output or "", config)
+        args.output = fill_in(args.output or "", limited(config))
         if Options.of(args).inspected is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     with contextlib.ExitStack() as stack:

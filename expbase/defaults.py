@@ -13,7 +13,7 @@ from expbase.config import Config, ConfigError, coerced, nearest, refuse_gone
 
 _TRAINING: dict[str, Any] = {
     # When to end.
-    "max_iteration": 10000,  # iterations; 0: no limit, if max_epoch is set
+    "max_iteration": 0,  # iterations; 0: no limit, but 10000 if max_epoch is 0, too
     "max_epoch": 0,  # epochs; 0: no limit
     # How often something happens.
     "valid_interval": 1000,  # iterations; 0: never
@@ -41,6 +41,9 @@ _TRAINING: dict[str, Any] = {
     "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
 }
 
+# Where nothing limits training. As a default nobody could tell it from a value that is meant, and it
+# would end a run of `training.max_epoch=60` in its middle.
+_LIMIT = 10000
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
 # `plot_interval` is not too much like log_interval.
@@ -61,11 +64,12 @@ def fill(config: Mapping[str, Any]) -> Config:
     """Returns a copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
-        ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
-            a wrong type.
+        ConfigError: One of its three required keys is missing (of max_iteration and max_epoch one
+            is enough), a key is misspelt, or a value has a wrong type.
     """
     given = (config or {}).get("training") or {}
-    if missing := [key for key in _REQUIRED if key not in given]:
+    there = {"max_iteration", *given} if "max_epoch" in given else given
+    if missing := [key for key in _REQUIRED if key not in there]:
         raise ConfigError(
             f"config: training.{missing[0]} is missing; expected a section `training` with whole "
             f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
@@ -101,8 +105,11 @@ def check_training(training: Mapping[str, Any]) -> None:
         raise ConfigError(f"training.shares: {shares} given; expected a power of two.")
     if shares and training["accumulation_steps"] > 1:
         raise ConfigError("training.accumulation_steps: expected 1 with training.shares.")
-    if not training["max_iteration"] and not training["max_epoch"]:
-        raise ConfigError(
-            "training.max_iteration: 0 given; expected 1 or more. "
-            "To train without a limit of iterations, set training.max_epoch."
-        )
+
+
+def limited(config: Config) -> Config:
+    """Returns a copy that has a limit of training, as it counts if the config is not changed."""
+    copy: Config = config.clone()
+    if not copy.training["max_iteration"] and not copy.training["max_epoch"]:
+        copy.training["max_iteration"] = _LIMIT
+    return copy

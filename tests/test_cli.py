@@ -17,6 +17,7 @@ from expbase import Config, ConfigError, ExperimentBase, default_argument_parser
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import fill_in, load_config, report_user_errors
 from expbase.config import load_yaml
+from expbase.defaults import limited
 from expbase.front import put_in_front
 from expbase.ranks import collectives, launch
 
@@ -107,7 +108,7 @@ def test_print_config_prints_what_load_yaml_reads_back_and_ends(
     main(Demo, argv=["optim.lr=1e-5", "--print_config", "training.seed=3"])
     path = tmp_path / "printed.yaml"
     path.write_text(capsys.readouterr().out)
-    assert load_yaml(path) == loaded("optim.lr=1e-5", "training.seed=3")
+    assert load_yaml(path) == limited(loaded("optim.lr=1e-5", "training.seed=3"))
     assert load_yaml(path)["optim"]["lr"] == 1e-5
 
 

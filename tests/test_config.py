@@ -17,10 +17,10 @@ from tiny import Tiny, trained
 from expbase import Config, ConfigError, default_argument_parser, get_default_training_config
 from expbase.cli import load_config
 from expbase.config import differences, dump_yaml, flatten, load_yaml
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, fill, limited
 
 DEFAULTS = {
-    "max_iteration": 10000, "max_epoch": 0,
+    "max_iteration": 0, "max_epoch": 0,
     "valid_interval": 1000, "save_interval": 1000, "log_interval": 10,
     "valid_every_epoch": 0, "save_every_epoch": 0, "save_seconds": 0,
     "accumulation_steps": 1, "shares": 0,
@@ -377,7 +377,7 @@ def test_three_triggers_are_enough_and_the_rest_is_filled_in_a_copy() -> None:
         ),
         ({**TRIGGERS, "monitor_mode": "best"}, "monitor_mode: 'best' given; expected one of 'max'"),
         ({**TRIGGERS, "nonfinite": "stop"}, "nonfinite: 'stop' given; expected one of 'error'"),
-        ({**TRIGGERS, "max_iteration": 0}, "training.max_iteration: 0 given; expected 1 or more"),
+        ({**TRIGGERS, "max_iteration": -1}, "training.max_iteration: -1 given; expected 0 or more"),
     ],
 )
 def test_a_training_section_that_is_of_no_use_is_refused(
@@ -400,9 +400,28 @@ def test_a_key_with_a_dot_is_one_in_a_section(tmp_path: Path) -> None:
     assert "unknown key 'optim.betas.a'" in complaint(from_options, "optim.betas.a=1")
 
 
-def test_no_limit_of_iterations_is_legal_with_a_limit_of_passes() -> None:
-    training = complete({"training": {**TRIGGERS, "max_iteration": 0, "max_epoch": 2}}).training
-    assert (training.max_iteration, training.max_epoch) == (0, 2)
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ({}, (10000, 0)),
+        ({"max_iteration": 7}, (7, 0)),
+        ({"max_epoch": 60}, (0, 60)),
+        ({"max_iteration": 7, "max_epoch": 60}, (7, 60)),
+    ],
+)
+def test_ten_thousand_iterations_count_where_there_is_no_other_limit(
+    given: dict[str, int], counts: tuple[int, int]
+) -> None:
+    config = defaults()
+    config.training.update(given)
+    training = limited(config).training
+    assert (training.max_iteration, training.max_epoch) == counts
+    assert limited(limited(config)) == limited(config)
+
+
+def test_a_limit_of_epochs_is_enough() -> None:
+    given = {"max_epoch": 2, "valid_interval": 2, "save_interval": 2}
+    assert complete({"training": given}).training == {**DEFAULTS, **given}
 
 
 def test_differences_name_full_keys_with_both_values() -> None:

@@ -38,7 +38,7 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import explain_dead_worker
-from expbase.defaults import check_training
+from expbase.defaults import check_training, limited
 from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
@@ -172,6 +172,7 @@ class Run:
         experiment = self.experiment
         training = self.start.training
         check_training(training)  # exp.config may be changed until here
+        training["max_iteration"] = limited(self.start.config).training["max_iteration"]
         check_shares(training.shares, self.start.world_size)
         experiment.prepare()
         experiment.setup_device()

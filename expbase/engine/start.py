@@ -18,7 +18,7 @@ from typing import Any
 import paddle
 
 from expbase.config import Config, ConfigError, fill_in, nearest
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, fill, limited
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
@@ -106,7 +106,7 @@ class Start:
         options = Options.of(args)
         options.check()
         check_class(experiment, base, completed.training, options)
-        output = fill_in(str(options.output), completed)
+        output = fill_in(str(options.output), limited(completed))
         ranks = collectives.rank(), collectives.world_size()
         return cls(completed, args, options, output, *ranks, logs.early_log())
 

@@ -180,8 +180,11 @@ def _config_of(runner: Config, base: Config, options: Sequence[str], place: str)
     config.merge_from_other_cfg({"training": given}, place)
     config.merge_from_other_cfg(runner.config, f"{place}: config")
     config.merge_from_list(options)
+    training = config.training
+    if "max_epoch" in given and not training.max_epoch and not training.max_iteration:
+        raise ConfigError(f"{place}: epochs: 0 given; expected 1 or more.")
     try:
-        check_training(config.training)
+        check_training(training)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return config
