@@ -41,8 +41,8 @@ _TRAINING: dict[str, Any] = {
     "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
 }
 
-# Where nothing limits training. As a default nobody could tell it from a value that is meant, and it
-# would end a run of `training.max_epoch=60` in its middle.
+# Where nothing else limits training. As a default nobody could tell it from a value that is meant,
+# and it would end a run of `training.max_epoch=60` in its middle.
 _LIMIT = 10000
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and

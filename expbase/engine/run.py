@@ -246,7 +246,7 @@ class Run:
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
         if start.writes:
-            self.facts |= provenance.gather(start.output_dir, type(self.experiment))
+            self.facts |= provenance.gather(start.output_dir, type(self.experiment), start.folder)
             self.ledger = Ledger(start.output_dir / LEDGER)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import inspect
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,7 @@ class Start:
     args: argparse.Namespace  # as given
     options: Options
     output: str  # as given, with config values filled in
+    folder: Path  # where the process was: a library may change it, in setup
     rank: int
     world_size: int
     logger: logging.Logger  # until setup_logger it keeps its lines
@@ -108,7 +110,7 @@ class Start:
         check_class(experiment, base, completed.training, options)
         output = fill_in(str(options.output), limited(completed))
         ranks = collectives.rank(), collectives.world_size()
-        return cls(completed, args, options, output, *ranks, logs.early_log())
+        return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log())
 
     @property
     def training(self) -> Any:
@@ -118,7 +120,11 @@ class Start:
     @property
     def output_dir(self) -> Path:
         """The directory of the run."""
-        return Path(self.output).absolute()
+        return self.folder / self.output
+
+    def path(self, given: str) -> Path:
+        """Returns a path of an option as it is found from where the process is now."""
+        return Path(os.path.relpath(self.folder), given)
 
     @property
     def log_path(self) -> Path:
