@@ -19,7 +19,7 @@ from expbase.base.processes import ended_by_sigterm
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
 from expbase.config import Config, ConfigError, dump_yaml, fill_in, flatten, nearest
-from expbase.defaults import check_training, fill, limited
+from expbase.defaults import check_training, defaults_of, limited
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase
@@ -130,6 +130,11 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
+        if argv is None and sys.argv[0].endswith("kernel_launcher.py"):  # ipykernel's, or Colab's
+            raise ConfigError(
+                "main: called in a notebook, whose sys.argv is the kernel's; expected "
+                f"main({experiment.__name__}, argv=['--output', 'runs/NAME'])."
+            )
         args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
         config = load_config(experiment, args)
         if args.print_config:
@@ -162,7 +167,7 @@ def _parse(
             value = "".join(words[words.index(option) + 1 :][:1])
         meant = {one: f"--{one}" for one in vars(args)}
         for end in "\n", ".", "_":  # `--training.max_epoch`, `--max_epoch`, `--epoch`
-            for key in flatten(experiment.default_config()):
+            for key in flatten(defaults_of(experiment)):
                 meant.setdefault(key.rpartition(end)[2], f"{key}={value}")
         near = [f"Did you mean {meant[one]}?" for one in nearest(name, meant, 0.6)]
         [hint] = near or ["--help names all there are."]
@@ -191,7 +196,7 @@ def load_config(
     Raises:
         ConfigError: A file or an option does not fit.
     """
-    config = fill(experiment.default_config())
+    config = defaults_of(experiment)
     if of_run is not None and of_run.is_file():
         config.merge_from_file(str(of_run))
     if args.config:

@@ -6,6 +6,7 @@ check_training(config.training)
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +87,25 @@ def fill(config: Mapping[str, Any]) -> Config:
             )
         training[key] = coerced(value, training.get(key), f"training.{key}", "config")
     return Config({**config, "training": training})
+
+
+def defaults_of(experiment: Any) -> Config:
+    """Returns the completed config that an experiment class has by default.
+
+    Raises:
+        ConfigError: Its `default_config` cannot be called on the class, or `fill` raises it.
+    """
+    for base in experiment.__mro__:  # a mixin's, too
+        found = vars(base).get("default_config")
+        try:
+            if not isinstance(found, (classmethod, staticmethod, type(None))):
+                inspect.signature(found).bind()
+        except TypeError:
+            raise ConfigError(
+                f"{base.__name__}.default_config: cannot be called on the class, before there is "
+                "an experiment; expected @classmethod above `def default_config(cls):`."
+            ) from None
+    return fill(experiment.default_config())
 
 
 def check_training(training: Mapping[str, Any]) -> None:

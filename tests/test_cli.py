@@ -6,6 +6,7 @@ import argparse
 import os
 import pickle
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,46 @@ def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixtur
     parser.add_argument("--note")
     main(Demo, parser=parser, argv=["--note", "x", "--print_config"])
     assert "optim:" in capsys.readouterr().out
+
+
+def test_a_default_config_that_is_no_classmethod_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Forgot(Demo):
+        def default_config(self) -> Config:  # type: ignore[override]
+            return super().default_config()
+
+    class Value(Demo):
+        default_config = Config({"training": {}})  # type: ignore[assignment]
+
+    class Mixed(Forgot):
+        @classmethod
+        def default_config(cls) -> Config:
+            return super().default_config()
+
+    for experiment, name in ((Forgot, "Forgot"), (Value, "Value"), (Mixed, "Forgot")):
+        answer = (
+            f"{name}.default_config: cannot be called on the class, before there is "
+            "an experiment; expected @classmethod above `def default_config(cls):`."
+        )
+        with pytest.raises(SystemExit, match="default_config"):
+            main(experiment, argv=["--output", "run"])
+        assert capsys.readouterr().err.endswith(f"error: {answer}\n")
+        with pytest.raises(ConfigError, match="expected @classmethod"):
+            experiment(Demo.default_config(), parsed("--output", "run"))
+
+
+@pytest.mark.parametrize("program", ["ipykernel_launcher.py", "colab_kernel_launcher.py"])
+def test_main_without_words_in_a_notebook_says_how_they_are_given(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/lib/{program}", "-f", "/run/kernel-1.json"])
+    with pytest.raises(SystemExit, match="main: called in a notebook"):
+        main(Demo)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "expected main(Demo, argv=['--output', 'runs/NAME'])." in told
+    main(Demo, argv=["--print_config"])
 
 
 # --- mixins in front -------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
 from expbase.data.position import DataPosition
-from expbase.defaults import fill, limited
+from expbase.defaults import defaults_of, limited
 from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
@@ -116,7 +116,7 @@ class Report:
 
     def card(self, experiment: Any, layers: Mapping[str, Any], batches: int) -> None:
         """Says what there is; an update is made of so many batches."""
-        default = fill(type(experiment).default_config())
+        default = defaults_of(type(experiment))
         if not self._config.training.max_epoch:
             default = limited(default)  # what counts then is no change
         changes = differences(default, self._config)

@@ -19,7 +19,7 @@ from typing import Any
 import paddle
 
 from expbase.config import Config, ConfigError, fill_in, nearest
-from expbase.defaults import check_training, fill, limited
+from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
@@ -102,8 +102,7 @@ class Start:
         """
         check_platform()
         # What mixins add is there, however the config was made.
-        defaults = experiment.default_config()  # type: ignore[attr-defined]
-        completed = fill({**fill(defaults), **config})
+        completed = fill({**defaults_of(experiment), **config})
         check_training(completed.training)
         options = Options.of(args)
         options.check()

@@ -29,7 +29,7 @@ from expbase.base.files import write_single_file
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
 from expbase.config import Config, ConfigError, did_you_mean, load_yaml
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, defaults_of
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.help_text import Paragraphs
@@ -101,7 +101,7 @@ def read(
     experiment = load_class(plan.experiment, f"{path}: experiment", folder)
     if not issubclass(experiment, ExperimentBase):
         raise ConfigError(f"{path}: experiment: {experiment.__name__} is no ExperimentBase.")
-    base = fill(experiment.default_config())
+    base = defaults_of(experiment)
     base.merge_from_other_cfg(plan.config, f"{path}: config")
     runs = []
     for runner in _chosen(plan, path, only):
