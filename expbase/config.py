@@ -192,10 +192,10 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
 
 
 _NAMES_OF_TYPES = {
-    bool: "true or false, like",
-    int: "a whole number like",
-    float: "a number like",
-    str: "a text like",
+    bool: "true or false,",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
 }
 _ANY = "a number, a text, true or false, None, a list or tuple of these, or a section"
 _TYPES = (int, float, bool, str, list, tuple, NoneType)  # those that yacs takes
@@ -219,9 +219,11 @@ def coerced(value: Any, default: Any, key: str, source: str) -> Any:
         converted = _converted(value, [default])
         _check_types(converted)
     except (LookupError, OverflowError, SyntaxError, TypeError, ValueError):
-        name = _NAMES_OF_TYPES.get(type(default), f"a {type(default).__name__} like")
-        expected = _ANY if default is None else f"{name} {default!r}"
-        raise ConfigError(f"{source}: {key}: {value!r} given; expected {expected}.") from None
+        given = f"{source}: {key}: {value!r}"
+        if default is None:
+            raise ConfigError(f"{given} given; expected {_ANY}.") from None
+        name = _NAMES_OF_TYPES.get(type(default), f"a {type(default).__name__}")
+        raise ConfigError(f"{given} given; expected {name} like {default!r}.") from None
     return converted
 
 
