@@ -66,6 +66,10 @@ class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
     def error(self, message: str) -> NoReturn:
+        if _is_in_notebook():
+            message += (
+                ". In a notebook sys.argv is the kernel's; expected parse_args(['--output', …])"
+            )
         self.exit(ExitCode.MISTAKE, f"{self.prog}: error: {message}\n")
 
 
@@ -130,9 +134,9 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
-        if argv is None and sys.argv[0].endswith("kernel_launcher.py"):  # ipykernel's, or Colab's
+        if argv is None and _is_in_notebook():
             raise ConfigError(
-                "main: called in a notebook, whose sys.argv is the kernel's; expected "
+                "main: called in a notebook, where sys.argv is the kernel's; expected "
                 f"main({experiment.__name__}, argv=['--output', 'runs/NAME'])."
             )
         args = _parse(parser, list(sys.argv[1:] if argv is None else argv), experiment)
@@ -153,6 +157,11 @@ def main(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
             args.output = str(Path(folder, "run"))
         return _start(parser.prog, experiment, config, args)
+
+
+def _is_in_notebook() -> bool:
+    """Returns whether the process is a kernel: ipykernel's, or Colab's."""
+    return "".join(sys.argv[:1]).endswith("kernel_launcher.py")
 
 
 def _parse(

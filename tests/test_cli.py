@@ -273,7 +273,11 @@ def test_main_without_words_in_a_notebook_says_how_they_are_given(
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "expected main(Demo, argv=['--output', 'runs/NAME'])." in told
+    with pytest.raises(SystemExit):
+        default_argument_parser().parse_args()
+    assert "sys.argv is the kernel's; expected parse_args([" in capsys.readouterr().err
     main(Demo, argv=["--print_config"])
+    assert parsed("--output", "run").output == "run"
 
 
 # --- mixins in front -------------------------------------------------------------------------
