@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
     def error(self, message: str) -> NoReturn:
-        if _is_in_notebook():
+        if message.startswith("unrecognized") and _is_in_notebook():
             message += (
                 ". In a notebook sys.argv is the kernel's; expected parse_args(['--output', …])"
             )
