@@ -179,9 +179,11 @@ class Report:
     def already_finished(self, iteration: int, epoch: int) -> None:
         """Says that nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
+        limits = self._limits()
+        reached = [limit for limit in limits if limit.updates is None or limit.updates <= iteration]
+        keys = " and ".join(f"training.{limit.key}" for limit in reached or limits)
         self._logger.info(
-            f"FINISHED already: {position}. To train on, raise training.max_iteration or "
-            "max_epoch; --fresh starts over."
+            f"FINISHED already: {position}. To train on, raise {keys}; --fresh starts over."
         )
 
     def end(self) -> None:

@@ -350,3 +350,21 @@ def test_epochs_that_are_asked_for_are_trained_although_there_is_a_limit_by_defa
 
     exp = main(Late, argv=["--output", str(tmp_path / "late"), *options])
     assert (exp.iteration, exp.config.training.max_iteration) == (60, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({}, "training.max_iteration"),  # 6
+        ({"max_iteration": 0, "max_epoch": 1}, "training.max_epoch"),
+        ({"max_iteration": 10**6, "max_epoch": 1}, "training.max_epoch"),
+        ({"max_iteration": 10, "max_epoch": 1}, "training.max_iteration and training.max_epoch"),
+    ],
+)
+def test_a_run_that_has_finished_names_the_limit_to_raise(
+    tmp_path: Path, limits: dict[str, int], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        trained(Tiny, tmp_path, **limits)
+    told = f"To train on, raise {named}; --fresh starts over."
+    assert told in capsys.readouterr().err
