@@ -128,7 +128,10 @@ def check_training(training: Mapping[str, Any]) -> None:
 
 
 def limited(config: Config) -> Config:
-    """Returns a copy that has a limit of training, as it counts if the config is not changed."""
+    """Returns a copy whose limit is 10000 iterations if it has none.
+
+    In setup the config itself gets it, and not before: a script may still set `max_epoch`.
+    """
     copy: Config = config.clone()
     if not copy.training["max_iteration"] and not copy.training["max_epoch"]:
         copy.training["max_iteration"] = _LIMIT
