@@ -22,7 +22,7 @@ from expbase.base.streams import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
 from expbase.checkpoint.model_files import WeightsError
 from expbase.config import Config, ConfigError, dump_yaml, fill_in, flatten, nearest
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, defaults_of, limited
 from expbase.engine.run_dir import CONFIG
 from expbase.engine.start import Options, check_platform
 from expbase.experiment import E, ExperimentBase
@@ -53,10 +53,26 @@ _INSPECTIONS = {
 }
 
 
+class _Files(argparse.Action):
+    """Notes a file as the text that was given, as everybody's `--config` does; several as a list.
+
+    So `merge_from_file(args.config)` loses none of several: yacs' refuses a list, ours takes it.
+    """
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        before = vars(namespace)[self.dest] or []
+        files = [before] if isinstance(before, str) else before
+        setattr(namespace, self.dest, [*files, values] if files else values)
+
+
 class _Parser(argparse.ArgumentParser):
     """Answers a wrong option as any other mistake: by one line, in which no usage hides it."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized") and _is_in_notebook():
+            message += (
+                ". In a notebook sys.argv is the kernel's; expected parse_args(['--output', …])"
+            )
         self.exit(ExitCode.MISTAKE, f"{self.prog}: error: {message}\n")
 
 
@@ -92,7 +108,7 @@ def default_argument_parser() -> argparse.ArgumentParser:
         "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM or SIGUSR1",
     )
     add = parser.add_argument
-    add("--config", action="append", metavar="FILE",
+    add("--config", action=_Files, metavar="FILE",
         help="YAML file that changes default values; of several a later one wins")  # fmt: skip
     for option, (metavar, text) in _OPTIONS.items():
         add(option, metavar=metavar, help=text)
@@ -143,17 +159,22 @@ def main(
     parser = parser or default_argument_parser()
     add_options_of_main(parser)
     with report_user_errors(parser.prog):
+        if argv is None and _is_in_notebook():
+            raise ConfigError(
+                "main: called in a notebook, where sys.argv is the kernel's; expected "
+                f"main({experiment.__name__}, argv=['--output', 'runs/NAME'])."
+            )
         words = list(sys.argv[1:] if argv is None else argv)
         args = _Given(**vars(_parse(parser, words, experiment)))
         config = load_config(experiment, args)
         if args.print_config:
-            show(dump_yaml(config), end="")
+            show(dump_yaml(limited(config)), end="")
             return None
         check_options(args)
         args.nprocs = args.nprocs or -config.training.shares  # negative: at most so many
         if not args.nprocs:
             raise ConfigError("--nprocs: auto given; expected a number, or training.shares, too.")
-        args.output = fill_in(args.output or "", config)
+        args.output = fill_in(args.output or "", limited(config))
         if Options.of(args).inspected is not None:
             config = load_config(experiment, args, Path(args.output) / CONFIG)
     with contextlib.ExitStack() as stack:
@@ -162,6 +183,11 @@ def main(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="expbase-smoke-"))
             args.output = str(Path(folder, "run"))
         return _start(parser.prog, experiment, config, args)
+
+
+def _is_in_notebook() -> bool:
+    """Returns whether the process is a kernel: ipykernel's, or Colab's."""
+    return "".join(sys.argv[:1]).endswith("kernel_launcher.py")
 
 
 def _parse(
@@ -176,7 +202,7 @@ def _parse(
             value = "".join(words[words.index(option) + 1 :][:1])
         meant = {one: f"--{one}" for one in vars(args)}
         for end in "\n", ".", "_":  # `--training.max_epoch`, `--max_epoch`, `--epoch`
-            for key in flatten(experiment.default_config()):
+            for key in flatten(defaults_of(experiment)):
                 meant.setdefault(key.rpartition(end)[2], f"{key}={value}")
         near = [f"Did you mean {meant[one]}?" for one in nearest(name, meant, 0.6)]
         [hint] = near or ["--help names all there are."]
@@ -205,7 +231,7 @@ def load_config(
     Raises:
         ConfigError: A file or an option does not fit.
     """
-    config = fill(experiment.default_config())
+    config = defaults_of(experiment)
     if of_run is not None and of_run.is_file():
         config.merge_from_file(str(of_run))
     if args.config:

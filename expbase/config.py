@@ -1,7 +1,8 @@
 """Configs: YAML files, options, conversions. The only file that imports yacs.
 
 The defaults declare the keys and their types; a file and the command line may change values but
-not add keys. Numbers are read as a person means them (`1` for a float, `1e5` for an int).
+not add keys. Numbers are read as a person means them (`1` for a float, `1e5` for an int, `010` for
+ten), and where a text is expected what was written is the text, in lists, too.
 
     config = Config({"optim": {"lr": 0.1}, "training": get_default_training_config()})
     config.merge_from_file("digits.yaml")
@@ -11,27 +12,25 @@ not add keys. Numbers are read as a person means them (`1` for a float, `1e5` fo
 from __future__ import annotations
 
 import ast
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
 from yacs.config import CfgNode
 
+from expbase.base import yaml_words
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import DAMAGES, read_bytes
+from expbase.base.yaml_words import BOOLEANS, Word, number_in, values_of
 
 # Keys that are gone, and what to do instead.
 _GONE = {
     "training.sanity_batches": "--smoke tries a whole run, valid() included.",
     "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
 }
-# Of a YAML file, and of the values in it, where aliases (`*name`) count as what they stand for: a
-# few lines of aliases of aliases may stand for more than any memory holds.
-_MOST_BYTES = 1 << 20
-_MOST_VALUES = 20_000
+_MOST_BYTES = 1 << 20  # of a YAML file
 
 
 class ConfigError(ValueError):
@@ -47,14 +46,35 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
     ConfigError, which leaves the config as it was.
     """
 
+    def __init__(
+        self,
+        init_dict: Mapping[str, Any] | None = None,
+        key_list: Sequence[Any] | None = None,  # yacs' own, for messages of its own
+        new_allowed: bool = False,
+        **keywords: Any,
+    ) -> None:
+        if keywords:
+            given = ", ".join(f"{name}={value!r}" for name, value in keywords.items())
+            raise ConfigError(f"Config({given}): expected a mapping: Config({keywords!r}).")
+        if not isinstance(init_dict, (Mapping, NoneType)):
+            raise ConfigError(
+                f"Config({init_dict!r}): expected a mapping, such as {{'lr': 0.1}}. "
+                "A file is read by merge_from_file."
+            )
+        _check_types(init_dict or {})
+        super().__init__(init_dict, None, new_allowed)
+
     def __setattr__(self, name: str, value: Any) -> None:
+        _check_types(value, name)
         is_plain = isinstance(value, dict) and not isinstance(value, Config)
         super().__setattr__(name, Config(value) if is_plain else value)
 
     def merge_from_file(self, paths: str | Path | Sequence[str | Path]) -> None:
         """Changes the values that a YAML file names; of several files a later one wins."""
         for path in [paths] if isinstance(paths, (str, Path)) else paths:
-            self.merge_from_other_cfg(load_yaml(path), str(path))
+            loaded = _load(path)
+            _refuse_bases({k: v for k, v in loaded.items() if k not in self}, Path(path))
+            self.merge_from_other_cfg(loaded, str(path))
 
     def merge_from_list(self, words: Sequence[str]) -> None:
         """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both."""
@@ -66,7 +86,7 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
             if not equals:
                 _check_key(key, *queue[:1])
                 text = queue.pop(0)
-            # `1e5` is a text where a text is, else a number. A script may give values, too.
+            # Where a text is, all of it is the text. A script may give values, too.
             is_ready = isinstance(known.get(key), str) or not isinstance(text, str)
             changes[key] = text if is_ready else _parsed(text, f"options: {key}: {text!r}")
         self.merge_from_other_cfg(changes, "options")
@@ -88,12 +108,33 @@ def _check_key(key: str, *value: Any) -> None:
         raise ConfigError(f"options: {key} = …: expected {key}=VALUE, without spaces.")
 
 
+def _refuse_bases(loaded: Mapping[str, Any], path: Path) -> None:
+    """Raises a ConfigError if a file names others to build on, as those of PaddleDetection do."""
+    for key, value in loaded.items():
+        bases = values_of(value)
+        if key.strip("_").upper() == "BASE" and bases and isinstance(bases, (str, list)):
+            bases = [bases] if isinstance(bases, str) else bases
+            words = [f"--config {path.parent / str(base)}" for base in bases]
+            raise ConfigError(
+                f"{path}: {key}: a config file names no others to build on; expected each as an "
+                f"option, of which a later one wins: {' '.join(words)} --config {path}."
+            )
+
+
 def load_yaml(path: str | Path) -> dict[str, Any]:
     """Reads a YAML mapping; nothing in it is executed.
+
+    What is a number to a person is one, and `010`, `1:30` and `2020-01-01` are texts.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, or holds no mapping.
     """
+    loaded: dict[str, Any] = values_of(_load(path))
+    return loaded
+
+
+def _load(path: str | Path) -> dict[str, Any]:
+    """Returns what `load_yaml` does, with each scalar as it was written: a Word."""
     try:
         text = read_bytes(Path(path), _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -106,8 +147,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def dump_yaml(config: Mapping[str, Any]) -> str:
     """Returns the config as YAML text that `load_yaml` reads back to the same values."""
-    text: str = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text
+    _check_types(config)
+    return yaml_words.dump(_plain(config))
 
 
 def _plain(value: Any) -> Any:
@@ -150,42 +191,116 @@ def fill_in(output: str, config: Mapping[str, Any]) -> str:
         ) from error
 
 
-_TYPE_NAMES = {bool: "true or false,", int: "a whole number", float: "a number", str: "a text"}
+_NAMES_OF_TYPES = {
+    bool: "true or false,",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+_ANY = "a number, a text, true or false, None, a list or tuple of these, or a section"
+_TYPES = (int, float, bool, str, list, tuple, NoneType)  # those that yacs takes
+
+
+def _check_types(value: Any, key: str = "") -> None:
+    """Raises a ConfigError if a value, or one in it, is of a type that no config file can hold."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_types(item, f"{key}.{name}" if key else str(name))
+    elif type(value) not in _TYPES:
+        raise ConfigError(f"config: {key}: {value!r} is a {type(value).__name__}; expected {_ANY}.")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_types(item, f"{key}[{index}]")
 
 
 def coerced(value: Any, default: Any, key: str, source: str) -> Any:
     """Returns the value as the default's type, if a person would read it so."""
     try:
-        return _converted(value, default)
+        converted = _converted(value, [default])
+        _check_types(converted)
     except (LookupError, OverflowError, SyntaxError, TypeError, ValueError):
-        name = _TYPE_NAMES.get(type(default), f"a {type(default).__name__}")
-        raise ConfigError(
-            f"{source}: {key}: {value!r} given; expected {name} like {default!r}."
-        ) from None
+        given = f"{source}: {key}: {value!r}"
+        if default is None:
+            raise ConfigError(f"{given} given; expected {_ANY}.") from None
+        name = _NAMES_OF_TYPES.get(type(default), f"a {type(default).__name__}")
+        raise ConfigError(f"{given} given; expected {name} like {default!r}.") from None
+    return converted
 
 
-def _converted(value: Any, default: Any) -> Any:
-    # Every error of a conversion means that the value has the wrong type.
-    if value in (None, "None") and (default is None or isinstance(default, str)):
+# Every error of these conversions means that the value has the wrong type.
+
+
+def _converted(value: Any, examples: Sequence[Any]) -> Any:
+    """Returns the value as the examples are: the one default, or all items of a list that is it."""
+    kinds = {type(example) for example in examples}
+    if kinds == {int, float}:
+        return _number(value)
+    if len(kinds) != 1:  # there are none, or they tell nothing
+        return values_of(value)
+    [kind] = kinds
+    if kind in (NoneType, str) and values_of(value) in (None, "None"):
         return None  # as yacs reads it, in a file or an option
-    if isinstance(value, str) and isinstance(default, (list, tuple)):
-        value = ast.literal_eval(value)  # "(1, 2)", as yacs reads it
-    if isinstance(default, bool):
-        return {"true": True, "false": False}[str(value).lower()]
-    if isinstance(value, bool) and default is not None:
-        raise TypeError  # Python would take True for the number 1
-    if isinstance(default, float):
-        return float(value)
-    if isinstance(default, int):
-        number = value if isinstance(value, int) else float(value)
-        if number != int(number):
-            raise ValueError
-        return int(number)
-    if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
-        return type(default)(value)
-    if default is not None and not isinstance(value, type(default)):
+    if kind is bool:
+        return BOOLEANS[_text(value).lower()]
+    if kind is str:
+        return value.text if isinstance(value, Word) else _checked(value, str)
+    if kind is float:
+        return float(_number(value))
+    if kind is int:
+        return _whole(_number(value))
+    if kind in (list, tuple):
+        return kind(_converted_items(value, examples))
+    if issubclass(kind, Mapping):
+        return _converted_mapping(_checked(value, Mapping), examples)
+    return values_of(value)
+
+
+def _converted_items(value: Any, examples: Sequence[Any]) -> list[Any]:
+    """Returns the items of a list as those of the examples are; of unlike ones by their places."""
+    if isinstance(value, (str, Word)):
+        value = ast.literal_eval(_text(value))  # "(1, 2)", as yacs reads it
+    given = _checked(value, (list, tuple))
+    items = [item for example in examples for item in example]
+    if not items:
+        return [*values_of(given)]
+    kinds = {type(item) for item in items}
+    are_alike = len(kinds) == 1 or kinds == {int, float}
+    as_long = [example for example in examples if len(example) == len(given)]
+    places = [items] * len(given) if are_alike or not as_long else [*zip(*as_long, strict=True)]
+    return [_converted(item, place) for item, place in zip(given, places, strict=True)]
+
+
+def _converted_mapping(value: Mapping[Any, Any], examples: Sequence[Any]) -> dict[Any, Any]:
+    """Returns an item of a list that is a mapping; keys that no example has are legal."""
+    names = {str(name): name for example in examples for name in example}
+    keys = {key: names.get(str(key), key) for key in value}
+    return {
+        name: _converted(value[key], [one[name] for one in examples if name in one])
+        for key, name in keys.items()
+    }
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
         raise TypeError
     return value
+
+
+def _text(value: Any) -> str:
+    return value.text if isinstance(value, Word) else str(value)
+
+
+def _whole(number: Any) -> int:
+    number = number if isinstance(number, int) else float(number)
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise TypeError  # Python would take True for the number 1
+    return number_in(_text(value)) if isinstance(value, (str, Word)) else value
 
 
 def refuse_gone(key: str) -> None:
@@ -198,12 +313,14 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
     """Returns a changed copy. In the changes `optim: {lr: 1}` and `optim.lr: 1` are the same."""
     merged: Config = config.clone()
     for key, value in flatten(changes).items():
-        *sections, name = key.split(".")
+        *sections, last = key.split(".")
         node: Any = merged
         for section in sections:
-            if _takes(node, section) and node.get(section) in (None, {}):
-                node[section] = Config()
-            node = node.get(section) if isinstance(node, Config) else None
+            name = _own_name(node, section)
+            if _takes(node, name) and node.get(name) in (None, {}):
+                node[name] = Config()
+            node = node.get(name) if isinstance(node, Config) else None
+        name = _own_name(node, last)
         if not _takes(node, name):
             refuse_gone(key)
             known = sorted(flatten(config))
@@ -211,10 +328,15 @@ def _merged(config: Config, changes: Mapping[str, Any], source: str) -> Config:
         default = node.get(name)
         if not isinstance(default, Config):
             node[name] = coerced(value, default, key, source)
-        elif value not in (None, {}):  # a section with nothing under it changes nothing
-            keys = ", ".join(default) or "keys of your own"
+        elif values_of(value) not in (None, {}):  # a section with nothing under it changes nothing
+            keys = ", ".join(map(str, default)) or "keys of your own"
             raise ConfigError(f"{source}: {key}: {value!r} given; expected a section with {keys}.")
     return merged
+
+
+def _own_name(node: Any, name: str) -> Any:
+    """Returns a key as a section has it, which may have numbers for keys."""
+    return next((own for own in node or () if str(own) == name), name)
 
 
 def _takes(node: Any, name: str) -> bool:
@@ -244,50 +366,9 @@ def nearest(name: str, known: Iterable[str], likeness: float) -> list[str]:
 
 def _parsed(text: str, source: str) -> Any:
     try:
-        loaded = yaml.load(text, Loader=_Loader)
+        loaded = yaml_words.parse(text)
         repr(loaded)  # a number of very many digits can be read, as 0x…, and not be written
         return loaded
-    # Its constructors end in any of these: at a date like 2020-13-45, at `!!bool x`.
+    # Its constructors end in any of these: at `!!bool x`, say.
     except (yaml.YAMLError, *DAMAGES) as error:
         raise ConfigError(f"{source}: not YAML: {error}") from error
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader, to which `1e-3` is a number, and a key that is given twice an error."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._values = 0  # read so far
-        self._sizes: dict[int, int] = {}  # how many values a node stands for, by its id
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        before = self._values
-        is_alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        # One that is in itself has no size yet.
-        self._values += self._sizes.get(id(node), _MOST_VALUES) if is_alias else 1
-        self._sizes[id(node)] = self._values - before
-        if self._values > _MOST_VALUES:
-            self._refuse(f"more than {_MOST_VALUES} values, with what aliases stand for", node)
-        return node
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = Counter(repr(key.value) for key, _ in node.value)
-        if twice := [name for name, count in names.items() if count > 1]:
-            self._refuse(f"key {twice[0]} is given twice", node)
-        return super().construct_mapping(node, deep)
-
-    def _refuse(self, what: str, node: Any) -> None:
-        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
-
-
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Quotes a text that the loader would read as a number; writes no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))

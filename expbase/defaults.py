@@ -6,6 +6,7 @@ check_training(config.training)
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from expbase.config import Config, ConfigError, coerced, nearest, refuse_gone
 
 _TRAINING: dict[str, Any] = {
     # When to end.
-    "max_iteration": 10000,  # iterations; 0: no limit, if max_epoch is set
+    "max_iteration": 0,  # iterations; 0: no limit, but 10000 if max_epoch is 0, too
     "max_epoch": 0,  # epochs; 0: no limit
     # How often something happens.
     "valid_interval": 1000,  # iterations; 0: never
@@ -41,6 +42,9 @@ _TRAINING: dict[str, Any] = {
     "nonfinite": "error",  # if a loss is not finite: "error", "warn" or "ignore"
 }
 
+# Where nothing else limits training. As a default nobody could tell it from a value that is meant,
+# and it would end a run of `training.max_epoch=60` in its middle.
+_LIMIT = 10000
 _REQUIRED = ("max_iteration", "valid_interval", "save_interval")
 # How much like one of ours a key of a user's may be: `max_epcoh` is too much like max_epoch, and
 # `plot_interval` is not too much like log_interval.
@@ -61,11 +65,12 @@ def fill(config: Mapping[str, Any]) -> Config:
     """Returns a copy of an experiment's config with the training keys that it leaves out.
 
     Raises:
-        ConfigError: One of its three required keys is missing, a key is misspelt, or a value has
-            a wrong type.
+        ConfigError: One of its three required keys is missing (of max_iteration and max_epoch one
+            is enough), a key is misspelt, or a value has a wrong type.
     """
     given = (config or {}).get("training") or {}
-    if missing := [key for key in _REQUIRED if key not in given]:
+    there = {"max_iteration", *given} if "max_epoch" in given else given
+    if missing := [key for key in _REQUIRED if key not in there]:
         raise ConfigError(
             f"config: training.{missing[0]} is missing; expected a section `training` with whole "
             f"numbers for {', '.join(_REQUIRED)}. Begin default_config with `config = "
@@ -82,6 +87,25 @@ def fill(config: Mapping[str, Any]) -> Config:
             )
         training[key] = coerced(value, training.get(key), f"training.{key}", "config")
     return Config({**config, "training": training})
+
+
+def defaults_of(experiment: Any) -> Config:
+    """Returns the completed config that an experiment class has by default.
+
+    Raises:
+        ConfigError: Its `default_config` cannot be called on the class, or `fill` raises it.
+    """
+    for base in experiment.__mro__:  # a mixin's, too
+        found = vars(base).get("default_config")
+        try:
+            if not isinstance(found, (classmethod, staticmethod, type(None))):
+                inspect.signature(found).bind()
+        except TypeError:
+            raise ConfigError(
+                f"{base.__name__}.default_config: cannot be called on the class, before there is "
+                "an experiment; expected @classmethod above `def default_config(cls):`."
+            ) from None
+    return fill(experiment.default_config())
 
 
 def check_training(training: Mapping[str, Any]) -> None:
@@ -101,8 +125,14 @@ def check_training(training: Mapping[str, Any]) -> None:
         raise ConfigError(f"training.shares: {shares} given; expected a power of two.")
     if shares and training["accumulation_steps"] > 1:
         raise ConfigError("training.accumulation_steps: expected 1 with training.shares.")
-    if not training["max_iteration"] and not training["max_epoch"]:
-        raise ConfigError(
-            "training.max_iteration: 0 given; expected 1 or more. "
-            "To train without a limit of iterations, set training.max_epoch."
-        )
+
+
+def limited(config: Config) -> Config:
+    """Returns a copy whose limit is 10000 iterations if it has none.
+
+    In setup the config itself gets it, and not before: a script may still set `max_epoch`.
+    """
+    copy: Config = config.clone()
+    if not copy.training["max_iteration"] and not copy.training["max_epoch"]:
+        copy.training["max_iteration"] = _LIMIT
+    return copy

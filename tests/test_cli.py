@@ -6,6 +6,7 @@ import argparse
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from expbase import Config, ConfigError, ExperimentBase, default_argument_parser
 from expbase.checkpoint.layout import CheckpointError
 from expbase.cli import fill_in, load_config, report_user_errors
 from expbase.config import load_yaml
+from expbase.defaults import limited
 from expbase.front import put_in_front
 from expbase.ranks import collectives, launch
 
@@ -110,7 +112,7 @@ def test_print_config_prints_what_load_yaml_reads_back_and_ends(
     main(Demo, argv=["optim.lr=1e-5", "--print_config", "training.seed=3"])
     path = tmp_path / "printed.yaml"
     path.write_text(capsys.readouterr().out)
-    assert load_yaml(path) == loaded("optim.lr=1e-5", "training.seed=3")
+    assert load_yaml(path) == limited(loaded("optim.lr=1e-5", "training.seed=3"))
     assert load_yaml(path)["optim"]["lr"] == 1e-5
 
 
@@ -235,6 +237,50 @@ def test_a_users_parser_may_have_options_of_its_own(capsys: pytest.CaptureFixtur
     parser.add_argument("--note")
     main(Demo, parser=parser, argv=["--note", "x", "--print_config"])
     assert "optim:" in capsys.readouterr().out
+
+
+def test_a_default_config_that_is_no_classmethod_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Forgot(Demo):
+        def default_config(self) -> Config:  # type: ignore[override]
+            return super().default_config()
+
+    class Value(Demo):
+        default_config = Config({"training": {}})  # type: ignore[assignment]
+
+    class Mixed(Forgot):
+        @classmethod
+        def default_config(cls) -> Config:
+            return super().default_config()
+
+    for experiment, name in ((Forgot, "Forgot"), (Value, "Value"), (Mixed, "Forgot")):
+        answer = (
+            f"{name}.default_config: cannot be called on the class, before there is "
+            "an experiment; expected @classmethod above `def default_config(cls):`."
+        )
+        with pytest.raises(SystemExit, match="default_config"):
+            main(experiment, argv=["--output", "run"])
+        assert capsys.readouterr().err.endswith(f"error: {answer}\n")
+        with pytest.raises(ConfigError, match="expected @classmethod"):
+            experiment(Demo.default_config(), parsed("--output", "run"))
+
+
+@pytest.mark.parametrize("program", ["ipykernel_launcher.py", "colab_kernel_launcher.py"])
+def test_main_without_words_in_a_notebook_says_how_they_are_given(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/lib/{program}", "-f", "/run/kernel-1.json"])
+    with pytest.raises(SystemExit, match="main: called in a notebook"):
+        main(Demo)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "expected main(Demo, argv=['--output', 'runs/NAME'])." in told
+    with pytest.raises(SystemExit):
+        default_argument_parser().parse_args()
+    assert "sys.argv is the kernel's; expected parse_args([" in capsys.readouterr().err
+    main(Demo, argv=["--print_config"])
+    assert parsed("--output", "run").output == "run"
 
 
 # --- mixins in front -------------------------------------------------------------------------

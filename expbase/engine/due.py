@@ -10,6 +10,8 @@ read as items: an attribute of a config takes ten times as long, and each iterat
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 VALIDATE = "validate"
@@ -66,12 +68,23 @@ def is_wanted(training: Any, what: str) -> bool:
     return bool(training[f"{what}_interval"] or training[f"{what}_every_epoch"] or by_clock)
 
 
-def iterations_left(training: Any, iteration: int, updates_per_epoch: float | None) -> int | None:
-    """Returns how many are left until the end that the config asks for; None: unknown."""
-    limits = [training["max_iteration"]] if training["max_iteration"] else []
-    if training["max_epoch"] and updates_per_epoch:
-        limits.append(int(training["max_epoch"] * updates_per_epoch))
-    return max(min(limits) - iteration, 0) if limits else None
+class Limit(NamedTuple):
+    """One of those that end training; the first one does."""
+
+    key: str  # of the training section
+    value: int
+    updates: int | None  # after how many training ends by it; None: unknown
+
+
+def limits(training: Any, updates_per_epoch: Fraction | None) -> list[Limit]:
+    """Returns the limits that the config has, the first one first, and unknown ones last."""
+    found = []
+    if value := training["max_iteration"]:
+        found.append(Limit("max_iteration", value, value))
+    if value := training["max_epoch"]:
+        updates = None if updates_per_epoch is None else math.ceil(value * updates_per_epoch)
+        found.append(Limit("max_epoch", value, updates))
+    return sorted(found, key=lambda limit: math.inf if limit.updates is None else limit.updates)
 
 
 def passed(interval: int, before: int, after: int) -> bool:

@@ -12,12 +12,14 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from expbase.base.streams import say
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.config import differences
 from expbase.data.position import DataPosition
+from expbase.defaults import defaults_of, limited
 from expbase.engine import due
 from expbase.engine.start import Start
 from expbase.engine.stop import StopReason
@@ -115,7 +117,10 @@ class Report:
 
     def card(self, experiment: Any, layers: Mapping[str, Any], batches: int) -> None:
         """Says what there is; an update is made of so many batches."""
-        changes = differences(type(experiment).default_config(), self._config)
+        default = defaults_of(type(experiment))
+        if not self._config.training.max_epoch:
+            default = limited(default)  # what counts then is no change
+        changes = differences(default, self._config)
         for text in card.card(
             type(experiment).__name__,
             {key: now for key, (_, now) in changes.items()},
@@ -124,6 +129,7 @@ class Report:
             experiment.valid_loader,
             self._start.world_size,
             batches,
+            [] if self._start.read_only else self._limits(),
         ):
             self._logger.info("%s", text)
 
@@ -137,12 +143,19 @@ class Report:
 
     def _left(self, iteration: int) -> tuple[int | None, float | None]:
         """Returns iterations and seconds until the end by the config; None if nobody knows."""
-        batches = self._data.adapter.batches_per_epoch
+        limits = self._limits()
+        if not limits or limits[0].updates is None:
+            return None, None
+        left = max(limits[0].updates - iteration, 0)
+        return left, self._stopwatch.seconds_left(iteration, left)
+
+    def _limits(self) -> list[due.Limit]:
+        adapter = self._data.adapter
         training = self._config.training
-        of_an_update = training.accumulation_steps * self._data.adapter.shard.batches
-        updates = batches and batches / of_an_update
-        left = due.iterations_left(training, iteration, updates)
-        return left, None if left is None else self._stopwatch.seconds_left(iteration, left)
+        batches = adapter.batches_per_epoch
+        of_an_update = training.accumulation_steps * adapter.shard.batches
+        per_epoch = None if batches is None else Fraction(batches, of_an_update)
+        return due.limits(training, per_epoch)
 
     @contextlib.contextmanager
     def progress(self, iteration: int) -> Iterator[None]:
@@ -167,9 +180,11 @@ class Report:
     def already_finished(self, iteration: int, epoch: int) -> None:
         """Says that nothing is to be trained."""
         position = f"iteration {iteration}" + f", epoch {epoch}" * (epoch > 0)
+        limits = self._limits()
+        reached = [limit for limit in limits if limit.updates is None or limit.updates <= iteration]
+        keys = " and ".join(f"training.{limit.key}" for limit in reached or limits)
         self._logger.info(
-            f"FINISHED already: {position}. To train on, raise training.max_iteration or "
-            "max_epoch; --fresh starts over."
+            f"FINISHED already: {position}. To train on, raise {keys}; --fresh starts over."
         )
 
     def end(self) -> None:

@@ -59,12 +59,15 @@ def resume_or_load(run: Run) -> None:
             "--output."
         )
     if path is None and other:
-        path = collectives.on_rank_zero(lambda: find_named(Path(other)), "checkpoint_path")
+        path = collectives.on_rank_zero(
+            lambda: find_named(run.start.path(other)), "checkpoint_path"
+        )
     notes = []
     if path is not None:
         notes = _restore(run, path)
     elif options.init_model_path:
-        run.experiment.load_model(options.init_model_path, partial=options.init_partial)
+        weights = run.start.path(options.init_model_path)
+        run.experiment.load_model(weights, partial=options.init_partial)
     has_finished = _nothing_is_left(run)
     if has_finished:
         run.loop.end_with_nothing_left()
@@ -201,8 +204,8 @@ def inspect(run: Run) -> None:
             found = {name: json_value(value) for name, value in results.items()} | found
         else:
             name = layout.name_of(run.loop.iteration)
-            path = Path(run.start.output) / "export" / name / "model"
-            experiment.export(path)
-            found["exported"] = str(path)
+            path = Path("export", name, "model")
+            experiment.export(run.start.output_dir / path)
+            found["exported"] = str(run.start.output / path)
         if run.start.rank == 0:
             show(json.dumps(found))

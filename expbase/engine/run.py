@@ -39,7 +39,7 @@ from expbase.data.loaders import (
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import explain_dead_worker
-from expbase.defaults import check_training
+from expbase.defaults import check_training, limited
 from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
@@ -173,6 +173,7 @@ class Run:
         experiment = self.experiment
         training = self.start.training
         check_training(training)  # exp.config may be changed until here
+        training["max_iteration"] = limited(self.start.config).training["max_iteration"]
         check_shares(training.shares, self.start.world_size)
         experiment.prepare()
         experiment.setup_device()
@@ -246,7 +247,7 @@ class Run:
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
         if start.writes:
-            self.facts |= provenance.gather(start.output_dir, type(self.experiment))
+            self.facts |= provenance.gather(start.output_dir, type(self.experiment), start.folder)
             self.ledger = Ledger(start.output_dir / LEDGER)
             self._on_close.callback(self.ledger.close)
             self._on_close.callback(self._note_how_it_ended)

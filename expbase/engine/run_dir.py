@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fnmatch
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,10 +173,23 @@ class RunDirectory:
             lines = "".join(f"\n  {k}: {a!r} there, {b!r} now" for k, (a, b) in changed.items())
             raise self._error(
                 f"holds a run of another config:{lines.replace('None there', 'not there')}\n"
-                "Give another --output, --fresh to start over here (the old run is moved aside), "
-                "or --force to continue under the new config."
+                f"{self._ways_on(changed)}"
             )
         return aside
+
+    def _ways_on(self, changed: Mapping[str, tuple[Any, Any]]) -> str:
+        """Says what to do if the config differs in these keys from that of the run."""
+        others = (
+            "another --output, --fresh to start over here (the old run is moved aside), or --force "
+            "to continue under the new config."
+        )
+        if any(None in pair for pair in changed.values()):  # one file says nothing of a key
+            return f"Give {others}"
+        file = shlex.quote(str(self._config))
+        return (
+            f"To go on with the run's own values, give --config {file} as the last --config, and "
+            f"none of these keys; else {others}"
+        )
 
     def move_aside(self) -> Path | None:
         """Renames the directory, if it holds a run; returns its new place."""

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import inspect
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import paddle
 
 from expbase.config import Config, ConfigError, fill_in, nearest
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
 from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
@@ -84,6 +85,7 @@ class Start:
     args: argparse.Namespace  # as given
     options: Options
     output: str  # as given, with config values filled in
+    folder: Path  # where the process was: a library may change it, in setup
     rank: int
     world_size: int
     logger: logging.Logger  # until setup_logger it keeps its lines
@@ -100,15 +102,14 @@ class Start:
         """
         check_platform()
         # What mixins add is there, however the config was made.
-        defaults = experiment.default_config()  # type: ignore[attr-defined]
-        completed = fill({**fill(defaults), **config})
+        completed = fill({**defaults_of(experiment), **config})
         check_training(completed.training)
         options = Options.of(args)
         options.check()
         check_class(experiment, base, completed.training, options)
-        output = fill_in(str(options.output), completed)
+        output = fill_in(str(options.output), limited(completed))
         ranks = collectives.rank(), collectives.world_size()
-        return cls(completed, args, options, output, *ranks, logs.early_log())
+        return cls(completed, args, options, output, Path.cwd(), *ranks, logs.early_log())
 
     @property
     def training(self) -> Any:
@@ -118,7 +119,11 @@ class Start:
     @property
     def output_dir(self) -> Path:
         """The directory of the run."""
-        return Path(self.output).absolute()
+        return self.folder / self.output
+
+    def path(self, given: str) -> Path:
+        """Returns a path of an option as it is found from where the process is now."""
+        return Path(os.path.relpath(self.folder), given)
 
     @property
     def log_path(self) -> Path:

@@ -30,7 +30,7 @@ from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.cli import count, report_user_errors, spawn
 from expbase.config import Config, ConfigError, did_you_mean, load_yaml
-from expbase.defaults import check_training, fill
+from expbase.defaults import check_training, defaults_of
 from expbase.experiment import ExperimentBase
 from expbase.extras.stages import STAGES, load_class, with_stages
 from expbase.help_text import Paragraphs
@@ -102,7 +102,7 @@ def read(
     experiment = load_class(plan.experiment, f"{path}: experiment", folder)
     if not issubclass(experiment, ExperimentBase):
         raise ConfigError(f"{path}: experiment: {experiment.__name__} is no ExperimentBase.")
-    base = fill(experiment.default_config())
+    base = defaults_of(experiment)
     base.merge_from_other_cfg(plan.config, f"{path}: config")
     runs = []
     for runner in _chosen(plan, path, only):
@@ -181,8 +181,11 @@ def _config_of(runner: Config, base: Config, options: Sequence[str], place: str)
     config.merge_from_other_cfg({"training": given}, place)
     config.merge_from_other_cfg(runner.config, f"{place}: config")
     config.merge_from_list(options)
+    training = config.training
+    if "max_epoch" in given and not training.max_epoch and not training.max_iteration:
+        raise ConfigError(f"{place}: epochs: 0 given; expected 1 or more.")
     try:
-        check_training(config.training)
+        check_training(training)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return config

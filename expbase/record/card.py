@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from expbase.data.loaders import LoaderAdapter, num_samples, num_validated
@@ -19,10 +19,12 @@ def card(
     valid_loader: Any,
     world_size: int,
     batches: int,
+    limits: Sequence[tuple[str, int, int | None]],
 ) -> Iterator[str]:
     """Yields what there is, at the end of setup.
 
-    `changes` are config values that are not by default, `batches` those of an update on a rank.
+    `changes` are config values that are not by default, `batches` those of an update on a rank,
+    `limits` what ends training, the first one first: a key, its value, the updates until then.
     """
     rows = [
         ("experiment", name),
@@ -30,6 +32,7 @@ def card(
         *_layer_rows(layers),
         ("data", _data(adapter, valid_loader, world_size)),
         ("update", _update(adapter, world_size * batches)),
+        *(("end", _end(limits)) for _ in limits[:1]),
         ("device", f"{device()}, ranks: {world_size}"),
         ("versions", versions()),
     ]
@@ -82,6 +85,19 @@ def _update(adapter: LoaderAdapter, batches: int) -> str:
     if (adapter.num_samples or together) < together:
         return f"{text} of at most {size:,} samples"
     return f"{text} of {size:,} samples" + f", {together:,} together" * (batches > 1)
+
+
+def _end(limits: Sequence[tuple[str, int, int | None]]) -> str:
+    """Says which limit ends training, when, and which one it comes before."""
+    texts = []
+    for key, value, updates in limits:
+        counts = [f"{value:,} epoch{'s' * (value > 1)}"] if key == "max_epoch" else []
+        counts += [] if updates is None else [f"{updates:,} updates"]
+        texts.append(f"training.{key} ({', '.join(counts)})")
+    *_, updates_of_last = limits[-1]
+    if updates_of_last is None and len(texts) > 1:
+        return f"by {' or '.join(texts)}, whichever comes first"
+    return f"by {', before '.join(texts)}"
 
 
 def clock(seconds: float) -> str:

@@ -28,10 +28,12 @@ _VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THR
 _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 
-def gather(output_dir: Path, experiment: type) -> dict[str, Any]:
-    """Returns the facts of a start, as JSON values; saves the changes that are not committed."""
+def gather(output_dir: Path, experiment: type, here: Path) -> dict[str, Any]:
+    """Returns the facts of a start, as JSON values; saves the changes that are not committed.
+
+    `here` is where it was given.
+    """
     words = _command()
-    here = Path.cwd()
     top = _work_tree(experiment)
     return {
         "experiment": experiment.__name__,

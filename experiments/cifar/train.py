@@ -23,7 +23,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
     @classmethod
     def default_config(cls):
         config = super().default_config()
-        config.training.max_iteration, config.training.max_epoch = 0, 200
+        config.training.max_epoch = 200
         # An empty archive: the one where paddle keeps it. The last training images are held out.
         config.data = Config({"archive": "", "download": False, "num_valid": 5000})
         config.data.batch_size, config.data.num_workers = 128, 4

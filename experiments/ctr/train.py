@@ -80,7 +80,7 @@ class Clicks(ExperimentBase):
     def default_config(cls):
         config = super().default_config()
         training = config.training
-        training.max_iteration, training.max_epoch, training.log_interval = 0, 3, 100
+        training.max_epoch, training.log_interval = 3, 100
         training.valid_interval, training.valid_every_epoch = 0, 1
         training.save_interval, training.save_every_epoch, training.monitor = 0, 1, "auc"
         config.data = Config({"days": [0, 1, 2, 3], "valid_day": 4, "test_day": 5})

@@ -33,6 +33,7 @@ from expbase import (
     main,
 )
 from expbase.checkpoint.layout import CheckpointError
+from expbase.config import load_yaml
 from expbase.events import EVENTS
 from expbase.extras.mixins import EarlyStopping
 
@@ -311,6 +312,66 @@ def test_a_script_of_parakeet_runs_with_other_imports_and_ends_with_the_same_bit
         experiment = compared("parakeet", names)
         experiment.default_config = lambda: training_config(max_iteration=50)  # type: ignore
         assert bits(run_after(experiment, name).model) == expected, name
+
+
+# The form of Parakeet's five examples: a config of yacs' own in a file of its own, and these lines.
+BY_HAND = """
+from paddle import distributed as dist
+from tiny import Tiny as Experiment
+from yacs.config import CfgNode as CN
+from expbase import default_argument_parser
+
+_C = CN()
+_C.data = CN(dict(batch_size=4, name="ljspeech", sizes=[1, 2]))
+_C.training = CN(dict(lr=1e-3, valid_interval=3, save_interval=2, max_iteration=500000))
+
+
+def main_sp(config, args):
+    exp = Experiment(config, args)
+    exp.setup()
+    exp.run()
+    return exp
+
+
+def main(config, args):
+    if args.nprocs > 1 and args.device == "gpu":
+        return dist.spawn(main_sp, args=(config, args), nprocs=args.nprocs)
+    return main_sp(config, args)
+
+
+if __name__ == "__main__":
+    config = _C.clone()
+    args = default_argument_parser().parse_args()
+    if args.config:
+        config.merge_from_file(args.config)
+    if args.opts:
+        config.merge_from_list(args.opts)
+    config.freeze()
+    exp = main(config, args)
+    network = exp.model
+"""
+
+
+def test_a_script_with_a_config_of_yacs_by_hand_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("conf.yaml").write_text("training:\n  max_iteration: 4\ndata: {name: other}\n")
+    words = "--config conf.yaml --data data --output run --device cpu --nprocs 1"
+    run_before("none", BY_HAND, f"{words} --opts training.lr 0.1 data.batch_size 5")
+    assert [line["iteration"] for line in metrics(Path("run"))][-1] == 4
+    assert load_yaml("run/config.yaml")["data"] == {
+        "batch_size": 5, "name": "other", "sizes": [1, 2],
+    }  # fmt: skip
+    given = default_argument_parser().parse_args([*words.split(), "--opts", "a.b", "1"])
+    theirs = {
+        "config": "conf.yaml", "data": "data", "output": "run", "checkpoint_path": None,
+        "device": "cpu", "nprocs": 1, "opts": ["a.b", "1"],
+    }  # fmt: skip
+    assert theirs.items() <= vars(given).items()
+    # Of several none is lost: yacs refuses what only a Config takes.
+    with pytest.raises(TypeError, match="not list"):
+        run_before("none", BY_HAND, f"--config conf.yaml {words}")
 
 
 def test_the_weights_of_fastnlp_are_read(old: Any, monkeypatch: pytest.MonkeyPatch) -> None:

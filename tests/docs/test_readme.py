@@ -98,7 +98,8 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
         if inspect.isclass(experiment) and issubclass(experiment, names["Line"]):
             config = experiment.default_config()
             config.training.update(valid_interval=20, save_interval=20, log_interval=20)
-            config.training.max_iteration = config.training.max_iteration and 40
+            if not config.training.max_epoch:
+                config.training.max_iteration = 40
             exp = experiment(config, argparse.Namespace(output=name, device="cpu"))
             exp.setup()
             exp.run()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from expbase import get_default_training_config
-from expbase.engine.due import Due, due_at, is_last, iterations_left
+from expbase.engine.due import Due, due_at, is_last, limits
 
 
 def training(**values: Any) -> Any:
@@ -81,9 +82,11 @@ def test_the_last_iteration_is_where_either_limit_is_reached(
     assert is_last(training(**values), iteration, epochs) == expected
 
 
-def test_what_is_left_is_known_from_either_limit() -> None:
-    assert iterations_left(training(max_iteration=30), 10, None) == 20
-    assert iterations_left(training(max_epoch=3), 10, 10) == 20
-    assert iterations_left(training(max_epoch=3), 10, 10 / 2) == 5
-    assert iterations_left(training(max_epoch=3), 10, None) is None
-    assert iterations_left(training(max_iteration=5), 10, None) == 0
+def test_the_first_limit_comes_first_and_an_unknown_one_last() -> None:
+    assert limits(training(max_iteration=30), None) == [("max_iteration", 30, 30)]
+    assert limits(training(max_epoch=3), None) == [("max_epoch", 3, None)]
+    both = training(max_epoch=3, max_iteration=8)
+    assert limits(both, Fraction(5, 2)) == [("max_epoch", 3, 8), ("max_iteration", 8, 8)][::-1]
+    assert [limit.updates for limit in limits(both, Fraction(2))] == [6, 8]
+    assert [limit.updates for limit in limits(both, None)] == [8, None]
+    assert limits(training(), None) == []

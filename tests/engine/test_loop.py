@@ -11,7 +11,8 @@ import paddle
 import pytest
 from tiny import Tiny, curve, make, metrics, same_bits, saved, trained
 
-from expbase import on
+from expbase import defaults, main, on
+from expbase.config import load_yaml
 from expbase.record.meter import NonFiniteError
 
 OPTIONS: dict[str, Any] = {"max_iteration": 25, "valid_interval": 10, "save_interval": 4}
@@ -328,3 +329,42 @@ def test_a_pending_nan_that_is_allowed_does_not_stop_a_save(tmp_path: Path, poli
 
     exp = trained(Bad, tmp_path / "run", nonfinite=policy, log_interval=5, save_interval=2)
     assert exp.iteration == 6
+
+
+def test_epochs_that_are_asked_for_are_trained_although_there_is_a_limit_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "_LIMIT", 50)  # of 10 batches an epoch: 5 epochs
+    options = ["--device", "cpu", "training.save_interval=0", "training.valid_interval=0"]
+    exp = main(Tiny, argv=["--output", str(tmp_path / "six"), *options, "training.max_epoch=6"])
+    assert (exp.iteration, exp.epochs_ended, exp.finished) == (60, 6, True)
+    exp = main(Tiny, argv=["--output", str(tmp_path / "five"), *options])
+    assert (exp.iteration, exp.epochs_ended, exp.finished) == (50, 5, True)
+    assert exp.config.training.max_iteration == 50
+    assert load_yaml(tmp_path / "five/config.yaml")["training"]["max_iteration"] == 50
+
+    class Late(Tiny):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.config.training.max_epoch = 6
+
+    exp = main(Late, argv=["--output", str(tmp_path / "late"), *options])
+    assert (exp.iteration, exp.config.training.max_iteration) == (60, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({}, "training.max_iteration"),  # 6
+        ({"max_iteration": 0, "max_epoch": 1}, "training.max_epoch"),
+        ({"max_iteration": 10**6, "max_epoch": 1}, "training.max_epoch"),
+        ({"max_iteration": 10, "max_epoch": 1}, "training.max_iteration and training.max_epoch"),
+    ],
+)
+def test_a_run_that_has_finished_names_the_limit_to_raise(
+    tmp_path: Path, limits: dict[str, int], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        trained(Tiny, tmp_path, **limits)
+    told = f"To train on, raise {named}; --fresh starts over."
+    assert told in capsys.readouterr().err

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import forks
+import paddle
 import pytest
 from tiny import Tiny, make, refusing, trained
 
-from expbase import Config, ConfigError
+from expbase import Config, ConfigError, main
 from expbase.checkpoint import storage
 from expbase.checkpoint.layout import CheckpointError
 from expbase.engine.run_dir import MAY_CHANGE, RunDirectory
@@ -234,6 +236,69 @@ def test_another_config_is_refused_with_the_keys_and_the_ways_on(output: RunDire
     assert "training.seed: 0 there, 3 now" in text
     assert "max_iteration" not in text
     assert all(option in text for option in ("--output", "--fresh", "--force"))
+
+
+def test_the_refusal_says_first_how_to_go_on_with_the_runs_own_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Sized(Tiny):
+        @classmethod
+        def default_config(cls) -> Config:
+            config = super().default_config()
+            config.data = Config({"size": 40})
+            return config
+
+    output = tmp_path / "a run"
+    words = ["--output", str(output), "--device=cpu", "training.max_iteration=2"]
+    main(Sized, argv=[*words, "training.seed=2", "data.size=320"])
+    words[-1] = "training.max_iteration=4"
+    with pytest.raises(SystemExit):
+        main(Sized, argv=words)
+    first_way = r" now\nTo go on with the run's own values, give (--config '.*') as the last"
+    found = re.search(first_way, capsys.readouterr().err)
+    assert found
+    exp = main(Sized, argv=[*words[:-1], *shlex.split(found[1]), words[-1]])
+    assert (exp.iteration, exp.config.training.seed, exp.config.data.size) == (4, 2, 320)
+
+
+class Wandering(Tiny):
+    """Tiny, whose libraries change the directory of the process, twice."""
+
+    input_spec = (paddle.static.InputSpec([None, 4]),)
+
+    def prepare(self) -> None:
+        Path("elsewhere").mkdir(exist_ok=True)
+        os.chdir("elsewhere")
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        os.chdir("/")
+
+
+@pytest.mark.parametrize("option", ["", "checkpoint_path", "init_model_path"])
+def test_a_change_of_directory_in_setup_changes_no_path_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(Tiny, Path("other"), max_iteration=2)
+    monkeypatch.chdir(tmp_path)
+    args = {option: "other"} if option else {}
+    monitored = {"monitor": "accuracy", "max_iteration": 4, "save_interval": 2}
+    exp = trained(Wandering, Path("run"), args, **monitored)
+    assert (exp.output_dir, exp.output_dir.is_absolute()) == (tmp_path / "run", True)
+    exp.load_checkpoint("best")
+    exp.save_model(exp.output_dir / "final.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "other", "run"}
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    run = tmp_path / "run"
+    files = {path.name for path in run.iterdir() if path.is_file()}
+    assert files == {*OWN, "final.safetensors"} - {"STOP"}
+    for name in ("worker_0.log", "ledger.jsonl", "metrics.jsonl", "config.yaml"):
+        assert str(tmp_path) not in (run / name).read_text()
+    monkeypatch.chdir(tmp_path)
+    trained(Wandering, Path("run"), {"export": "last"}, **monitored)
+    assert [*run.glob("export/step-00000004/model.*")]
+    assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
 def test_what_may_change_does_and_force_lets_the_rest_pass(output: RunDirectory) -> None:

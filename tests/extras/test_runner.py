@@ -440,7 +440,7 @@ RUNNER = "\nrunner:\n- {name: a, class: train"
         ),
         (YAML + "config: {optim: {lr: 1}}", "config: unknown key 'optim.lr'"),
         (YAML + "  epochs: many", "runner first: training.max_epoch: 'many' given"),
-        (YAML + "  epochs: 0", "runner first: training.max_iteration: 0 given"),
+        (YAML + "  epochs: 0", "runner first: epochs: 0 given; expected 1 or more"),
         (
             YAML + "  epochs: 1\n  config: {training: 2}",
             "runner first: config: training: 2 given; expected",

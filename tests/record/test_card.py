@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +44,55 @@ def test_the_card_says_what_there_is_before_the_first_batch(tmp_path: Path) -> N
         "self.model": "90 parameters, 74 trainable",
         "data": "40 samples, 10 batches an epoch; validation: 10 samples",
         "update": "2 batches of 4 samples, 8 together",
+        "end": "by training.max_iteration (6 updates)",
         "device": "cpu, ranks: 1",
     }
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Any:
+        while True:
+            yield Points(1)[0]
+
+
+class Streamed(Tiny):
+    """Tiny over a stream: nobody knows how long an epoch is."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.train_loader = Endless()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "limits", "text"),
+    [
+        (Tiny, {}, "training.max_iteration (10,000 updates)"),
+        (Tiny, {"max_epoch": 1}, "training.max_epoch (1 epoch, 10 updates)"),
+        (Tiny, {"max_epoch": 3, "accumulation_steps": 4},
+         "training.max_epoch (3 epochs, 8 updates)"),
+        (Tiny, {"max_epoch": 3, "max_iteration": 20},
+         "training.max_iteration (20 updates), before training.max_epoch (3 epochs, 30 updates)"),
+        (Tiny, {"max_epoch": 3, "max_iteration": 40},
+         "training.max_epoch (3 epochs, 30 updates), before training.max_iteration (40 updates)"),
+        (Streamed, {"max_epoch": 3}, "training.max_epoch (3 epochs)"),
+        (Streamed, {"max_epoch": 3, "max_iteration": 20},
+         "training.max_iteration (20 updates) or training.max_epoch (3 epochs), "
+         "whichever comes first"),
+    ],
+)  # fmt: skip
+def test_the_card_says_which_limit_ends_the_run_and_after_how_many_updates(
+    tmp_path: Path, experiment: type[Tiny], limits: dict[str, int], text: str
+) -> None:
+    config = experiment.default_config()
+    config.training.update(limits)
+    exp = experiment(config, argparse.Namespace(output=str(tmp_path), device="cpu"))
+    exp.setup()
+    exp.close()
+    lines = said(tmp_path)
+    assert f"end         by {text}" in lines
+    # What is changed, and no limit that counts by default.
+    changes = [line.split("  ")[-1].strip() for line in lines if line.startswith("config ")]
+    assert sorted(changes) == sorted(f"training.{key}={value}" for key, value in limits.items())
 
 
 class Own(BatchSampler):
@@ -149,16 +197,6 @@ def test_on_a_gpu_the_card_names_what_the_environment_lacks(
 
 
 def test_a_stream_has_no_sizes_and_the_card_says_so(tmp_path: Path) -> None:
-    class Endless(IterableDataset):
-        def __iter__(self) -> Any:
-            while True:
-                yield Points(1)[0]
-
-    class Streamed(Tiny):
-        def setup_dataloader(self) -> None:
-            super().setup_dataloader()
-            self.train_loader = Endless()
-
     exp = make(Streamed, tmp_path / "run")
     exp.setup()
     exp.close()

@@ -29,7 +29,7 @@ from expbase.record import provenance
 
 class Noting(Tiny):
     def setup(self):
-        facts = provenance.gather(self.output_dir, type(self))
+        facts = provenance.gather(self.output_dir, type(self), pathlib.Path.cwd())
         pathlib.Path(f"facts_{self.rank}.json").write_text(json.dumps(facts))
     def run(self):
         pass
@@ -67,7 +67,7 @@ OfScript = type("OfScript", (Tiny,), {"__module__": "__main__"})
 
 def gathered(output: Path, experiment: type = OfScript) -> dict[str, Any]:
     """The facts, after a way through the ledger."""
-    return json.loads(json.dumps(provenance.gather(output, experiment)))
+    return json.loads(json.dumps(provenance.gather(output, experiment, Path.cwd())))
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -1,0 +1,143 @@
+"""YAML whose scalars know how they were written. A leaf over PyYAML.
+
+YAML 1.1, which PyYAML follows, takes `010` for 8, `1:30` for 90, `no` for false, `2020-01-01` for a
+date. Who has the default knows what was meant; so each scalar without quotes comes as a Word.
+
+    tree = parse("id: 010")       # {"id": Word("010")}
+    values_of(tree)               # {"id": "010"}: where nothing tells more
+    number_in("010")              # 10
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_FORMS = {form for word in BOOLEANS for form in (word, word.capitalize(), word.upper())}
+_NOTHING = ("", "~", "null", "Null", "NULL")
+# No leading zero, no sixtieths.
+_NUMBER = re.compile(
+    r"([-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+|0x[0-9a-fA-F]+|0b[01]+|\d+\.\d*|\.\d+"
+    r"|(\d+\.?\d*|\.\d+)[eE][-+]?\d+|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$",
+    re.ASCII,
+)
+_PADDED = re.compile(r"0\d+", re.ASCII)
+# Values in a text, where aliases (`*name`) count as what they stand for: a few lines of aliases of
+# aliases may stand for more than any memory holds.
+_MOST_VALUES = 20_000
+
+
+class Word:
+    """A scalar without quotes: its text, and its value where nothing tells what is expected."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.value: Any = text
+        if text in _NOTHING:
+            self.value = None
+        elif text in _FORMS:
+            self.value = BOOLEANS[text.lower()]
+        elif _NUMBER.match(text):
+            self.value = number_in(text)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def number_in(text: str) -> int | float:
+    """Returns the number that a text is to a person: `010` is ten; a ValueError if it is none."""
+    for read in (int, functools.partial(int, base=0)):  # the second one reads 0x10
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return float(re.sub(r"^([-+]?)\.(?=(inf|nan)$)", r"\1", text, flags=re.IGNORECASE))
+
+
+def values_of(tree: Any) -> Any:
+    """Returns what was parsed, with the value of each Word in its place."""
+    if isinstance(tree, Word):
+        return tree.value
+    if isinstance(tree, Mapping):
+        return {key: values_of(item) for key, item in tree.items()}
+    if type(tree) is not list:
+        return tree
+    words = [item.text for item in tree if isinstance(item, Word)]
+    # Of 08, 09 and 10 the last is a text, too.
+    are_padded = any(_PADDED.fullmatch(text) for text in words)
+    return [
+        item.text
+        if are_padded and isinstance(item, Word) and item.text.isdigit()
+        else values_of(item)
+        for item in tree
+    ]
+
+
+def parse(text: str) -> Any:
+    """Returns what the text says, with a Word for each scalar without quotes; keys are texts.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, gives a key twice, or stands for too many values.
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+def dump(value: Any) -> str:
+    """Returns a value of dicts, lists and scalars as text that `parse` reads back to the same."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """YAML's safe loader, which returns each plain scalar as a Word, and no key twice."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = 0  # read so far
+        self._sizes: dict[int, int] = {}  # how many values a node stands for, by its id
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        before = self._values
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        # One that is in itself has no size yet.
+        self._values += self._sizes.get(id(node), _MOST_VALUES) if is_alias else 1
+        self._sizes[id(node)] = self._values - before
+        if self._values > _MOST_VALUES:
+            self._refuse(f"more than {_MOST_VALUES} values, with what aliases stand for", node)
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        is_plain = self.peek_event().implicit[0]
+        node = super().compose_scalar_node(anchor)
+        if is_plain and node.tag != _MERGE:
+            node.tag = _PLAIN
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = Counter(repr(key.value) for key, _ in node.value)
+        if twice := [name for name, count in names.items() if count > 1]:
+            self._refuse(f"key {twice[0]} is given twice", node)
+        mapping = super().construct_mapping(node, deep)
+        return {key.text if isinstance(key, Word) else key: value for key, value in mapping.items()}
+
+    def _refuse(self, what: str, node: Any) -> None:
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Quotes a text that the loader would read as a number; writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_MERGE = "tag:yaml.org,2002:merge"  # of the key `<<`
+_PLAIN = "!plain"
+_Loader.add_constructor(_PLAIN, lambda _, node: Word(node.value))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
