@@ -186,7 +186,7 @@ def test_the_end_tells_its_reason_and_whether_training_has_finished(
     seconds = itertools.count()  # one at every look
     hasty = functools.partial(StopRequests, clock=seconds.__next__)
     monkeypatch.setattr("expbase.engine.run.StopRequests", hasty)
-    limit = 1 if reason == "the time limit" else 0
+    limit = 4 if reason == "the time limit" else 0  # more looks than setup makes
     exp = make(
         Ending, tmp_path / "run", max_iteration=3, valid_interval=3, time_limit_seconds=limit
     )
