@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -195,6 +194,7 @@ def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int
             print(end.code, file=sys.stderr)
         return exit_code_of(end) if end.code else 0
     except Exception as error:
-        traceback.print_exc()
+        with contextlib.suppress(SystemExit):  # by which it answers a code
+            sys.excepthook(type(error), error, error.__traceback__)
         return exit_code_of(error)
     return 0

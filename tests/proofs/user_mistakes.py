@@ -106,27 +106,27 @@ MISTAKES = [
     ),
     # --- the template's attributes ---
     update(
-        "counts epochs", "super().train_batch()\nself.epoch += 1", r"self\.epoch: 2 given; exp", 1
+        "counts epochs", "super().train_batch()\nself.epoch += 1", r"self\.epoch: 2 given; exp", 78
     ),
     update(
         "counts epochs when they end",
         "super().train_batch()\n"
         "if self.batch_in_epoch == self.batches_per_epoch:\n    self.epoch += 1",
         r"self\.epoch: 2 given; expected it to be set in startup\(\).* another name for yours",
-        1,
+        78,
         words=["max_iteration=20"],
     ),
     update(
         "counts iterations",
         "super().train_batch()\nself.iteration += 1",
         r"self\.iteration: 2 given; expected it to be set in startup",
-        1,
+        78,
     ),
     update(
         "writes the rank",
         "super().train_batch()\nself.rank = 1",
         r"self\.rank: 1 given, and expbase sets it; expected another name",
-        1,
+        78,
     ),
     Case(
         "another config",
@@ -182,13 +182,13 @@ MISTAKES = [
         "Lightning's log",
         'loss = self.loss()\nloss.backward()\nself.update()\nself.log("loss", loss)',
         r"log: 'loss' given without a name; expected self\.log\(loss=loss\) or self\.log\(\{\"loss",
-        1,
+        78,
     ),
     update(
         "log of a tensor",
         "loss = self.loss()\nloss.backward()\nself.update()\nself.log(loss)",
-        r"log: Tensor\(.*",
-        1,
+        r"train.py: error: log: a Tensor of shape \[\] given without a name; expected self\.log",
+        78,
     ),
     Case(
         "default_config returns nothing",
@@ -594,7 +594,7 @@ EXPERIMENTS = {  # with what makes them short
 
 def said(text: str) -> list[str]:
     """What is a warning or an error in an output; every rank and every traceback has its own."""
-    found = re.findall(r"^.*(?:WARNING: |ERROR: |Error: |^error: ).*$", text, re.MULTILINE)
+    found = re.findall(r"^.*(?:WARNING: |ERROR: |Error: |\.py: error: ).*$", text, re.MULTILINE)
     return list(dict.fromkeys(re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in found))
 
 
