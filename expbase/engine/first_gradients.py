@@ -127,7 +127,7 @@ class _Watched:
         is_forgotten = has_stepped and self._is_uncleared
         if has_stepped or self._is_put_aside:
             left = self._gradient()
-            is_left = left is not None and bool(left.any())
+            is_left = left is not None and is_other(left, 0)
             self._uncleared = left if is_left and (has_stepped or self._is_uncleared) else None
         self._trace = None
         self._is_uncleared = self._is_put_aside = False

@@ -131,5 +131,5 @@ def sample(tensor: Any) -> Any:
 
 
 def is_other(one: Any, other: Any) -> bool:
-    """Returns whether two samples of a tensor differ."""
+    """Returns whether a sample of a tensor is not what another one is, or a number."""
     return bool((one != other).any())

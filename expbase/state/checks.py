@@ -104,4 +104,4 @@ def _trained(layer: Any) -> list[Any]:
 
 def _has_gradient(parameter: Any) -> bool:
     grad = gradient(parameter)
-    return grad is not None and (grad.is_selected_rows() or bool(grad.any()))
+    return grad is not None and (grad.is_selected_rows() or bool((grad != 0).any()))
