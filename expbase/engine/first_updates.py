@@ -39,9 +39,9 @@ class FirstUpdates:
         trained = [p for p in parameters if p._is_initialized() and not p.stop_gradient]
         self._before = [(parameter, sample(parameter)) for parameter in trained]
         rates = {name: innermost(o)._learning_rate for name, o in optimizers.items()}
-        # By which nobody has gone yet, of the optimizers by name; each with where it stands.
-        self._schedules = {n: (r, _place(r)) for n, r in rates.items() if _is_schedule(r)}
-        self._traces = {name: Trace(optimizers[name]) for name in self._schedules}
+        # That nobody has stepped, as far as was looked: by their optimizers, and where each stands.
+        self.schedules = {n: (r, _place(r)) for n, r in rates.items() if _is_schedule(r)}
+        self._traces = {name: Trace(optimizers[name]) for name in self.schedules}
 
     def has_changed(self) -> bool:
         """Returns whether any parameter is another one than at the beginning."""
@@ -67,15 +67,15 @@ class FirstUpdates:
 
     def look_at_schedules(self, *, has_validated: bool) -> Iterator[str]:
         """Yields which schedule nobody has stepped, once: how it goes on after "in 20 updates"."""
-        schedules, self._schedules = self._schedules, {}
+        schedules, self.schedules = self.schedules, {}
         for name, (schedule, before) in schedules.items():
             kind = type(schedule).__name__
             if isinstance(schedule, ReduceOnPlateau) and not has_validated:
-                self._schedules[name] = schedule, before
+                self.schedules[name] = schedule, before
             elif _place(schedule) == before and self._traces[name].has_changed():
                 yield (
                     f"nobody has stepped the {kind} of self.{name}: its learning rate is still "
-                    f"{schedule.last_lr:g}; expected its step() after each update, or at each "
+                    f"{schedule.last_lr!s:.10}; expected its step() after each update, or at each "
                     "epoch's end."
                 )
 

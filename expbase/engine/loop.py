@@ -271,6 +271,8 @@ class Loop:
         self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
 
     def _look_at_first_updates(self, updates: int) -> None:
+        if updates > LOOK_AFTER and not self._first_updates.schedules:
+            return  # as in most of a run
         if updates == 1:
             self._checkpointer.refuse_changes(self._state.saved(anew=True))
             self._update.check_first()
