@@ -23,7 +23,7 @@ import paddle
 from expbase.base.arrays import gradient
 from expbase.engine.first_updates import Trace, is_other, sample, some_parameters
 
-_UPDATES = 10  # that are looked at
+_UPDATES = 10  # that are looked at, at most: a gradient that was cleared once is watched no more
 _DIVISIONS = ("DivScale", "Divide", "Scale", "Multiply")  # how nodes of paddle's graphs are called
 
 
@@ -37,7 +37,6 @@ class FirstGradients:
     def __init__(self, divisor: Callable[[], int]) -> None:
         self._divisor = divisor
         self._watched: list[_Watched] = []
-        self._hooks: list[Any] = []
         self._updates = 0  # that were looked at
         self._undivided = ""  # what is to be said of a loss
         self._has_told = False  # whether it was said
@@ -47,15 +46,18 @@ class FirstGradients:
         for name, optimizer in optimizers.items():
             for parameter in some_parameters(optimizer):
                 watched = _Watched(name, optimizer, parameter)
+                watched.hook = parameter.register_hook(self._hook_of(watched))
                 self._watched.append(watched)
-                self._hooks.append(parameter.register_hook(self._hook_of(watched)))
 
     def close(self) -> None:
         """Ends it."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self._watched = []
+        self._watch_only([])
+
+    def _watch_only(self, watched: list[_Watched]) -> None:
+        for one in self._watched:
+            if one not in watched:
+                one.hook.remove()
+        self._watched = watched
 
     def _hook_of(self, watched: _Watched) -> Callable[[Any], None]:
         def hook(grad: Any) -> None:
@@ -75,7 +77,9 @@ class FirstGradients:
         if not self._watched:
             return
         self._updates += 1
-        forgotten = {watched.name for watched in self._watched if watched.end_update()}
+        for watched in self._watched:
+            watched.end_update()
+        forgotten = {watched.name for watched in self._watched if watched.is_forgotten}
         for name in sorted(forgotten):
             yield (
                 f"self.{name}: has stepped again with the gradients of an update before, which "
@@ -84,12 +88,16 @@ class FirstGradients:
         if self._undivided and not self._has_told:
             self._has_told = True
             yield self._undivided
-        if forgotten or self._updates == _UPDATES:
-            self.close()
+        is_over = forgotten or self._updates == _UPDATES
+        self._watch_only([w for w in self._watched if not (w.is_cleared or is_over)])
 
 
 class _Watched:
     """One parameter, and its gradient."""
+
+    hook: Any = None
+    is_forgotten = False  # whether it has stepped with a gradient that was stepped with before
+    is_cleared = False  # whether somebody has cleared one that was stepped with
 
     def __init__(self, name: str, optimizer: Any, parameter: Any) -> None:
         self.name = name  # of the optimizer
@@ -119,19 +127,20 @@ class _Watched:
         self._is_uncleared = now is not None and uncleared is not None
         self._is_uncleared = self._is_uncleared and not is_other(now, uncleared)
         if not self._is_uncleared:
+            self.is_cleared |= uncleared is not None
             self._uncleared = None
 
-    def end_update(self) -> bool:
-        """Returns whether the update has stepped with a gradient that was stepped with before."""
+    def end_update(self) -> None:
+        """Notes what an update has done: with what it has stepped, and what it has left."""
         has_stepped = self._trace is not None and self._trace.has_changed()
-        is_forgotten = has_stepped and self._is_uncleared
+        self.is_forgotten = has_stepped and self._is_uncleared
         if has_stepped or self._is_put_aside:
             left = self._gradient()
             is_left = left is not None and is_other(left, 0)
+            self.is_cleared |= has_stepped and not is_left
             self._uncleared = left if is_left and (has_stepped or self._is_uncleared) else None
         self._trace = None
         self._is_uncleared = self._is_put_aside = False
-        return is_forgotten
 
     def _gradient(self) -> Any:
         grad = gradient(self._parameter)
