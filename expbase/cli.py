@@ -238,7 +238,7 @@ def _show_and_answer(prog: str) -> None:
             print(sentence(prog, error), file=sys.stderr)
         else:
             show(kind, error, trace)
-        if exit_code_of(error) == ExitCode.MISTAKE:
+        if exit_code_of(error) == ExitCode.MISTAKE and not hasattr(sys, "ps1"):  # at a prompt
             sys.exit(ExitCode.MISTAKE)
 
     sys.excepthook = show_and_exit

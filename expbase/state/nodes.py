@@ -82,8 +82,10 @@ class WholeNode(Node):
         if isinstance(thing, paddle.Tensor):
             thing.copy_(value, True)
             thing.stop_gradient = value.stop_gradient
-            if thing.is_leaf:  # else paddle keeps none, and lets none be set
-                thing.grad = value.grad  # None is another thing than zeros
+            if thing.is_leaf and value.grad is not None:  # of others paddle lets none be set
+                thing.grad = value.grad
+            elif thing.is_leaf and thing.grad is not None:  # none is another thing than zeros
+                thing.clear_gradient(False)  # paddle 3.0 takes no None
         elif isinstance(thing, np.ndarray):
             thing[...] = value
         elif isinstance(thing, GENERATORS):
