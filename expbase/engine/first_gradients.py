@@ -31,7 +31,7 @@ class FirstGradients:
     """Watches the gradients of the first updates of a start.
 
     Args:
-        divisor: Returns by what a loss must be divided by hand now; 1: by nothing.
+        divisor: Returns by what a loss must be divided now, which backward() does.
     """
 
     def __init__(self, divisor: Callable[[], int]) -> None:

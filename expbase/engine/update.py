@@ -55,8 +55,7 @@ class Update:
         self._fire = fire
         self._divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
-        self._is_dividing = False  # whether the backward under way is ours
-        self.first_gradients = FirstGradients(lambda: 1 if self._is_dividing else self._divisor)
+        self.first_gradients = FirstGradients(lambda: self._divisor)
 
     @property
     def repeats_rank_zero(self) -> bool:
@@ -138,9 +137,7 @@ class Update:
             loss = loss / self._divisor
         scaler = self.grad_scaler
         self._stopwatch.note_backward()
-        self._is_dividing = True
         (loss if scaler is None else scaler.scale(loss)).backward()
-        self._is_dividing = False
         self._fire("on_after_backward")
 
     def step(self, optimizers: tuple[Any, ...]) -> None:

@@ -690,6 +690,25 @@ ODD = [
         words=["max_iteration=25"],
     ),
     Case(
+        "a schedule of an optimizer that begins later",
+        TWO_NETS
+        + """
+        rate = paddle.optimizer.lr.NoamDecay(4, 10)
+        self.other_optimizer = paddle.optimizer.SGD(rate, self.other.parameters())
+
+    def train_batch(self):
+        points, labels = self.read_batch()
+        is_late = self.iteration > 15
+        loss = F.cross_entropy((self.other if is_late else self.model)(points), labels)
+        loss.backward()
+        self.update(self.other_optimizer if is_late else self.optimizer)
+        if is_late:
+            self.other_optimizer._learning_rate.step()
+        self.log(loss=loss)
+""",
+        words=["max_iteration=20"],
+    ),
+    Case(
         "a schedule that goes by validations, which are rare",
         """
         class Experiment(Base):
