@@ -96,6 +96,9 @@ def test_the_sentence_stands_below_the_users_own_line_and_the_log_has_the_traceb
         'self.log(loss=loss) or self.log({"loss": loss}).'
     )
     assert "Traceback" not in shown
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    sys.excepthook(caught.type, caught.value, caught.tb)  # Python's prompt stays
+    assert capfd.readouterr().err == shown
     assert "Traceback" in (tmp_path / "run" / "worker_0.log").read_text()
 
 
