@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
@@ -25,6 +26,7 @@ import paddle
 import paddle.distributed as dist
 
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
+from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import (
     die_with_parent,
     ending,
@@ -194,7 +196,10 @@ def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int
             print(end.code, file=sys.stderr)
         return exit_code_of(end) if end.code else 0
     except Exception as error:
-        with contextlib.suppress(SystemExit):  # by which it answers a code
-            sys.excepthook(type(error), error, error.__traceback__)
+        # Not by sys.excepthook: a notebook's would show it where nobody looks.
+        if is_on_purpose(error):
+            print(sentence(os.path.basename(sys.argv[0]), error), file=sys.stderr)
+        else:
+            traceback.print_exc()
         return exit_code_of(error)
     return 0
