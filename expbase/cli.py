@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from expbase.base import import_paddle  # noqa: F401  # first: of a process that was spawned, too
 from expbase.base.errors import add_note
 from expbase.base.exit_codes import ExitCode, exit_code_of
+from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import ended_by_sigterm
 from expbase.base.streams import say, show, show_any_character
 from expbase.checkpoint.layout import CheckpointError
@@ -279,15 +280,25 @@ def _answering_mistakes() -> Iterator[None]:
         yield
     except Exception as error:
         vars(error)["exit_code"] = exit_code_of(error, in_setup=True)
-        show = sys.excepthook
-
-        def show_and_exit(*raised: Any) -> None:
-            show(*raised)
-            if exit_code_of(raised[1]) == ExitCode.MISTAKE:
-                sys.exit(ExitCode.MISTAKE)
-
-        sys.excepthook = show_and_exit  # for an exception that nobody catches, nor a debugger
         raise
+
+
+def _show_and_answer(prog: str) -> None:
+    """Makes an exception that nobody catches, nor a debugger, be shown as a user wants to see it.
+
+    What was raised on purpose is a sentence, without a traceback; and its exit code is answered.
+    """
+    show = sys.excepthook
+
+    def show_and_exit(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if is_on_purpose(error):
+            say(sentence(prog, error))
+        else:
+            show(kind, error, trace)
+        if exit_code_of(error) == ExitCode.MISTAKE and not hasattr(sys, "ps1"):  # at a prompt
+            sys.exit(ExitCode.MISTAKE)
+
+    sys.excepthook = show_and_exit
 
 
 class MistakeExit(SystemExit):
@@ -305,7 +316,8 @@ class MistakeExit(SystemExit):
 def report_user_errors(prog: str) -> Iterator[None]:
     """Makes a user's mistake end the process with one line that begins with the program's name.
 
-    SIGTERM ends it, too, until a run has begun, which saves first.
+    What else expbase raises on purpose goes on, and is shown so if nobody catches it. SIGTERM ends
+    the process, too, until a run has begun, which saves first.
     """
     try:
         check_platform()
@@ -318,6 +330,9 @@ def report_user_errors(prog: str) -> Iterator[None]:
         raise MistakeExit(text, exit_code_of(error)) from None
     except collectives.RankZeroError:
         sys.exit(1)  # rank 0 has reported it
+    except Exception:
+        _show_and_answer(prog)
+        raise
 
 
 def count(text: str, least: int = 1) -> int:

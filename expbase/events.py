@@ -260,10 +260,7 @@ class Subscribers:
                     while name in self._counted:  # two filters on one method and event
                         name += "'"
                     self._counted[name] = filter_
-        # The events that are overridden or have a listener.
-        cls = type(experiment)
-        overridden = {name for name in EVENTS if getattr(cls, name) is not getattr(Events, name)}
-        self.subscribed = overridden | self._listeners.keys()
+        self.subscribed = heard_by(type(experiment))
 
     def fire(self, event: str, *args: Any) -> Any:
         """Calls the event's method and its listeners; returns what the method returned."""
@@ -313,6 +310,12 @@ def _did_you_mean(name: str) -> str:
     # In the words of Lightning it would be more like the opposite event.
     name = name.replace("_start", "_begin").replace("validation_epoch", "evaluate")
     return did_you_mean(name.replace("validation", "evaluate"), EVENTS)
+
+
+def heard_by(cls: type) -> set[str]:
+    """Returns the events that a class overrides or has a listener of."""
+    overridden = {name for name in EVENTS if getattr(cls, name) is not getattr(Events, name)}
+    return overridden | {spec.event for specs in _listeners_of(cls).values() for spec in specs}
 
 
 def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:

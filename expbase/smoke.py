@@ -1,9 +1,9 @@
 """`--smoke`: takes an experiment through a whole life in seconds, before a long run.
 
-Setup, two updates, two batches of validation, a save and a load; cli.py gives it a temporary
-directory. Of the config only the intervals of logging, validating and saving are changed, so
-schedules are as long as they will be. Training counts as broken off: what on_train_end does
-`if self.finished` is not tried.
+Setup, two updates, two batches of validation, a save, a load, and an export if there is an
+input_spec; cli.py gives it a temporary directory. Of the config only the intervals of logging,
+validating and saving are changed, so schedules are as long as they will be. Training counts as
+broken off: what on_train_end does `if self.finished` is not tried.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from expbase.base.streams import show
 from expbase.config import ConfigError
 from expbase.defaults import fill
+from expbase.engine.first_updates import FirstUpdates, steps_by_epochs
 from expbase.events import on
 from expbase.experiment import ExperimentBase
 
@@ -29,6 +30,7 @@ class Smoke(ExperimentBase):
     is_trial = True  # listeners with every=100 act at the first time, too
     smoke_updates = 0
     smoke_is_trained = False
+    smoke_did = "validated, saved and loaded"
     finished = False  # training was broken off
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
@@ -51,15 +53,25 @@ class Smoke(ExperimentBase):
         return itertools.islice(super().valid_batches(loader), VALIDATION_BATCHES)
 
     def train(self) -> None:
-        """Trains, and notes that it went well."""
+        """Trains, and notes that it went well; says which schedule was left where it was."""
+        first = FirstUpdates(self.stateful_objects().optimizers)
         super().train()
         self.smoke_is_trained = True
+        if not steps_by_epochs(type(self)):  # an epoch is too long for a trial
+            for text in first.look_at_schedules(has_validated=True):
+                self.logger.warning("in %d updates %s", self.smoke_updates, text)
 
     @on("on_train_end")
     def load_smoke_checkpoint(self) -> None:
-        """Loads what training has saved; not after a failure, when this event comes, too."""
+        """Loads what training has saved; not after a failure, when this event comes, too.
+
+        An experiment that has an input_spec is exported.
+        """
         if self.smoke_is_trained:
             self.load_checkpoint("last")
+            if getattr(self, "input_spec", None) is not None:
+                self.export(self.output_dir / "export" / "model")
+                self.smoke_did = "validated, saved, loaded and exported"
 
     def run(self) -> None:
         """Runs, and says on rank 0 that it went well."""
@@ -67,4 +79,4 @@ class Smoke(ExperimentBase):
         if not self.smoke_updates:
             raise ConfigError(f"--smoke: made no update; training ended at {self.iteration}.")
         if self.rank == 0:
-            show(f"smoke test passed: {self.smoke_updates} updates, validated, saved and loaded")
+            show(f"smoke test passed: {self.smoke_updates} updates, {self.smoke_did}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 from tiny import Tiny, run_script
 
@@ -140,3 +141,62 @@ def test_it_goes_with_several_processes(tmp_path: Path, script: Path) -> None:
 def test_it_does_not_go_with_looking_at_a_run() -> None:
     with pytest.raises(SystemExit, match="--smoke: given with --evaluate or --export"):
         main(Tried, argv=[*ALWAYS, "--evaluate", "best", "--output", "run"])
+
+
+def test_an_experiment_with_an_input_spec_is_exported(
+    temporary: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Exported(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.input_spec = [paddle.static.InputSpec([None, 4])]
+
+    class Wrong(Exported):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.input_spec *= 2  # of a model with one input
+
+    class NoList(Exported):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.input_spec = self.input_spec[0]
+
+    main(Exported, argv=ALWAYS)
+    assert "2 updates, validated, saved, loaded and exported" in capfd.readouterr().out
+    with pytest.raises(ValueError, match=r"export: ValueError: .* Expected an input_spec with the"):
+        main(Wrong, argv=ALWAYS)
+    with pytest.raises(SystemExit, match=r"export: input_spec=InputSpec.*; expected a list with"):
+        main(NoList, argv=ALWAYS)
+    assert left(temporary) == []
+
+
+def test_what_gives_a_worse_result_and_no_error_is_told(
+    temporary: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Forgetful(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            rate = paddle.optimizer.lr.LinearWarmup(0.1, 100, 0.0, 0.1)
+            self.optimizer = paddle.optimizer.Adam(rate, parameters=self.model.parameters())
+
+        def train_batch(self) -> None:
+            loss = self.model(self.read_batch()[0]).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.log(loss=loss)
+
+    class ByEpochs(Forgetful):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.optimizer.clear_grad()
+
+        def on_train_epoch_end(self) -> None:
+            self.optimizer._learning_rate.step()
+
+    main(Forgetful, argv=ALWAYS)
+    err = capfd.readouterr().err
+    assert "[2] self.optimizer: has stepped again with the gradients of an update before" in err
+    assert "in 2 updates nobody has stepped the LinearWarmup of self.optimizer" in err
+    assert err.count("WARNING") == 2
+    main(ByEpochs, argv=ALWAYS)
+    assert "WARNING" not in capfd.readouterr().err

@@ -152,6 +152,12 @@ def describe(tensor: Any) -> str:
     return f"{dtype_name(tensor)} [{', '.join(map(str, tensor.shape))}]"
 
 
+def in_words(value: Any) -> str:
+    """Returns a value for a message: a tensor or an array by its shape, without its numbers."""
+    is_array = isinstance(value, (paddle.Tensor, np.ndarray))
+    return f"a {type(value).__name__} of shape {[*value.shape]}" if is_array else repr(value)
+
+
 def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     """Yields the parts of a file, in order; the data parts are the arrays' own memory.
 

@@ -1,4 +1,4 @@
-"""What a process answers when it ends. A leaf over the standard library.
+"""What a process answers when it ends.
 
 A signal that nobody handled is a negative code, and a failure.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 import os
 import traceback
+
+from expbase.base.on_purpose import is_on_purpose
 
 
 class ExitCode(enum.IntEnum):
@@ -24,7 +26,8 @@ class ExitCode(enum.IntEnum):
 
 # After each of these the run was saved, and the same command continues it.
 STOPPED = (ExitCode.TIME_LIMIT, ExitCode.SIGHUP, ExitCode.SIGINT, ExitCode.SIGTERM)
-# What an exception in setup is when the experiment is wrong, and not something around it.
+# What an exception in setup, or one of ours, is when the experiment is wrong, and not something
+# around it.
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError)
 
 
@@ -37,7 +40,7 @@ def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
     cause = error.__cause__
     if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
         return ExitCode.ERROR  # a disk that is full, say: another start may do better
-    if in_setup and isinstance(error, _MISTAKES):
+    if isinstance(error, _MISTAKES) and (in_setup or is_on_purpose(error)):
         return ExitCode.MISTAKE
     return getattr(error, "exit_code", ExitCode.ERROR)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,21 +156,38 @@ def export(path: Path, layer: Any, spec: Sequence[Any] | None) -> None:
     """Writes a layer in eval mode for inference, by paddle.jit.save, on rank 0.
 
     Raises:
-        ConfigError: There is no `spec` of the inputs.
+        ConfigError: There is no `spec` of the inputs, or it is no list.
         WeightsError: The layer is in pieces.
+        ValueError: Paddle cannot call it with such inputs, or cannot convert its forward.
     """
-    if spec is None:
+    if not isinstance(spec, (list, tuple)):
+        given = "no input_spec" if spec is None else f"input_spec={spec!r}"
         raise ConfigError(
-            "export: no input_spec given; expected a list with a paddle.static.InputSpec for "
+            f"export: {given} given; expected a list with a paddle.static.InputSpec for "
             "each input of the model, here or as self.input_spec."
         )
 
     def write() -> None:
         _need_whole(layer, path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        paddle.jit.save(layer, str(path), input_spec=list(spec))
+        try:
+            paddle.jit.save(layer, str(path), input_spec=list(spec))
+        except OSError:
+            raise  # of the disk
+        except Exception as error:
+            raise ValueError(
+                f"export: {_reason(error)} Expected an input_spec with the shape and the type of "
+                "each input of the model, and a forward that paddle.jit.to_static can convert."
+            ) from error
 
     collectives.on_rank_zero(write, "export")
+
+
+def _reason(error: Exception) -> str:
+    """Returns the line of paddle's that says what is wrong; a whole traceback may be its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"\w+Error: ", line)]
+    return (named or [f"{type(error).__name__}: {' '.join(lines)}"])[-1]
 
 
 def _target_layers(

@@ -1,9 +1,12 @@
-"""What looks like a mistake, and may be meant so: said before training, as warnings."""
+"""What looks like a mistake, and may be meant so: said before training."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,3 +40,22 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
             f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
         )
+
+
+@contextlib.contextmanager
+def explaining_missing_model(experiment: Any) -> Iterator[None]:
+    """Adds to an error of setup_dataloader that what it wants is not there yet, if that is so."""
+    try:
+        yield
+    except AttributeError as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        made = getattr(type(experiment).setup_model, "__code__", None)
+        wanted = re.search(rf"self\.(\w+)\.{error.name}\b", line)
+        if error.obj is experiment and made and error.name in made.co_names:
+            wanted = re.search(rf"self\.({error.name})\b", line)
+        if wanted and getattr(experiment, wanted[1], None) is None:
+            error.args = (
+                f"{error}. setup_dataloader: self.{wanted[1]} is not there yet; setup_model runs "
+                "after it. Expected there what needs a model, an optimizer say.",
+            )
+        raise

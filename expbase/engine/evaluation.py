@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import paddle
 
 from expbase.base import rng
-from expbase.base.arrays import gradient
+from expbase.base.arrays import gradient, in_words
 from expbase.config import ConfigError
 from expbase.data.loaders import Batches, LoaderAdapter, Shard, adapt_loader
 from expbase.data.read import Read, check_read, counted_twice, what_was_read
@@ -374,14 +374,15 @@ def _set_gradients(copied: Iterable[tuple[Any, Any]]) -> None:
 def numbers_of_valid(results: Any) -> dict[str, float]:
     """Returns what valid() has returned, as numbers; a TypeError if that cannot be."""
     if results is not None and not isinstance(results, Mapping):
-        raise TypeError(f"valid: returned {results!r}; expected numbers by name, or None.")
+        raise TypeError(f"valid: returned {in_words(results)}; expected numbers by name, or None.")
     numbers = {}
     for name, value in (results or {}).items():
         try:
             numbers[name] = collectives.number(value)
         except (TypeError, ValueError):
             raise TypeError(
-                f"valid: the metric {name!r} is {value!r}; expected a number or a tensor of one."
+                f"valid: the metric {name!r} is {in_words(value)}; expected a number or a tensor "
+                "of one."
             ) from None
     return numbers
 
@@ -392,7 +393,7 @@ def named_scalars(mapping: Any, others: tuple[Any, ...]) -> Mapping[str, Any]:
         return {}
     if others or not isinstance(mapping, Mapping):
         raise TypeError(
-            f"log: {mapping!r} given without a name; expected self.log(loss=loss) or "
+            f"log: {in_words(mapping)} given without a name; expected self.log(loss=loss) or "
             'self.log({"loss": loss}).'
         )
     return mapping

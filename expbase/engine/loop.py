@@ -24,7 +24,7 @@ from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
-from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
+from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
 from expbase.engine.life import Step
 from expbase.engine.report import Report
 from expbase.engine.start import Start
@@ -35,6 +35,7 @@ from expbase.ranks import collectives
 from expbase.record.meter import NonFiniteError, means_over
 from expbase.record.speed import Stopwatch
 from expbase.state.attributes import UserState
+from expbase.state.checks import left_out, steps_by_itself
 
 _LOOP = "`while self.going_on(): self.train_batch(); self.end_iteration()`"
 _SAVED = ("iteration", "epoch", "epochs_before", "todo")
@@ -60,6 +61,7 @@ class Loop:
     validating_at = -1  # the iteration of a validation that has begun, and not ended
     _save_requested = False  # save() was called within the iteration
     epochs_before = 0  # epochs that were used up when the last iteration began
+    _epochs_at_begin = 0  # epochs that were used up when training began in this start
     _began = -1  # the iteration at which training began in this start
     _noted_at = -1  # the iteration of the last validation whose results were noted
     _loop_began = -1  # the one at which going_on was called first
@@ -86,7 +88,8 @@ class Loop:
         self._results: dict[str, float] = {}  # of the last validation
         # The last iteration, by the word, "valid" or "test", and the checkpoint of the weights.
         self._recorded_at: dict[tuple[str, str], int] = {}
-        self._first_updates = FirstUpdates([])
+        self._first_updates = FirstUpdates({})
+        self._left_out: list[str] = []  # layers that were told to be trained by nobody
         self._experiment = experiment
         self._start = start
         self._training = start.training
@@ -287,15 +290,44 @@ class Loop:
         self.step = Step.OUTSIDE if self.is_over else Step.BETWEEN
 
     def _look_at_first_updates(self, updates: int) -> None:
+        if updates > LOOK_AFTER and not self._first_updates.schedules:
+            return  # as in most of a run
         if updates == 1:
             self._checkpointer.refuse_changes(self._state.saved(anew=True))
             self._update.check_first()
         is_whole_run = updates == self.iteration and self.is_last
-        if updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER):
-            has_logged = self._report.metrics.is_used or not self._training.log_interval
+        is_late = updates == LOOK_AFTER or (is_whole_run and updates < LOOK_AFTER)
+        for text in self._update.first_gradients.look():
+            self._start.warn(f"[{self.iteration}] {text}")
+        for text in self._trained_by_nobody() if is_late or updates == 1 else ():
+            self._start.warn(f"[{self.iteration}] {text}")
+        for text in self._seen_in_updates(updates, is_late=is_late):
+            self._start.warn(f"[{self.iteration}] in {updates} updates {text}")
+
+    def _seen_in_updates(self, updates: int, *, is_late: bool) -> Iterator[str]:
+        """Yields what is missing, as far as so many updates show it."""
+        first = self._first_updates
+        if is_late:
+            # What is logged is rank 0's, so it alone says that there is nothing.
+            is_silent = not self._report.metrics.is_used and not self._start.rank
+            has_logged = not (is_silent and self._training.log_interval)
             has_read = self._stopwatch.batches > 0 or self._experiment.train_loader is None
-            for text in self._first_updates.look(has_logged=has_logged, has_read=has_read):
-                self._start.warn(f"[{self.iteration}] in {updates} updates {text}")
+            yield from first.look(has_logged=has_logged, has_read=has_read)
+        is_next_epoch = self.epochs_before > self._epochs_at_begin
+        if is_next_epoch or (is_late and not steps_by_epochs(type(self._experiment))):
+            yield from first.look_at_schedules(has_validated=("valid", "") in self._recorded_at)
+
+    def _trained_by_nobody(self) -> Iterator[str]:
+        """Yields, once, each layer that the loss has given gradients and no optimizer updates."""
+        if any(map(steps_by_itself, self._state.everything.values())):
+            return  # of which nobody knows what it updates
+        for name in left_out(self._state.found()):
+            if name not in self._left_out:
+                self._left_out.append(name)
+                yield (
+                    f"self.{name} has got gradients from the loss, and no optimizer updates it; "
+                    "expected one that does, or stop_gradient = True of its parameters."
+                )
 
     def _seed(self, purpose: int, *numbers: int) -> None:
         """Seeds what is drawn outside of shares: on each rank, or with shares on all, alike."""
@@ -518,6 +550,7 @@ class Loop:
         """Notes that there is no further iteration."""
         self.is_over = True
         self.step = Step.OUTSIDE
+        self._update.first_gradients.close()
 
     def end_with_nothing_left(self) -> None:
         """Ends a loop that has nothing left to do: the run that is given again has finished."""
@@ -537,8 +570,11 @@ class Loop:
         self._began = self.iteration
 
     def note_parameters(self) -> None:
-        """Notes what the parameters are before the first update of this start."""
-        self._first_updates = FirstUpdates(self._state.optimizers().values())
+        """Notes what there is before the first update of this start, to see what that changes."""
+        optimizers = self._state.optimizers()
+        self._first_updates = FirstUpdates(optimizers)
+        self._update.first_gradients.watch(optimizers)
+        self._epochs_at_begin = self.epochs_ended
 
     def end_training(self) -> None:
         """Ends the loop after train(), maybe the user's; if it returned early, that is a stop().

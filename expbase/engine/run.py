@@ -40,7 +40,7 @@ from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import explain_dead_worker
 from expbase.defaults import check_training, limited
-from expbase.engine.advice import likely_mistakes
+from expbase.engine.advice import explaining_missing_model, likely_mistakes
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
@@ -58,7 +58,7 @@ from expbase.record.metrics import METRICS, MetricLog, MetricsFile
 from expbase.record.speed import Stopwatch
 from expbase.record.visualizer import check_visualizer
 from expbase.state.attributes import UserState
-from expbase.state.checks import check_state, likely_left_out, steps_by_itself
+from expbase.state.checks import check_state, not_synchronized
 
 _SAVE_SECONDS = 60.0  # for the last checkpoint of a process that is ended
 
@@ -189,7 +189,8 @@ class Run:
         rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
 
         self.events.fire("on_setup_begin")
-        experiment.setup_dataloader()
+        with explaining_missing_model(experiment):
+            experiment.setup_dataloader()
         self._attach_data()
         experiment.setup_model()
         experiment.startup()
@@ -336,8 +337,7 @@ class Run:
         check_visualizer(experiment.visualizer)
         self.data.check(experiment.train_loader, start.training)
         self._check_evaluated()
-        own = self.state.everything.values()
-        check_state(found, own)
+        check_state(found, self.state.everything.values())
         if self.update.has_shares:
             check_whole(found)
         facts = {f"config.{key}": repr(value) for key, value in flatten(start.config).items()}
@@ -350,14 +350,9 @@ class Run:
         self.report.card(experiment, found.layers, self.update.batches)
         if not start.read_only:
             is_divided = start.parallel and not self.update.has_shares
-            left_out = likely_left_out(
-                self.state.found(),
-                found,
-                parallel=is_divided,
-                steps_itself=any(map(steps_by_itself, own)),
-            )
+            alone = not_synchronized(self.state.found(), found) if is_divided else ()
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-            for text in (*mistakes, *left_out):
+            for text in (*mistakes, *alone):
                 start.warn(text)
         self.life = Life.READY
 

@@ -15,6 +15,7 @@ import paddle
 from paddle.amp.grad_scaler import OptimizerState
 
 from expbase.base import rng
+from expbase.engine.first_gradients import FirstGradients
 from expbase.engine.gradient_tree import GradientTree
 from expbase.engine.shares import ShareStates
 from expbase.engine.wrappers import Wrappers
@@ -54,6 +55,7 @@ class Update:
         self._fire = fire
         self._divisor = 1  # of a loss: in a loop over micro-batches their number
         self._yielded = 0  # micro-batches of the loop under way; 0 outside of it
+        self.first_gradients = FirstGradients(lambda: self._divisor)
 
     @property
     def repeats_rank_zero(self) -> bool:
@@ -99,6 +101,7 @@ class Update:
 
     def _shares(self, read: Callable[[], Any], iteration: int) -> Iterator[Any]:
         self.shares.begin(iteration)
+        self.first_gradients.note_put_aside()
         self._tree.begin()
         for on_rank, number in enumerate(self.shares.numbers):
             with self.shares.computing(number):

@@ -26,6 +26,7 @@ import paddle
 import paddle.distributed as dist
 
 from expbase.base.exit_codes import STOPPED, ExitCode, exit_code_of
+from expbase.base.on_purpose import is_on_purpose, sentence
 from expbase.base.processes import (
     die_with_parent,
     ending,
@@ -203,6 +204,10 @@ def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int
             say(end.code)
         return exit_code_of(end) if end.code else 0
     except Exception as error:
-        say(traceback.format_exc().rstrip())
+        # Not by sys.excepthook: a notebook's would show it where nobody looks.
+        if is_on_purpose(error):
+            say(sentence(os.path.basename(sys.argv[0]), error))
+        else:
+            say(traceback.format_exc().rstrip())
         return exit_code_of(error)
     return 0

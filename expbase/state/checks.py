@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 
-from expbase.base.arrays import is_piece
+from expbase.base.arrays import gradient, is_piece
 from expbase.state.optimizers import is_optimizer
 from expbase.state.parts import StatefulObjects, parameter_names, parameters_of
 from expbase.state.walk import unwrap
@@ -62,31 +62,46 @@ def _check_sharding(found: StatefulObjects) -> None:
         )
 
 
-def likely_left_out(
-    found: StatefulObjects, saved: StatefulObjects, *, parallel: bool, steps_itself: bool
-) -> Iterator[str]:
-    """Yields a line for each layer that is trained otherwise than one would expect.
+def not_synchronized(found: StatefulObjects, saved: StatefulObjects) -> Iterator[str]:
+    """Yields a line for each layer that each rank trains alone.
 
     `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
-    With `steps_itself` there is an optimizer of which nobody knows what it updates.
     """
-    updated = {
-        id(parameter)
-        for optimizer in found.optimizers.values()
-        for parameter in parameters_of(optimizer)
-    }
+    updated = _updated(found)
     wrapped = [unwrap(wrapper) for wrapper in saved.parallel.values()]
     synchronized = {id(part) for layer in wrapped for part in layer.sublayers(True)}
     for name, layer in found.layers.items():
-        trained = [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
-        is_updated = any(id(parameter) in updated for parameter in trained)
-        if trained and not is_updated and not steps_itself:
-            yield (
-                f"self.{name} has trainable parameters, and no optimizer updates them; expected "
-                "stop_gradient = True of those that are not to be trained."
-            )
-        if parallel and is_updated and name in saved.layers and id(layer) not in synchronized:
+        is_updated = any(id(parameter) in updated for parameter in _trained(layer))
+        if is_updated and name in saved.layers and id(layer) not in synchronized:
             yield (
                 f"self.{name} has trainable parameters and is not in self.data_parallel(…): each "
                 "rank trains its own."
             )
+
+
+def left_out(found: StatefulObjects) -> list[str]:
+    """Returns the names of the layers that the loss has given gradients, and no optimizer steps.
+
+    A copy of the model, as an average is one, has none.
+    """
+    updated = _updated(found)
+    return [
+        name
+        for name, layer in found.layers.items()
+        if not any(id(parameter) in updated for parameter in _trained(layer))
+        and any(map(_has_gradient, _trained(layer)))
+    ]
+
+
+def _updated(found: StatefulObjects) -> set[int]:
+    """Returns the ids of the parameters that optimizers update."""
+    return {id(p) for optimizer in found.optimizers.values() for p in parameters_of(optimizer)}
+
+
+def _trained(layer: Any) -> list[Any]:
+    return [p for p in layer.parameters() if not p.stop_gradient and not is_piece(p)]
+
+
+def _has_gradient(parameter: Any) -> bool:
+    grad = gradient(parameter)
+    return grad is not None and (grad.is_selected_rows() or bool((grad != 0).any()))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.nn import Layer
+from paddle.nn.utils import spectral_norm_hook, weight_norm_hook
 
 from expbase.base.encoding import attributes_of, set_attribute
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
@@ -36,6 +37,8 @@ _PARTS = ("dataset", "batch_sampler", "collate_fn", "worker_init_fn")  # of a lo
 # of a layer is its user's.
 _OF_LAYERS = {*Layer.__init__.__code__.co_names, "_flat_weight"} - {"training"}
 _OF_LAYERS |= {"_data_format"}  # which BatchNorm1D and BatchNorm3D set in their first forward
+# Hooks that set an attribute anew before each forward, by what a checkpoint has of the layer.
+_DERIVING = (weight_norm_hook.WeightNorm, spectral_norm_hook.SpectralNorm)
 GROUPS = "groups."  # what the keys of an optimizer's groups begin with
 
 
@@ -79,7 +82,10 @@ class WholeNode(Node):
         if isinstance(thing, paddle.Tensor):
             thing.copy_(value, True)
             thing.stop_gradient = value.stop_gradient
-            thing.grad = value.grad  # None is another thing than zeros
+            if thing.is_leaf and value.grad is not None:  # of others paddle lets none be set
+                thing.grad = value.grad
+            elif thing.is_leaf and thing.grad is not None:  # none is another thing than zeros
+                thing.clear_gradient(False)  # paddle 3.0 takes no None
         elif isinstance(thing, np.ndarray):
             thing[...] = value
         elif isinstance(thing, GENERATORS):
@@ -136,6 +142,9 @@ class LayerNode(Node):
         own = {name: value for name, value in vars(layer).items() if name not in _OF_LAYERS}
         passing = layer._non_persistable_buffer_names_set
         own |= {name: value for name, value in layer._buffers.items() if name in passing}
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, _DERIVING):
+                own.pop(hook.name, None)  # as large as the weights
         forward = own.get("forward")
         if isinstance(forward, types.MethodType) and forward.__self__ is layer:
             del own["forward"]  # which to_static has set

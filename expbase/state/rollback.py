@@ -58,6 +58,7 @@ def _kept(node: Node) -> Any:
             return None
         kept = value.detach().clone()
         kept.stop_gradient = value.stop_gradient
-        kept.grad = None if value.grad is None else value.grad.clone()
+        if value.grad is not None:
+            kept.grad = value.grad.clone()
         return kept
     return copy.copy(value)

@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Tiny, make
+from tiny import Tiny, make, trained
 
 from expbase import get_default_training_config
 from expbase.engine.advice import likely_mistakes
@@ -58,3 +59,28 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
     monkeypatch.setattr("expbase.ranks.collectives.world_size", lambda: 4)
     assert not list(likely_mistakes(training, None))
+
+
+def test_a_model_that_is_wanted_before_it_is_made_is_named(tmp_path: Path) -> None:
+    class Early(Tiny):
+        def setup_dataloader(self) -> None:
+            self.optimizer = paddle.optimizer.SGD(parameters=self.model.parameters())
+
+    class Named(Tiny):
+        def setup_dataloader(self) -> None:
+            self.optimizer = paddle.optimizer.SGD(parameters=self.generator.parameters())
+
+        def setup_model(self) -> None:
+            self.generator = paddle.nn.Linear(2, 2)
+
+    class Mistyped(Named):
+        def setup_dataloader(self) -> None:
+            self.train_loader = self.laoder
+
+    later = r"setup_dataloader: self\.{} is not there yet; setup_model runs after it"
+    with pytest.raises(AttributeError, match="'NoneType'.*" + later.format("model")):
+        trained(Early, tmp_path / "a")
+    with pytest.raises(AttributeError, match="'generator'.*" + later.format("generator")):
+        trained(Named, tmp_path / "b")
+    with pytest.raises(AttributeError, match=r"'laoder'$"):
+        trained(Mistyped, tmp_path / "c")

@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 import pytest
-from tiny import TESTS, Tiny, metrics, trained
+from tiny import TESTS, Tiny, make, metrics, run_of, trained
 
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
 
@@ -76,7 +76,7 @@ def looks(step: Any, **facts: bool) -> list[str]:
     """What is said after `step(layer, optimizer)`."""
     layer = paddle.nn.Linear(2, 2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-    first = FirstUpdates([optimizer])
+    first = FirstUpdates({"optimizer": optimizer})
     step(layer, optimizer)
     return [*first.look(**{"has_logged": True, "has_read": True, **facts})]
 
@@ -130,3 +130,32 @@ def test_what_is_drawn_on_the_board_alone_is_logged(
 
     trained(Drawn, tmp_path / "run")
     assert "nothing was logged" not in capfd.readouterr().err
+
+
+def test_gradients_that_are_cleared_once_are_watched_no_more(tmp_path: Path) -> None:
+    class Watching(Tiny):
+        def train_batch(self) -> None:
+            points, labels = self.read_batch()
+            loss = paddle.nn.functional.cross_entropy(self.model(points), labels)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer._learning_rate.step()
+            if self.iteration == 1:  # later it is not seen
+                self.optimizer.clear_grad()
+            self.log(loss=loss)
+
+    exp = trained(Watching, tmp_path / "run", max_iteration=3)
+    first = run_of(exp).update.first_gradients
+    assert vars(first)["_watched"] == []
+    assert "WARNING" not in (tmp_path / "run" / "worker_0.log").read_text()
+
+
+def test_what_rank_0_logs_counts_for_all(tmp_path: Path) -> None:
+    class Drawing(Tiny):
+        def log(self, *args: Any, **scalars: Any) -> None: ...
+
+    exp = make(Drawing, tmp_path / "run")
+    exp.setup()
+    object.__setattr__(run_of(exp).start, "rank", 1)
+    exp.run()
+    assert "nothing was logged" not in (tmp_path / "run" / "worker_0.log").read_text()

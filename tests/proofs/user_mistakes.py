@@ -31,6 +31,10 @@ from expbase import Config, ExperimentBase, main, on, rank_zero_only
 
 
 class Base(Tiny):
+    def setup_model(self):
+        super().setup_model()
+        self.optimizer = paddle.optimizer.Adam(0.01, parameters=self.model.parameters())
+
     def loss(self):
         points, labels = self.read_batch()
         loss = F.cross_entropy(self.model(points), labels)
@@ -41,6 +45,10 @@ class Base(Tiny):
         for optimizer in optimizers or [self.optimizer]:
             optimizer.step()
             optimizer.clear_grad()
+
+    def train_batch(self):
+        self.loss().backward()
+        self.update()
 """
 TAIL = """
 if __name__ == "__main__":
@@ -104,29 +112,111 @@ MISTAKES = [
         "F.cross_entropy(self.model(points), labels).backward()\nself.update()",
         r"in 6 updates nothing was logged.*expected self\.log\(loss=loss\)",
     ),
+    update(
+        "no clear_grad",
+        "self.loss().backward()\nself.optimizer.step()",
+        r"\[2\] self\.optimizer: has stepped again with the gradients.*expected clear_grad\(\)",
+    ),
+    update(
+        "no clear_grad, and a step with every third batch",
+        "self.loss().backward()\nif self.iteration % 3 == 0:\n    self.optimizer.step()",
+        r"\[6\] self\.optimizer: has stepped again with the gradients",
+        words=["log_interval=1"],
+    ),
+    Case(
+        "no clear_grad, and a learning rate that begins at 0",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.LinearWarmup(0.1, 3, 0.0, 0.1)
+                self.optimizer = paddle.optimizer.Adam(
+                    self.rate, parameters=self.model.parameters()
+                )
+
+            def train_batch(self):
+                self.loss().backward()
+                self.optimizer.step()
+                self.rate.step()
+        """,
+        r"\[2\] self\.optimizer: has stepped again with the gradients",
+    ),
+    update(
+        "no clear_grad, with shares",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels)
+            self.backward(loss)
+            self.log(loss=loss)
+        self.optimizer.step()
+        """,
+        r"\[2\] self\.optimizer: has stepped again with the gradients",
+        words=["shares=2"],
+    ),
+    update(
+        "a loss that is not divided among micro-batches",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels)
+            loss.backward()
+            self.log(loss=loss)
+        self.update()
+        """,
+        r"\[1\] loss\.backward\(\) \(.*\.py:\d+\) in the loop over micro_batches\(\): 4 gradients",
+        words=["accumulation_steps=4"],
+    ),
+    Case(
+        "a schedule that nobody steps",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                rate = paddle.optimizer.lr.LinearWarmup(0.1, 500, 0.01, 0.1)
+                self.optimizer = paddle.optimizer.SGD(rate, self.model.parameters())
+        """,
+        r"\[11\] in 11 updates nobody has stepped the LinearWarmup of self\.optimizer: its "
+        r"learning rate is still 0\.01; expected its step\(\) after each update, or at each epoch",
+        words=["max_iteration=15"],
+    ),
+    Case(
+        "a layer that no optimizer updates",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.head = paddle.nn.Linear(2, 2)
+
+            def loss(self):
+                points, labels = self.read_batch()
+                loss = F.cross_entropy(self.head(self.model(points)), labels)
+                self.log(loss=loss)
+                return loss
+        """,
+        r"\[1\] self\.head has got gradients from the loss, and no optimizer updates it",
+    ),
     # --- the template's attributes ---
     update(
-        "counts epochs", "super().train_batch()\nself.epoch += 1", r"self\.epoch: 2 given; exp", 1
+        "counts epochs", "super().train_batch()\nself.epoch += 1", r"self\.epoch: 2 given; exp", 78
     ),
     update(
         "counts epochs when they end",
         "super().train_batch()\n"
         "if self.batch_in_epoch == self.batches_per_epoch:\n    self.epoch += 1",
         r"self\.epoch: 2 given; expected it to be set in startup\(\).* another name for yours",
-        1,
+        78,
         words=["max_iteration=20"],
     ),
     update(
         "counts iterations",
         "super().train_batch()\nself.iteration += 1",
         r"self\.iteration: 2 given; expected it to be set in startup",
-        1,
+        78,
     ),
     update(
         "writes the rank",
         "super().train_batch()\nself.rank = 1",
         r"self\.rank: 1 given, and expbase sets it; expected another name",
-        1,
+        78,
     ),
     Case(
         "another config",
@@ -182,13 +272,13 @@ MISTAKES = [
         "Lightning's log",
         'loss = self.loss()\nloss.backward()\nself.update()\nself.log("loss", loss)',
         r"log: 'loss' given without a name; expected self\.log\(loss=loss\) or self\.log\(\{\"loss",
-        1,
+        78,
     ),
     update(
         "log of a tensor",
         "loss = self.loss()\nloss.backward()\nself.update()\nself.log(loss)",
-        r"log: Tensor\(.*",
-        1,
+        r"log: a Tensor of shape \[\] given without a name; expected self\.log",
+        78,
     ),
     Case(
         "default_config returns nothing",
@@ -319,9 +409,7 @@ import copy
 class Experiment(Base):
     def setup_model(self):
         super().setup_model()
-        self.target = copy.deepcopy(self.unwrap(self.model))
-        for parameter in self.target.parameters():
-            parameter.stop_gradient = True
+        self.averaged = copy.deepcopy(self.unwrap(self.model))
 """,
         ranks=2,
     ),
@@ -532,10 +620,107 @@ ODD = [
             def setup_model(self):
                 super().setup_model()
                 self.target = copy.deepcopy(self.unwrap(self.model))
-                self.averaged = copy.deepcopy(self.target)
-                for parameter in (*self.target.parameters(), *self.averaged.parameters()):
+                self.averaged = copy.deepcopy(self.target)  # trainable, as everybody has it
+                for parameter in self.target.parameters():
                     parameter.stop_gradient = True
         """,
+    ),
+    Case(
+        "a GAN whose generator comes first, and whose gradients are cleared before each backward",
+        TWO_NETS
+        + """
+    def train_batch(self):
+        points, labels = self.read_batch()
+        fake = self.other(points)[:, :1] * points
+        self.other_optimizer.clear_grad()
+        (-F.cross_entropy(self.model(fake), labels)).backward()
+        self.other_optimizer.step()
+        self.optimizer.clear_grad()
+        loss = F.cross_entropy(self.model(fake.detach()), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.log(loss=loss)
+""",
+        words=["max_iteration=20"],
+    ),
+    update(
+        "losses that are divided among micro-batches by hand",
+        """
+        for points, labels in self.micro_batches():
+            loss = F.cross_entropy(self.model(points), labels)
+            if self.iteration % 3 == 0:
+                loss = (loss + self.model[0].weight.square().mean()) / 4
+            elif self.iteration % 3 == 1:
+                loss = loss / 4 + self.model[0].weight.square().mean() / 4
+            else:
+                loss = 0.25 * loss
+            loss.backward()
+            self.log(loss=4 * loss)
+        self.update()
+        """,
+        words=["accumulation_steps=4"],
+    ),
+    Case(
+        "a schedule that goes by epochs, in a trial that is shorter than one",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.StepDecay(0.1, 30)
+                self.optimizer = paddle.optimizer.SGD(self.rate, self.model.parameters())
+
+            def on_train_epoch_end(self):
+                self.rate.step()
+        """,
+    ),
+    Case(
+        "a schedule that goes by epochs, stepped with the last batch of one",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.StepDecay(0.1, 30)
+                self.optimizer = paddle.optimizer.SGD(self.rate, self.model.parameters())
+
+            def train_batch(self):
+                super().train_batch()
+                if self.batch_in_epoch == self.batches_per_epoch:
+                    self.rate.step()
+        """,
+        words=["max_iteration=25"],
+    ),
+    Case(
+        "a schedule of an optimizer that begins later",
+        TWO_NETS
+        + """
+        rate = paddle.optimizer.lr.NoamDecay(4, 10)
+        self.other_optimizer = paddle.optimizer.SGD(rate, self.other.parameters())
+
+    def train_batch(self):
+        points, labels = self.read_batch()
+        is_late = self.iteration > 15
+        loss = F.cross_entropy((self.other if is_late else self.model)(points), labels)
+        loss.backward()
+        self.update(self.other_optimizer if is_late else self.optimizer)
+        if is_late:
+            self.other_optimizer._learning_rate.step()
+        self.log(loss=loss)
+""",
+        words=["max_iteration=20"],
+    ),
+    Case(
+        "a schedule that goes by validations, which are rare",
+        """
+        class Experiment(Base):
+            def setup_model(self):
+                super().setup_model()
+                self.rate = paddle.optimizer.lr.ReduceOnPlateau(0.1)
+                self.optimizer = paddle.optimizer.SGD(self.rate, self.model.parameters())
+
+            def on_evaluate_end(self, results):
+                self.rate.step(results["accuracy"])
+        """,
+        words=["max_iteration=25", "valid_interval=20"],
     ),
     Case(
         "a loop of one's own that takes what train_batch returns, and logs it once",
@@ -594,7 +779,7 @@ EXPERIMENTS = {  # with what makes them short
 
 def said(text: str) -> list[str]:
     """What is a warning or an error in an output; every rank and every traceback has its own."""
-    found = re.findall(r"^.*(?:WARNING: |ERROR: |Error: |^error: ).*$", text, re.MULTILINE)
+    found = re.findall(r"^.*(?:WARNING: |ERROR: |Error: |\.py: error: ).*$", text, re.MULTILINE)
     return list(dict.fromkeys(re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in found))
 
 

@@ -982,3 +982,35 @@ def test_a_rollback_puts_back_in_place_what_has_changed() -> None:
     assert holder.array.tolist() == [0.0, 0.0, 0.0]
     assert (holder.tensor.tolist(), holder.tensor.grad) == ([1.0, 1.0], None)
     assert holder.random.random() == drawn
+
+
+def test_a_weight_that_each_forward_derives_is_in_no_checkpoint(tmp_path: Path) -> None:
+    class Normalized(Tiny):
+        def setup_model(self) -> None:
+            super().setup_model()
+            paddle.nn.utils.weight_norm(self.model[0])
+            paddle.nn.utils.spectral_norm(self.model[3])
+            self.optimizer = paddle.optimizer.Adam(
+                self.optimizer._learning_rate, parameters=self.model.parameters()
+            )
+
+    trained(Normalized, tmp_path / "a")
+    held = run_of(trained(Normalized, tmp_path / "b", max_iteration=4)).state.values.state_dict()
+    assert [path for path in held if path.endswith("weight")] == []
+    trained(Normalized, tmp_path / "b")
+    name = "checkpoints/step-00000006"
+    same_bits(tmp_path / "a" / name, tmp_path / "b" / name)
+
+
+def test_a_tensor_with_a_graph_is_put_back_after_a_validation(tmp_path: Path) -> None:
+    class Keeping(Tiny):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.model[0].kept = self.model(paddle.ones([2, 4]))
+
+        def valid(self) -> dict[str, float]:
+            self.model[0].kept = None
+            return super().valid()
+
+    exp = trained(Keeping, tmp_path / "run", max_iteration=3)
+    assert exp.model[0].kept.shape == [2, 2]

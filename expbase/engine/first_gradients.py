@@ -1,0 +1,178 @@
+"""What the gradients of the first updates show: mistakes that give no error, only a worse result.
+
+A `clear_grad()` that is missing: an optimizer steps with a gradient which it has stepped with, and
+which nobody has cleared. A `loss.backward()` in the loop over micro-batches, of a loss that is not
+divided: their gradients are added up. Some parameters of each optimizer are watched, by a hook that
+paddle calls before a backward adds to their gradient; it changes nothing.
+
+    first = FirstGradients(lambda: divisor)
+    first.watch(optimizers)                            # before the first update
+    for text in first.look(): ...                      # after each of them
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import paddle
+
+from expbase.base.arrays import gradient
+from expbase.engine.first_updates import Trace, is_other, sample, some_parameters
+
+_UPDATES = 10  # that are looked at, at most: a gradient that was cleared once is watched no more
+_DIVISIONS = ("DivScale", "Divide", "Scale", "Multiply")  # how nodes of paddle's graphs are called
+
+
+class FirstGradients:
+    """Watches the gradients of the first updates of a start.
+
+    Args:
+        divisor: Returns by what a loss must be divided now, which backward() does.
+    """
+
+    def __init__(self, divisor: Callable[[], int]) -> None:
+        self._divisor = divisor
+        self._watched: list[_Watched] = []
+        self._updates = 0  # that were looked at
+        self._undivided = ""  # what is to be said of a loss
+        self._has_told = False  # whether it was said
+
+    def watch(self, optimizers: Mapping[str, Any]) -> None:
+        """Begins to watch, before the first update."""
+        for name, optimizer in optimizers.items():
+            for parameter in some_parameters(optimizer):
+                watched = _Watched(name, optimizer, parameter)
+                watched.hook = parameter.register_hook(self._hook_of(watched))
+                self._watched.append(watched)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._watch_only([])
+
+    def _watch_only(self, watched: list[_Watched]) -> None:
+        for one in self._watched:
+            if one not in watched:
+                one.hook.remove()
+        self._watched = watched
+
+    def _hook_of(self, watched: _Watched) -> Callable[[Any], None]:
+        def hook(grad: Any) -> None:
+            if not self._undivided and (divisor := self._divisor()) > 1:
+                self._undivided = _undivided(divisor)
+            watched.note_backward(grad)
+
+        return hook
+
+    def note_put_aside(self) -> None:
+        """Notes what gradients there are: with shares they are put aside, and added at the end."""
+        for watched in self._watched:
+            watched.note_put_aside()
+
+    def look(self) -> Iterator[str]:
+        """Yields each mistake, after an update, once."""
+        if not self._watched:
+            return
+        self._updates += 1
+        for watched in self._watched:
+            watched.end_update()
+        forgotten = {watched.name for watched in self._watched if watched.is_forgotten}
+        for name in sorted(forgotten):
+            yield (
+                f"self.{name}: has stepped again with the gradients of an update before, which "
+                "nobody has cleared, so they add up; expected clear_grad() after each step()."
+            )
+        if self._undivided and not self._has_told:
+            self._has_told = True
+            yield self._undivided
+        is_over = forgotten or self._updates == _UPDATES
+        self._watch_only([w for w in self._watched if not (w.is_cleared or is_over)])
+
+
+class _Watched:
+    """One parameter, and its gradient."""
+
+    hook: Any = None
+    is_forgotten = False  # whether it has stepped with a gradient that was stepped with before
+    is_cleared = False  # whether somebody has cleared one that was stepped with
+
+    def __init__(self, name: str, optimizer: Any, parameter: Any) -> None:
+        self.name = name  # of the optimizer
+        self._optimizer = optimizer
+        self._parameter = parameter
+        self._uncleared: Any = None  # the gradient, if nobody clears it: one that was stepped with
+        self._is_uncleared = False  # whether that was so at the last backward
+        self._is_put_aside = False  # whether a backward of this update sees no gradient of before
+        self._trace: Trace | None = None  # of a step, from the last backward on
+
+    def note_backward(self, new: Any) -> None:
+        """Notes what there is before a backward adds a gradient."""
+        self._trace = Trace(self._optimizer, [self._parameter])
+        if not self._is_put_aside:
+            self._note_before()
+            if self._is_uncleared:
+                self._uncleared = self._uncleared + sample(new)
+
+    def note_put_aside(self) -> None:
+        """Notes what there is before the first backward of an update, which will see none."""
+        self._is_put_aside = True
+        self._note_before()
+
+    def _note_before(self) -> None:
+        now = self._gradient()
+        uncleared = self._uncleared
+        self._is_uncleared = now is not None and uncleared is not None
+        self._is_uncleared = self._is_uncleared and not is_other(now, uncleared)
+        if not self._is_uncleared:
+            self.is_cleared |= uncleared is not None
+            self._uncleared = None
+
+    def end_update(self) -> None:
+        """Notes what an update has done: with what it has stepped, and what it has left."""
+        has_stepped = self._trace is not None and self._trace.has_changed()
+        self.is_forgotten = has_stepped and self._is_uncleared
+        if has_stepped or self._is_put_aside:
+            left = self._gradient()
+            is_left = left is not None and is_other(left, 0)
+            self.is_cleared |= has_stepped and not is_left
+            self._uncleared = left if is_left and (has_stepped or self._is_uncleared) else None
+        self._trace = None
+        self._is_uncleared = self._is_put_aside = False
+
+    def _gradient(self) -> Any:
+        grad = gradient(self._parameter)
+        return None if grad is None or grad.is_selected_rows() else sample(grad)
+
+
+def _undivided(divisor: int) -> str:
+    """Returns what is to be said of the loss of the backward under way; "" if it is divided."""
+    frame: FrameType | None = sys._getframe(2)  # of the hook, which paddle has called
+    while frame is not None and not _is_backward(frame):
+        frame = frame.f_back
+    if frame is None or _is_divided(frame.f_locals["self"].grad_fn):
+        return ""
+    caller = frame.f_back
+    while caller is not None and str(caller.f_globals.get("__name__")).startswith("paddle."):
+        caller = caller.f_back
+    place = caller and f" ({os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno})"
+    return (
+        f"loss.backward(){place or ''} in the loop over micro_batches(): {divisor} gradients are "
+        f"added up, and the loss does not look divided by {divisor}; expected self.backward(loss), "
+        f"which divides it, or (loss / {divisor}).backward()."
+    )
+
+
+def _is_backward(frame: FrameType) -> bool:
+    is_named = frame.f_code.co_name == "backward"
+    return is_named and isinstance(frame.f_locals.get("self"), paddle.Tensor)
+
+
+def _is_divided(node: Any) -> bool:
+    """Returns whether what a node has made is a part of something, or a sum of parts."""
+    name = "" if node is None else node.name()
+    if name.startswith("Add"):
+        return all(map(_is_divided, node.next_functions))
+    return not name or name.startswith(_DIVISIONS)
