@@ -26,7 +26,7 @@ import forks
 import paddle
 import pytest
 import yaml
-from pages import ROOT, SCRIPT, TEXT, blocks
+from pages import ROOT, SCRIPT, TEXT, blocks, fences
 from safetensors.paddle import load_file, save_file
 from tiny import run_script
 
@@ -78,6 +78,12 @@ def test_the_code_of_every_other_page_has_a_test_of_its_own() -> None:
             assert (
                 f'"{page.rpartition("/")[2]}' in next((ROOT / "tests").rglob(test)).read_text()
             ), page
+
+
+def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
+    kinds = {kind for text in TEXT.values() for kind, _ in fences(text)}
+    assert kinds == {"bash", "python", "sh", "text", "yaml"}
+    assert [name for name, text in TEXT.items() if re.search("^ +```", text, re.M)] == []
 
 
 @pytest.mark.parametrize("page", TRAINED)
