@@ -50,6 +50,8 @@ def imports(path: Path) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [n.value for n in node.args if isinstance(n, ast.Constant)]
         for name in names:
             if name == "expbase":
                 if isinstance(node, ast.Import):
@@ -81,6 +83,13 @@ def test_no_imports_go_in_a_circle() -> None:
 
 def test_no_import_is_hidden_from_these_tests() -> None:
     assert [path.name for path in FILES if "TYPE_CHECKING" in path.read_text()] == []
+    relative = [
+        name_of(path)
+        for path in FILES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []
 
 
 def private(node: ast.AST) -> Iterator[ast.Attribute]:
