@@ -90,6 +90,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         is_file = (ROOT / path).is_file()
         label = link[1]
         if not is_file and not path.startswith("docs/"):
+            if not (ROOT / path).is_dir():
+                return link[0]  # it leads nowhere, and mkdocs says so
             return f"{label} (`{path}`)" if label != path else f"`{path}`"
         if label.endswith(".md") and is_file:  # the name of a file: its title
             label = (ROOT / path).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
@@ -108,11 +110,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def _translated(path: str, anchor: str, config: Any) -> str:
     """The anchor of the heading that stands in a page's translation where one stands in the page."""
-    slug = config.mdx_configs["toc"]["slugify"]
     pages = [ROOT / path, (ROOT / path).with_suffix(".zh.md")]
-    texts = [_FENCE.sub("", page.read_text(encoding="utf-8")) for page in pages if page.is_file()]
-    english, *others = ([slug(text, "-") for text in _HEADING.findall(t)] for t in texts)
-    return f"#{others[0][english.index(anchor[1:])]}" if others and anchor[1:] in english else anchor
+    if not all(page.is_file() for page in pages):
+        return anchor
+    slug = config.mdx_configs["toc"]["slugify"]
+    texts = [_FENCE.sub("", page.read_text(encoding="utf-8")) for page in pages]
+    english, translated = ([slug(one, "-") for one in _HEADING.findall(text)] for text in texts)
+    of_english = dict(zip(english, translated, strict=True))
+    return f"#{of_english.get(anchor[1:], anchor[1:])}"
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
