@@ -109,7 +109,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def _translated(path: str, anchor: str, config: Any) -> str:
-    """The anchor of the heading that stands in a page's translation where one stands in the page."""
+    """The anchor of the same heading in a page's translation."""
     pages = [ROOT / path, (ROOT / path).with_suffix(".zh.md")]
     if not all(page.is_file() for page in pages):
         return anchor
