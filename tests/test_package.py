@@ -32,6 +32,7 @@ CHECKS = [  # of CI, in this order; a warning of mkdocs's counts only where it s
     "ruff check .",
     "ruff format --check .",
     "mypy --strict expbase",
+    "mypy --strict expbase/__init__.py",
     "mkdocs build --strict",
     "python -m pytest tests/docs/test_site.py",
     "python tests/proofs/packages.py --built",
