@@ -28,6 +28,7 @@ import pytest
 import yaml
 from pages import ROOT, SCRIPT, TEXT, blocks, fences
 from safetensors.paddle import load_file, save_file
+from screens import texts
 from tiny import run_script
 
 from expbase import ExperimentBase, __main__, default_argument_parser
@@ -323,6 +324,25 @@ def test_digits_reaches_what_the_readme_promises(digits: tuple[Path, list[str]])
     assert re.sub(r"\d[\d.]*", "0", shown) == re.sub(r"\d[\d.]*", "0", promised.strip())
     assert float(re.findall(r"accuracy=(\S+)", shown)[0]) > 0.96
     assert len((run / "test.jsonl").read_text().splitlines()) == 360
+
+
+def test_the_pictures_show_what_digits_says_and_the_columns_of_ls(
+    digits: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, lines = digits
+
+    def normal(line: str) -> str:
+        return re.sub(r"\d[\d.,]*", "0", re.sub(r" in \S+$", " in RUN", line))
+
+    pictures = [texts(ROOT / f"docs/{name}.svg") for name in ("promise", "live")]
+    shown = [row.split(" ", 1)[1] for rows in pictures for row in rows if row[2:3] == ":"]
+    shown = [row for row in shown if not row.startswith("CONTINUING")]
+    assert len(shown) > 25
+    assert {normal(row) for row in shown} - {normal(line) for line in lines} == set()
+
+    assert __main__.main(["ls", str(run.parent)]) == 0
+    today, pictured = capsys.readouterr().out.splitlines()[0], texts(ROOT / "docs/ls.svg")[1]
+    assert re.split(r"  +", pictured) == re.split(r"  +", today.strip())
 
 
 def test_digits_goes_on_as_the_first_page_says(
