@@ -31,7 +31,7 @@ from terminal import Terminal, terminal
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COLUMNS = 96
-TABLE_COLUMNS = 122
+TABLE_COLUMNS = 140
 TRAIN = "python train.py --config config.yaml --output"
 # What is typed; the first command is killed, and given again.
 COMMANDS = (
