@@ -32,6 +32,12 @@ STAGES = {
 }
 # What else of the experiment a stage may define.
 _ALLOWED = {"setup_dataloader", *(method for _, method, _ in STAGES.values())}
+# What PaddleRec's bases of stages had beside `save`, and what is here in its place.
+_LEFT_OUT = {
+    "load": "a runner's init_model_path is loaded by itself, right after startup; for other "
+    "weights call self.load_model(path)",
+    "_run": "expected `while self.going_on():` with self.train_batch() and self.end_iteration()",
+}
 
 
 class EngineMode(enum.IntEnum):
@@ -116,12 +122,10 @@ def with_stages(
     # These stay the experiment's own: a stage's `run` replaces `train`, its `__init__` nothing.
     methods: dict[str, Any] = {name: getattr(experiment, name) for name in ("__init__", "run")}
     methods["__module__"] = experiment.__module__
-
-    def save(self: ExperimentBase, *_: Any) -> None:
-        """Writes a checkpoint; PaddleRec's runners hand over epoch, context and is_fleet."""
-        experiment.save(self)
-
-    methods["save"] = save
+    methods["save"] = _save(experiment)
+    for name, instead in _LEFT_OUT.items():
+        if not any(hasattr(cls, name) for cls in (experiment, *stages.values())):
+            methods[name] = _refusal(name, instead)
     owners: dict[str, type] = {}
     for stage, cls in stages.items():
         for name in vars(cls):
@@ -150,6 +154,21 @@ def _check(cls: type, method: str, place: str) -> None:
                 f"{place}: {cls.__name__}.{name} would hide what the experiment has "
                 "under that name. Choose another name."
             )
+
+
+def _save(experiment: type[ExperimentBase]) -> Any:
+    def save(self: ExperimentBase, *_: Any) -> None:
+        """Writes a checkpoint; PaddleRec's runners hand over epoch, context and is_fleet."""
+        experiment.save(self)
+
+    return save
+
+
+def _refusal(name: str, instead: str) -> Any:
+    def refuse(self: ExperimentBase, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"{name}: PaddleRec's stages had it; {instead}.")
+
+    return refuse
 
 
 def _step(method: Any, label: str, facts: Mapping[str, Any]) -> Any:

@@ -420,6 +420,34 @@ def test_stages_of_paddlerecs_form_read_its_context_and_call_its_save(workspace:
     assert saved == ["step-00000010", "step-00000020"]
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "self.load(context, main_program=None)",
+            "load: PaddleRec's stages had it; a runner's init",
+        ),
+        (
+            "self._run(context, {})",
+            "_run: PaddleRec's stages had it; expected `while self.going_on()",
+        ),
+        ("self._run()\n    def _run(self):\n        print('mine')", ""),
+    ],
+)
+def test_what_the_bases_of_paddlerecs_stages_had_says_what_to_do(
+    workspace: Path, call: str, message: str
+) -> None:
+    (workspace / "my_startup.py").write_text(
+        f"class Startup:\n    def startup(self, context):\n        {call}\n"
+    )
+    (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
+    if not message:
+        assert main(["run", str(workspace / "c.yaml")]) == 0
+        return
+    with pytest.raises(NotImplementedError, match=re.escape(message)):
+        main(["run", str(workspace / "c.yaml")])
+
+
 def test_a_file_that_another_one_imports_is_executed_once(workspace: Path) -> None:
     (workspace / "shape.py").write_text("print('executed')\nSIZE = 40\n")
     (workspace / "my_startup.py").write_text(
