@@ -188,7 +188,7 @@ def test_every_module_that_a_page_names_exists() -> None:
     for page in OURS:
         for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
             places = [ROOT / "expbase" / name, ROOT / name]
-            is_test = any((ROOT / "tests").rglob(Path(name).name))
+            is_test = any((ROOT / "tests").rglob(name))
             known = any(place.exists() for place in places) or is_test or "runner" in page.name
             assert known or name in ("train.py", "file.py", "plain.py"), (page, name)
 
