@@ -195,15 +195,15 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         """Sets the phase of all parts for a block: declarations and forward depend on it."""
         if phase not in PHASES:
             raise ValueError(f"phase: {phase!r} given; expected train or predict.")
-        parts = [self.backbone, *self.heads.values()]
-        before = [part.phase for part in parts]
-        for part in parts:
+        parts = (self.backbone, *self.heads.values())
+        others = [(part, part.phase) for part in parts if part.phase != phase]
+        for part, _ in others:
             part.phase = phase
         try:
             yield
         finally:
-            for part, its in zip(parts, before, strict=True):
-                part.phase = its
+            for part, before in others:
+                part.phase = before
 
     def forward(self, batch: Mapping[str, Any], head: str, phase: str = "train") -> dict[str, Any]:
         """Returns the outputs of one head for a batch.
