@@ -1,7 +1,8 @@
 """Hooks of mkdocs: what is right on GitHub becomes right on the site, wherever it lies.
 
 A link that leaves docs/ leads to a page with that file, made here: the address of the repository
-may be unknown. The switch at the top of a page leads to the same page in the other language, by a
+may be unknown. Such a page is in English on the Chinese site, too, but its links lead to Chinese
+pages. The switch at the top of a page leads to the same page in the other language, by a
 relative address: so the site may lie under any path. The line with that link is left out. Each
 language has a search of its own.
 """
@@ -22,6 +23,7 @@ CHINESE = "zh/"
 INDEX = "search/search_index.json"
 SOURCE = "source"  # the folder of the site with files of the repository
 _LINK = re.compile(r"\[([^]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 _FENCE = re.compile(r"(^````?\w*\n.*?^````?$)", re.DOTALL | re.MULTILINE)
 _OTHER_LANGUAGE = re.compile(r"^\[(中文|English)\]\([^)]*\)\n", re.MULTILINE)
 _SEVERAL = re.compile(
@@ -88,17 +90,34 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         is_file = (ROOT / path).is_file()
         label = link[1]
         if not is_file and not path.startswith("docs/"):
+            if not (ROOT / path).is_dir():
+                return link[0]  # it leads nowhere, and mkdocs says so
             return f"{label} (`{path}`)" if label != path else f"`{path}`"
         if label.endswith(".md") and is_file:  # the name of a file: its title
             label = (ROOT / path).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         there = path.removeprefix("docs/") if path.startswith("docs/") else f"{SOURCE}/{path}.md"
         address = posixpath.relpath(there, posixpath.dirname(place))
-        return f"[{label}]({address}{link[3] or ''})"
+        anchor = link[3] or ""
+        if anchor and made and config.theme["language"] != "en":
+            anchor = _translated(path, anchor, config)
+        return f"[{label}]({address}{anchor})"
 
     markdown = _OTHER_LANGUAGE.sub("", markdown, count=1)
     parts = _FENCE.split(markdown)
     parts[::2] = [_LINK.sub(turned, part) for part in parts[::2]]
     return "".join(parts)
+
+
+def _translated(path: str, anchor: str, config: Any) -> str:
+    """The anchor of the same heading in a page's translation."""
+    pages = [ROOT / path, (ROOT / path).with_suffix(".zh.md")]
+    if not all(page.is_file() for page in pages):
+        return anchor
+    slug = config.mdx_configs["toc"]["slugify"]
+    texts = [_FENCE.sub("", page.read_text(encoding="utf-8")) for page in pages]
+    english, translated = ([slug(one, "-") for one in _HEADING.findall(text)] for text in texts)
+    of_english = dict(zip(english, translated, strict=True))
+    return f"#{of_english.get(anchor[1:], anchor[1:])}"
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:

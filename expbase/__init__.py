@@ -44,7 +44,7 @@ class _Moved:
             raise ModuleNotFoundError(f"{name}: has moved; expected {_MOVED[module]}.", name=name)
 
 
-sys.meta_path.append(_Moved)  # type: ignore[arg-type]  # the last one, so it costs nothing
+sys.meta_path.append(_Moved)  # the last one, so it costs nothing
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,13 @@ that knows no animation) the last frame is shown. It is a dark terminal on any p
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
+SVG = "{http://www.w3.org/2000/svg}"
 CELL = 9.6  # px, of a character
 LINE = 22  # px
 MARGIN = 18  # px
@@ -44,6 +47,17 @@ class Frame:
 
     seconds: float
     rows: Sequence[Row]
+
+
+def texts(path: Path, everything: bool = False) -> list[str]:
+    """The rows of a picture, from above: those of its last screen, or all that it ever has."""
+    return [
+        "".join(text.itertext()).replace("\N{NO-BREAK SPACE}", " ")
+        for group in ET.parse(path).getroot().findall(f"{SVG}g")
+        if everything or group.get("visibility") != "hidden"
+        for text in group.findall(f"{SVG}text")
+        if text.get("class") != "n"
+    ]
 
 
 def still(lines: Sequence[str], columns: int) -> str:

@@ -1,6 +1,6 @@
 """The package: what it requires, what it exports, and that importing it does nothing.
 
-And what stands beside it: CITATION.cff, and the commands and links of CONTRIBUTING.md.
+And what stands beside it: CITATION.cff, what CI does, and the commands of CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ast
 import configparser
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from pages import code_of, headings, links, slug
+from pages import code_of
 
 import expbase
 from expbase import __main__
@@ -25,6 +26,17 @@ from expbase import __main__
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 SETUP = ("python -m venv .venv", "source .venv/bin/activate")
+CHECKS = [  # of CI, in this order; a warning of mkdocs's counts only where it says it
+    "python -m pytest",
+    "python -m pytest -m long",
+    "ruff check .",
+    "ruff format --check .",
+    "mypy --strict expbase",
+    "mypy --strict expbase/__init__.py",
+    "mkdocs build --strict",
+    "python -m pytest tests/docs/test_site.py",
+    "python tests/proofs/packages.py --built",
+]
 SOURCES = sorted((ROOT / "expbase").rglob("*.py"))
 EXPORTED = {
     "Config", "ConfigError", "ExperimentBase", "default_argument_parser",
@@ -53,9 +65,11 @@ for one, other in zip(before, look()):
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh process in which a warning of expbase's would be an error."""
+    """Runs code in a fresh process, in which nothing of this one's environment is that ours set."""
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    kept = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH"} & {*os.environ}
+    environment = {name: os.environ[name] for name in kept}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def lines_of(text: str) -> set[str]:
@@ -177,9 +191,9 @@ def test_the_citation_names_this_version() -> None:
 def test_the_commands_of_contributing_are_those_that_there_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    blocks = code_of(CONTRIBUTING.read_text(), "bash")
-    ci = (ROOT / ".ci/run").read_text().splitlines()
-    for command in "".join(blocks).splitlines():
+    commands = "".join(code_of(CONTRIBUTING.read_text(), "bash")).splitlines()
+    assert [command for command in CHECKS if command not in commands] == CHECKS[-2:-1]
+    for command in commands:
         match shlex.split(command):
             case ["pip", "install", "-e", extras]:
                 assert {*extras.strip(".[]").split(",")} <= {*options()["options.extras_require"]}
@@ -192,18 +206,32 @@ def test_the_commands_of_contributing_are_those_that_there_are(
             case ["python", script, *words] if script.startswith("tests/"):
                 text = (ROOT / script).read_text()
                 assert all(f'"{word}"' in text for word in words)
-                assert command in ci or "--only" in words
+                assert command in CHECKS or "--only" in words
             case _:
-                assert any(line.startswith(command) for line in (*ci, *SETUP, ".ci/run"))
-    assert os.access(ROOT / ".ci/run", os.X_OK)
+                assert command in (*CHECKS, *SETUP, ".ci/run")
 
 
-def test_the_links_of_contributing_lead_somewhere() -> None:
-    for target in links(CONTRIBUTING):
-        path, _, heading = target.partition("#")
-        assert (ROOT / path).exists(), target
-        found = {slug(text) for _, text in headings((ROOT / path).read_text())} if heading else {""}
-        assert heading in found, target
+def run_ci(folder: Path, failing: int = 0) -> tuple[int, list[str]]:
+    """Runs .ci/run where each command does nothing and one fails; its code, and what it called."""
+    folder.mkdir()
+    called = folder / "called"
+    stub = f'#!/bin/sh\necho "${{0##*/}} $*" >> {called}\n[ $(wc -l < {called}) -ne {failing} ]\n'
+    for name in ("python", "python3", "pip", "ruff", "mypy", "mkdocs"):
+        (folder / name).write_text(stub)
+        (folder / name).chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(folder)}
+    result = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, check=False)
+    # Where the environment and the site lie, a temporary directory, is left out.
+    lines = [re.sub(r"( --site-dir)? /\S+$", "", line) for line in called.read_text().splitlines()]
+    return result.returncode, lines
+
+
+def test_ci_makes_every_check_and_ends_with_the_first_that_fails(tmp_path: Path) -> None:
+    code, called = run_ci(tmp_path / "whole")
+    assert code == 0
+    assert [line for line in called if line != "python3 -m venv" and line[:4] != "pip "] == CHECKS
+    for number in range(1, len(called) + 1):
+        assert run_ci(tmp_path / str(number), number) == (1, called[:number])
 
 
 @pytest.mark.parametrize("module", ["ranks.world", "run", "state.weights", "tools.parakeet"])

@@ -94,6 +94,9 @@ def test_the_readme_and_the_error_name_the_range(
 
     readme = (ROOT / "README.md").read_text()
     assert f"Python {span(pythons())} and PaddlePaddle {span(paddles(proof))}" in readme
+    both = [span(of).replace("to", "到") for of in (pythons(), paddles(proof))]
+    chinese = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
+    assert "Python {} 和 PaddlePaddle {}".format(*both) in chinese
     monkeypatch.setattr(paddle, "__version__", "2.0.0")
     with pytest.raises(ConfigError, match=f"expected {span(paddles(proof))}, with"):
         start.check_platform()

@@ -112,7 +112,8 @@ def read(
             for key, stage in _STAGE_KEYS.items()
             if runner[key]
         }
-        staged = with_stages(experiment, stages, place)
+        is_infer = runner["class"] == "infer"
+        staged = with_stages(experiment, stages, place, runner_name=runner.name, is_infer=is_infer)
         config = _config_of(runner, base, options, place)
         runs.append(Run(runner, staged, config, _args_of(runner, folder, Path(plan.output))))
     return runs

@@ -8,6 +8,7 @@ A stage is a class that replaces one step of a run.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import inspect
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import paddle
 
 from expbase.config import ConfigError
 from expbase.experiment import ExperimentBase
@@ -29,6 +32,19 @@ STAGES = {
 }
 # What else of the experiment a stage may define.
 _ALLOWED = {"setup_dataloader", *(method for _, method, _ in STAGES.values())}
+# What PaddleRec's bases of stages had beside `save`, and what is here in its place.
+_LEFT_OUT = {
+    "load": "a runner's init_model_path is loaded by itself, right after startup; for other "
+    "weights call self.load_model(path)",
+    "_run": "expected `while self.going_on():` with self.train_batch() and self.end_iteration()",
+}
+
+
+class EngineMode(enum.IntEnum):
+    """What `context["engine"]` is; the numbers are PaddleRec's."""
+
+    SINGLE = 1
+    CLUSTER = 2  # several processes, on one machine or several
 
 
 def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
@@ -85,7 +101,9 @@ def _import(module: str, place: str) -> ModuleType:
 # --- putting stages in front -----------------------------------------------------------------
 
 
-def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], place: str) -> Any:
+def with_stages(
+    experiment: type[ExperimentBase], stages: Mapping[str, type], place: str, **facts: Any
+) -> Any:
     """Returns a subclass of the experiment whose steps are the methods of the stage classes.
 
     Helper methods of these classes are there, too, and `super()` reaches the step that is replaced.
@@ -94,6 +112,7 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
         experiment: The class.
         stages: The classes, by the name of the stage in STAGES.
         place: The runner, for messages.
+        **facts: What `context` has beside the experiment's attributes: its runner_name, say.
 
     Raises:
         ConfigError: A class lacks its method, or hides something.
@@ -103,6 +122,10 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
     # These stay the experiment's own: a stage's `run` replaces `train`, its `__init__` nothing.
     methods: dict[str, Any] = {name: getattr(experiment, name) for name in ("__init__", "run")}
     methods["__module__"] = experiment.__module__
+    methods["save"] = _save(experiment)
+    for name, instead in _LEFT_OUT.items():
+        if not any(hasattr(cls, name) for cls in (experiment, *stages.values())):
+            methods[name] = _refusal(name, instead)
     owners: dict[str, type] = {}
     for stage, cls in stages.items():
         for name in vars(cls):
@@ -114,7 +137,7 @@ def with_stages(experiment: type[ExperimentBase], stages: Mapping[str, type], pl
         _, method, replaced = STAGES[stage]
         _check(cls, method, f"{place}: {stage}_class_path")
         label = f"stage {stage}: {cls.__name__}.{method}"
-        methods[replaced] = _step(getattr(cls, method), label)
+        methods[replaced] = _step(getattr(cls, method), label, facts)
     bases = (*dict.fromkeys(stages.values()), experiment)
     return type(experiment.__name__, bases, methods)
 
@@ -133,28 +156,71 @@ def _check(cls: type, method: str, place: str) -> None:
             )
 
 
-def _step(method: Any, label: str) -> Any:
+def _save(experiment: type[ExperimentBase]) -> Any:
+    def save(self: ExperimentBase, *_: Any) -> None:
+        """Writes a checkpoint; PaddleRec's runners hand over epoch, context and is_fleet."""
+        experiment.save(self)
+
+    return save
+
+
+def _refusal(name: str, instead: str) -> Any:
+    def refuse(self: ExperimentBase, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"{name}: PaddleRec's stages had it; {instead}.")
+
+    return refuse
+
+
+def _step(method: Any, label: str, facts: Mapping[str, Any]) -> Any:
     """Returns a stage's method as a method of the experiment; the log says when it runs."""
     takes_context = len(inspect.signature(method).parameters) > 1
 
     def step(self: ExperimentBase) -> None:
         self.logger.info("%s", label)
-        method(self, Context(self)) if takes_context else method(self)
+        method(self, Context(self, facts)) if takes_context else method(self)
 
     return step
 
 
 class Context:
-    """The attributes of an experiment by their names: `context["model"]` is `self.model`."""
+    """The attributes of an experiment by their names: `context["model"]` is `self.model`.
 
-    def __init__(self, experiment: ExperimentBase) -> None:
+    Beside them it has PaddleRec's `engine` (an EngineMode), `is_fleet`, `device`, `runner_name` and
+    `is_infer`.
+    """
+
+    def __init__(self, experiment: ExperimentBase, facts: Mapping[str, Any]) -> None:
         self._experiment = experiment
+        self._facts = facts
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self._experiment, name)
+        if hasattr(self._experiment, name):
+            return getattr(self._experiment, name)
+        parallel = self._experiment.parallel
+        facts = {
+            "engine": EngineMode.CLUSTER if parallel else EngineMode.SINGLE,
+            "is_fleet": parallel,
+            "device": paddle.device.get_device().partition(":")[0].upper(),
+            **self._facts,
+        }
+        if name not in facts:
+            raise KeyError(
+                f"context[{name!r}]: no attribute of the experiment, and none of "
+                f"{', '.join(facts)}. What belongs to static graphs and the parameter server (exe, "
+                "place, fleet, programs and scopes) is not there; what the YAML file says is in "
+                "self.config."
+            )
+        return facts[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         setattr(self._experiment, name, value)
 
     def __contains__(self, name: str) -> bool:
-        return hasattr(self._experiment, name)
+        return self.get(name, self) is not self  # self: a default that no attribute is
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the value of a name, or the default."""
+        try:
+            return self[name]
+        except KeyError:
+            return default

@@ -41,10 +41,13 @@ from expbase.record.visualizer import Visualizer
 # --- tables ----------------------------------------------------------------------------------
 
 
-def test_the_table_of_keys_holds_every_key_and_its_default() -> None:
+@pytest.mark.parametrize(
+    ("page", "head"), [("config.md", "`training.` key"), ("config.zh.md", "`training.` 的键")]
+)
+def test_the_table_of_keys_holds_every_key_and_its_default(page: str, head: str) -> None:
     table = {
         name: value.strip('"')
-        for names, values, _ in rows(TEXT["config"], "`training.` key")
+        for names, values, _ in rows((DOCS / page).read_text(encoding="utf-8"), head)
         for name, value in zip(names.split(", "), values.split(", "), strict=True)
     }
     assert table == {name: str(value) for name, value in get_default_training_config().items()}
@@ -67,10 +70,19 @@ def test_the_table_of_options_holds_every_option() -> None:
 
 
 def test_the_table_of_mixins_holds_their_defaults() -> None:
-    for name, text in rows(TEXT["methods"], "mixin"):
-        mixin = getattr(mixins, name.strip("`"))
-        section = re.findall(r"`(\w+)`", text)[0]
-        for key, value in mixin.default_config()[section].items():
+    table = {name.strip("`"): text for name, text in rows(TEXT["methods"], "mixin")}
+    common = {*ExperimentBase.default_config()}
+    sections = {
+        name: {*cls.default_config()} - common
+        for name, cls in vars(mixins).items()
+        if inspect.isclass(cls) and cls.__module__ == mixins.__name__
+        if issubclass(cls, ExperimentBase)
+    }
+    assert table.keys() == {name for name, own in sections.items() if own}
+    for name, text in table.items():
+        (section,) = sections[name]
+        assert text.startswith(f"`{section}`: ")
+        for key, value in getattr(mixins, name).default_config()[section].items():
             assert f"{key} {json.dumps(value)}" in text, (name, key)
 
 
@@ -136,6 +148,7 @@ def literals() -> Iterator[str]:
 
 # --- names -----------------------------------------------------------------------------------
 
+_OPTION = r"(?<![\w-])--[a-z][a-z_]+"
 OURS = [page for page in BOTH if page.parent.name != "moving"]  # those name what others have
 
 
@@ -152,9 +165,10 @@ def test_every_option_that_a_page_names_exists() -> None:
     proofs = "only faults every keep rows"
     pips = "no"  # --no-deps
     theirs = {f"--{name}" for name in f"{launchers} {slurms} {dockers} {proofs} {pips}".split()}
-    for page in OURS:
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", page.read_text())) - theirs
-        assert {option for option in named if option not in helps} == set(), page
+    known = {*re.findall(_OPTION, helps)} | theirs
+    pages = {page: {*re.findall(_OPTION, page.read_text(encoding="utf-8"))} for page in OURS}
+    assert len(set.union(*pages.values())) > 30
+    assert {page: named - known for page, named in pages.items() if named - known} == {}
 
 
 def test_every_test_that_a_page_names_exists() -> None:
@@ -174,7 +188,7 @@ def test_every_module_that_a_page_names_exists() -> None:
     for page in OURS:
         for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
             places = [ROOT / "expbase" / name, ROOT / name]
-            is_test = any((ROOT / "tests").rglob(Path(name).name))
+            is_test = any((ROOT / "tests").rglob(name))
             known = any(place.exists() for place in places) or is_test or "runner" in page.name
             assert known or name in ("train.py", "file.py", "plain.py"), (page, name)
 
@@ -186,6 +200,11 @@ def test_the_page_of_architecture_names_every_module() -> None:
     assert set(re.findall(r"\w+\.py", tree)) == modules
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == folders
+    listed = re.findall(r"^  (\w+)/ .*: ([\w, ]+)$", tree, re.MULTILINE)
+    assert len(listed) > 6
+    for folder, names in listed[:-1]:  # that of extras ends with a remark
+        modules = {path.stem for path in (package / folder).glob("*.py")}
+        assert {*names.split(", ")} <= modules, folder
 
 
 def test_every_page_that_the_code_names_exists() -> None:
@@ -203,17 +222,38 @@ def test_every_page_that_the_code_names_exists() -> None:
 
 @pytest.mark.parametrize("page", ["resume", "running"])
 def test_the_pages_show_what_the_tools_print(page: str) -> None:
-    texts = [text for text in literals() if re.search(r"\w{5}", text)]
-    printed = [re.compile(".+".join(map(re.escape, text.split("…")))) for text in texts]
-    shown = blocks(page, "text")[: None if page == "resume" else 1]
+    texts = {*literals()}
+    printed = [
+        re.compile("(.+)".join(map(re.escape, text.split("…"))))
+        for text in texts
+        if re.match(r" *\w+", text) and re.search(r"\w{5}", text)
+    ]
+
+    def is_printed(line: str) -> bool:
+        # What is put in is a text of ours as well, or a name and numbers.
+        return any(
+            all(
+                part in texts or re.search(r"\d", part) or re.fullmatch(r"\S+", part)
+                for part in put
+            )
+            for text in printed
+            if (found := text.fullmatch(line))
+            for put in [found.groups()]
+        )
+
+    shown = [t for t in blocks(page, "text") if "config.yaml" not in t]  # that one lists files
     lines = [line for text in shown for line in text.splitlines() if line.strip() != "…"]
-    assert [line for line in lines if not any(text.fullmatch(line) for text in printed)] == []
+    assert len(lines) > 2
+    assert [line for line in lines if not is_printed(line.removeprefix("WARNING: "))] == []
 
 
 # --- links and the site ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", BOTH, ids=lambda page: str(page.relative_to(ROOT)))
+BESIDE = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("experiments/*/*.md")]
+
+
+@pytest.mark.parametrize("page", BOTH + BESIDE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
     for target in links(page):
         path, _, heading = target.partition("#")

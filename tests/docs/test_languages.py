@@ -17,6 +17,7 @@ from pages import (
     ROOT,
     TEXT,
     chinese,
+    code_of,
     fences,
     headings,
     links,
@@ -25,6 +26,7 @@ from pages import (
 )
 
 SAME = ("python", "bash", "yaml")
+HAN = "[\u4e00-\u9fff]"
 OFTEN = 3  # times that a page uses a term: then its Chinese word is there, too
 pages = pytest.mark.parametrize(("page", "other"), PAIRS.values(), ids=[*PAIRS])
 
@@ -36,6 +38,7 @@ def read(page: Path) -> str:
 def terms() -> list[tuple[list[str], list[str], list[str]]]:
     """Of each row: the English words, the Chinese words, the words that are not written."""
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|([^|]*)\|$", TEXT["terms"], re.M)
+    assert len(rows) == len(re.findall(r"^\| ", TEXT["terms"], re.M)) > 50
     return [(en.split(", "), zh.split("、"), wrong.split()) for en, zh, wrong in rows[1:]]
 
 
@@ -63,6 +66,22 @@ def test_both_have_the_same_headings_code_and_tables(page: Path, other: Path) ->
     for start in (r"^\|", r"^ *- ", r"^ *\d+\. ", r"^!\[", r"^::: "):  # rows, items, pictures
         count, other_count = (len(re.findall(start, t, re.M)) for t in (english, translated))
         assert other_count == count, start
+
+
+@pages
+def test_both_show_the_same_text_but_for_the_lines_that_are_translated(
+    page: Path, other: Path
+) -> None:
+    shown, other_shown = (code_of(read(p), "text") for p in (page, other))
+    for english, translated in zip(shown, other_shown, strict=True):
+        lines = [line for line in translated.splitlines() if not re.search(HAN, line)]
+        same = [line.replace("、", ", ") for line in lines]
+        assert [line for line in same if line not in english.splitlines()] == []
+        if len(lines) < len(translated.splitlines()):
+            names = re.findall(r"\w+(?:[._/-]\w+)+", english)
+            assert [name for name in names if name not in translated] == []
+        else:
+            assert len(lines) == len(english.splitlines())
 
 
 @pages
@@ -118,9 +137,8 @@ def test_chinese_prose_has_chinese_punctuation_and_spaces_round_latin_words(
     page: Path, other: Path
 ) -> None:
     text = re.sub(r"`[^`\n]*`", "x", re.sub(r"^```.*?^```", "", read(other), flags=re.S | re.M))
-    han = "[\u4e00-\u9fff]"
-    assert re.findall(rf".{{0,9}}{han}(?:[,;?!(]|:(?!{han})).{{0,9}}", text) == []
-    assert re.findall(rf".{{0,9}}(?:{han}[A-Za-z0-9]|[A-Za-z0-9]{han}).{{0,9}}", text) == []
+    assert re.findall(rf".{{0,9}}{HAN}(?:[,;?!(]|:(?!{HAN})).{{0,9}}", text) == []
+    assert re.findall(rf".{{0,9}}(?:{HAN}[A-Za-z0-9]|[A-Za-z0-9]{HAN}).{{0,9}}", text) == []
 
 
 def test_the_readmes_are_short() -> None:

@@ -571,7 +571,9 @@ def now_and_then(heading: str) -> Iterator[tuple[list[str], list[str]]]:
 def test_keys_of_0_1_are_unknown_and_those_that_the_page_names_instead_are_there() -> None:
     known = get_default_training_config()
     stopping = EarlyStopping.default_config()
-    for before, now in now_and_then("Config"):
+    rows = [*now_and_then("Config")]
+    assert len(rows) > 4
+    for before, now in rows:
         for key in (name for name in before if "." in name):
             section_name, _, key = key.partition(".")
             config = stopping[section_name]

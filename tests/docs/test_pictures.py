@@ -1,36 +1,33 @@
-"""The pictures of the docs show what there is: the recording, and the two terminals."""
+"""The pictures of the docs show what there is: the recording, and the two terminals.
+
+What digits says in them, and the columns of ls: test_readme.py, which runs digits.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
 import docs_pictures as pictures
+import pyte
 import pytest
 import screens
-from pages import DOCS
-from screens import Frame, Row
+from pages import DOCS, blocks
+from screens import SVG, Frame, Row, texts
 from test_docs import literals
 
-SVG = "{http://www.w3.org/2000/svg}"
+from expbase.record.metrics import words
+from expbase.record.progress_bar import progress_bar
+
 FRAMES = [
     Frame(0.0, [Row("$ a")]),
     Frame(1.0, [Row("$ a"), Row("1/2")]),
     Frame(2.0, [Row("$ a"), Row("2/2", "a note")]),
 ]
-
-
-def texts(path: Path, everything: bool = False) -> list[str]:
-    """The rows of a picture from above: those of its last screen, or all that it ever has."""
-    return [
-        "".join(text.itertext()).replace("\N{NO-BREAK SPACE}", " ")
-        for group in ET.parse(path).getroot().findall(f"{SVG}g")
-        if everything or group.get("visibility") != "hidden"
-        for text in group.findall(f"{SVG}text")
-        if text.get("class") != "n"
-    ]
 
 
 def notes(path: Path) -> list[str]:
@@ -48,9 +45,9 @@ PROMISE = DOCS / "promise.svg"
 def test_the_recording_ends_with_the_whole_story() -> None:
     rows = texts(PROMISE)
     assert tuple(row[2:] for row in rows if row.startswith("$ ")) == pictures.COMMANDS
-    assert re.fullmatch(
-        r"train 3\d\d/600  .*Killed", rows[rows.index(f"$ {pictures.COMMANDS[1]}", 1) - 1]
-    )
+    again = rows.index(f"$ {pictures.COMMANDS[1]}", 1)
+    assert re.match(r"train 3\d\d/600 ", rows[again - 2])
+    assert rows[again - 1] == "Killed"  # below the bar, which is as wide as the terminal
     assert sum("CONTINUING the run in a from step-00000300 " in row for row in rows) == 1
     assert sum("FINISHED: epoch 18, step-00000600 in " in row for row in rows) == 2
     assert notes(PROMISE)[0].startswith("← kill -9 ")
@@ -133,6 +130,36 @@ def test_the_log_lines_of_the_pictures_are_some_of_today() -> None:
     written = re.findall(r"^\d\d:\d\d:\d\d (?:\[\d+\] )?([a-zA-Z]+)", "\n".join(lines), re.M)
     assert {"experiment", "versions", "saved", "CONTINUING", "FINISHED"} <= {*written}
     assert [word for word in written if word not in said] == []
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shape(bar: str) -> str:
+    """A progress bar without its numbers, and how full it is."""
+    return re.sub(r"[━╸╺]+", "━", re.sub(r"\d[\d.:]*|-:--:--", "0", bar))
+
+
+def test_the_progress_bars_of_the_pages_are_like_the_one_of_today(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = [row for path in (PROMISE, DOCS / "live.svg") for row in texts(path)]
+    shown += [line for text in blocks("looking", "text") for line in text.splitlines()]
+    bars = [line for line in shown if line.startswith("train ")]
+    assert len(bars) == 3
+
+    drawn, screen = _Terminal(), pyte.Screen(pictures.COLUMNS, 3)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(pictures.COLUMNS))
+    monkeypatch.setattr(sys, "stderr", drawn)
+    with progress_bar(400, 600) as show:
+        numbers = {"train/loss": 0.5432109, "train/lr": 0.002, "speed/steps_per_second": 319.0}
+        show(completed=520, description=words(numbers))
+        pyte.Stream(screen).feed(drawn.getvalue())
+    today = next(line for line in screen.display if line.startswith("train "))
+    assert {shape(bar)[:50] for bar in bars} == {shape(today)[:50]}
 
 
 # --- stills ----------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ import forks
 import paddle
 import pytest
 import yaml
-from pages import ROOT, SCRIPT, TEXT, blocks
+from pages import ROOT, SCRIPT, TEXT, blocks, fences
 from safetensors.paddle import load_file, save_file
+from screens import texts
 from tiny import run_script
 
 from expbase import ExperimentBase, __main__, default_argument_parser
@@ -78,6 +79,12 @@ def test_the_code_of_every_other_page_has_a_test_of_its_own() -> None:
             assert (
                 f'"{page.rpartition("/")[2]}' in next((ROOT / "tests").rglob(test)).read_text()
             ), page
+
+
+def test_every_block_of_a_page_is_of_a_language_that_tests_look_for() -> None:
+    kinds = {kind for text in TEXT.values() for kind, _ in fences(text)}
+    assert kinds == {"bash", "python", "sh", "text", "yaml"}
+    assert [name for name, text in TEXT.items() if re.search("^ +```", text, re.M)] == []
 
 
 @pytest.mark.parametrize("page", TRAINED)
@@ -318,6 +325,28 @@ def test_digits_reaches_what_the_readme_promises(digits: tuple[Path, list[str]])
     assert re.sub(r"\d[\d.]*", "0", shown) == re.sub(r"\d[\d.]*", "0", promised.strip())
     assert float(re.findall(r"accuracy=(\S+)", shown)[0]) > 0.96
     assert len((run / "test.jsonl").read_text().splitlines()) == 360
+
+
+def test_the_pictures_show_what_digits_says_and_the_columns_of_ls(
+    digits: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, lines = digits
+
+    def normal(line: str) -> str:
+        return re.sub(r"\d[\d.,]*", "0", re.sub(r" in \S+$", " in RUN", line))
+
+    pictures = [texts(ROOT / f"docs/{name}.svg") for name in ("promise", "live")]
+    shown = [row.split(" ", 1)[1] for rows in pictures for row in rows if row[2:3] == ":"]
+    shown = [row for row in shown if not row.startswith("CONTINUING")]
+    assert len(shown) > 25
+    assert {normal(row) for row in shown} - {normal(line) for line in lines} == set()
+
+    assert __main__.main(["ls", str(run.parent)]) == 0
+    printed, pictured = capsys.readouterr().out.splitlines(), texts(ROOT / "docs/ls.svg")[1:]
+    today, shown = ([re.split(r"  +", row.strip()) for row in rows] for rows in (printed, pictured))
+    assert shown[0] == today[0]
+    assert [row[1:4] for row in today[1:]] == [["Digits", "finished", "600/600"]]
+    assert today[1][1:4] in [row[1:4] for row in shown]
 
 
 def test_digits_goes_on_as_the_first_page_says(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pages import DOCS, ROOT
+from pages import DOCS, ROOT, slug
 
 pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
 
@@ -44,6 +44,7 @@ CONFIG = page("config.md", "config/", en="config/", zh="zh/config/")
         ("x.md", "[config.md](config.md)", "[Config and command line](config.md)"),
         ("x.zh.md", "[config.md](config.zh.md)", "[配置与命令行](config.zh.md)"),
         ("x.md", "[a](https://x.org/a.md)", "[a](https://x.org/a.md)"),
+        ("x.md", "[a](../nowhere.py) [b](/config.md)", "[a](../nowhere.py) [b](/config.md)"),
         ("x.md", "```text\n[a](../expbase)\n```", "```text\n[a](../expbase)\n```"),
     ],
 )
@@ -67,6 +68,18 @@ def test_a_file_in_markdown_is_a_page_whose_links_lead_to_the_site(hooks: Any) -
     assert hooks.on_page_markdown(text, made, None, None) == expected
     code = page("source/expbase/run.py.md", "source/expbase/run.py/")
     assert hooks.on_page_markdown(text, code, None, None) == text
+
+
+def test_a_heading_is_that_of_the_chinese_page_where_an_english_file_stands_among_them(
+    hooks: Any,
+) -> None:
+    slugs = {"toc": {"slugify": lambda text, separator: slug(text)}}
+    made = page("source/CHANGELOG.md.md", "zh/source/CHANGELOG.md/")
+    text = "[a](docs/config.md#options) [b](docs/config.md#no-such) [c](docs/no.md#such)"
+    for language, anchor in (("zh", "选项"), ("en", "options")):
+        config = SimpleNamespace(theme={"language": language}, mdx_configs=slugs)
+        expected = f"[a](../config.md#{anchor}) [b](../config.md#no-such) [c](../no.md#such)"
+        assert hooks.on_page_markdown(text, made, config, None) == expected
 
 
 def test_the_pages_lead_to_the_licence_the_changes_and_a_repository_that_is_known() -> None:

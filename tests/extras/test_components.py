@@ -49,8 +49,8 @@ class Net(Backbone):
     inputs_attr = (POINT,)
     outputs_attr = (FEATURE,)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, phase: str = "train") -> None:
+        super().__init__(phase)
         self.linear = paddle.nn.Linear(4, 8)
 
     def forward(self, inputs: Any) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class Net(Backbone):
 class Classify(Head):
     epoch_inputs_attrs: ClassVar[Any] = {"reader": ["size"]}
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, phase: str = "train") -> None:
+        super().__init__(phase)
         self.linear = paddle.nn.Linear(8, 2)
 
     @property
@@ -111,6 +111,12 @@ def test_a_clone_is_independent_of_its_original() -> None:
     assert (clone.phase, reader.phase) == ("predict", "train")
     with pytest.raises(ValueError, match="phase: 'valid' given; expected train or predict"):
         reader.clone("valid").register_with(composed())
+
+
+def test_a_reader_registers_with_a_backbone_alone_too() -> None:
+    reader = Points()
+    reader.register_with(Net("train"))  # as PALM's take a phase
+    assert sorted(reader[0]) == ["point"]
 
 
 def test_a_reader_that_has_not_what_a_model_takes_is_refused() -> None:
@@ -168,6 +174,76 @@ def test_what_a_part_returns_is_compared_with_its_declaration() -> None:
 
     with pytest.raises(ValueError, match=r"head a returns 'loss', float32 \[\]; there is nothing"):
         composed(a=Silent())(GOOD, "a")
+
+
+def after(component: str) -> Any:
+    """A class of heads that take another head's scores and train both."""
+
+    class After(Classify):
+        def __init__(self, phase: str = "train") -> None:
+            super().__init__(phase)
+            self.linear = paddle.nn.Linear(2, 2)
+
+        @property
+        def inputs_attrs(self) -> Any:  # type: ignore[override]
+            reader = {"reader": [LABEL]} if self.phase == "train" else {}
+            return {component: [SCORE], **reader}
+
+        def forward(self, inputs: Any) -> dict[str, Any]:
+            before = inputs[component]["score"]
+            return super().forward({**inputs, "backbone": {"feature": before}})
+
+    return After
+
+
+class Scores(Classify):
+    """Returns its scores in training, too."""
+
+    @property
+    def outputs_attr(self) -> Any:  # type: ignore[override]
+        return [LOSS, SCORE] if self.phase == "train" else [SCORE]
+
+    def forward(self, inputs: Any) -> dict[str, Any]:
+        score = self.linear(inputs["backbone"]["feature"])
+        return {"score": score, "loss": score.mean()}
+
+
+def test_a_head_takes_what_another_head_returns(tmp_path: Path) -> None:
+    model = composed(one=Scores(), two=after("one")(), three=after("one")())
+    outputs = model(GOOD, "two")
+    outputs["loss"].backward()
+    with_gradients = {n for n, p in model.named_parameters() if p.grad is not None}
+    assert with_gradients == {n for n, _ in model.named_parameters() if "three" not in n}
+    predicted = model({"point": GOOD["point"]}, "two", "predict")
+    direct = model.heads["two"].linear(
+        model.heads["one"].linear(model.backbone({"point": GOOD["point"]})["feature"])
+    )
+    assert np.array_equal(predicted["score"].numpy(), direct.numpy())
+
+    inputs, layer = model.for_export("two")
+    paddle.jit.save(layer, str(tmp_path / "two"), input_spec=inputs)
+    loaded = paddle.jit.load(str(tmp_path / "two"))(GOOD["point"])
+    assert np.allclose(loaded.numpy(), direct.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (
+            {"a": after("b")},
+            "head a takes from 'b'; expected reader, backbone or a head of the model, which has a.",
+        ),
+        ({"a": after("b"), "b": after("a")}, "head a: takes its own output: a ← b ← a."),
+        ({"reader": Classify}, "head 'reader': means the reader here. Give it another name."),
+        (
+            {"a": type("Old", (Classify,), {"outputs_attr": {"score": [[-1, 2], "float32"]}})},
+            "head a: outputs_attr: {'score': [[-1, 2], 'float32']} given; expected a list of Input",
+        ),
+    ],
+)
+def test_what_a_model_cannot_be_composed_of_is_named(heads: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        composed(**{name: head() for name, head in heads.items()})
 
 
 # --- heads -----------------------------------------------------------------------------------
@@ -342,6 +418,52 @@ def test_predict_head_gives_all_results_and_writes_them(tmp_path: Path) -> None:
     lines = (tmp_path / "out/other.predict.jsonl").read_text().splitlines()
     assert np.allclose([json.loads(line)["score"] for line in lines], expected)
     assert exp.model.heads["other"].last_inputs == {"reader": {"size": 16}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"reader": ["size"], "backbone": ["batches"]}, {"batches": 4}),
+        ({"backbone": [InputSpec([], "int64", "batches")]}, {"batches": 4}),
+        (
+            {"backbone": ["samples"]},
+            "attrs ask the backbone for 'samples'; its get_epoch_outputs returns batches.",
+        ),
+        (
+            {"one": ["loss"]},
+            "head other: epoch_inputs_attrs name 'one'; expected reader or backbone.",
+        ),
+    ],
+)
+def test_a_head_gets_what_reader_and_backbone_return_of_an_epoch(
+    tmp_path: Path, asked: Any, found: Any
+) -> None:
+    class Counting(Net):
+        batches = 0
+
+        def forward(self, inputs: Any) -> dict[str, Any]:
+            self.batches += 1
+            return super().forward(inputs)
+
+        def get_epoch_outputs(self) -> dict[str, Any]:
+            return {"batches": self.batches}
+
+    class Asking(Several):
+        def build(self) -> Composed:
+            head = type("Asking", (Classify,), {"epoch_inputs_attrs": asked})()
+            return Composed(Counting(), {"one": Classify(), "other": head})
+
+    exp: Any = trained(Asking, tmp_path / "run", max_iteration=1, valid_interval=0)
+    exp.model.backbone.batches = 0
+    reader = exp.readers["other"].clone("predict")
+    reader.register_with(exp.model)
+    loader = DataLoader(reader, batch_size=4)
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=re.escape(found)):
+            exp.predict_head("other", loader, tmp_path)
+        return
+    exp.predict_head("other", loader, tmp_path)
+    assert exp.model.heads["other"].last_inputs["backbone"] == found
 
 
 def test_one_head_is_exported_from_its_declarations(tmp_path: Path) -> None:

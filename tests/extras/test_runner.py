@@ -41,6 +41,7 @@ class Experiment(Tiny):
         config.data = Config({"path": "", "more": [""]})
         return config
 """
+DOCS = (Path(__file__).parents[2] / "docs" / "runner.md").read_text(encoding="utf-8")
 STAGES = {
     "instance": "from tiny import TESTS, Notes\nclass Instance:\n    def instance(self, context):\n"
     "        context['trail'] = Notes(['instance'])\n",
@@ -389,6 +390,64 @@ runner:
     assert abs(filled[1] - 0.5).max() < 0.1
 
 
+def test_stages_of_paddlerecs_form_read_its_context_and_call_its_save(workspace: Path) -> None:
+    (workspace / "my_startup.py").write_text(
+        "from expbase.extras.stages import EngineMode\n"
+        "class Startup:\n"
+        "    def startup(self, context):\n"
+        "        if context['engine'] == EngineMode.SINGLE:\n"
+        "            self._single_startup(context)\n"
+        "        context['status'] = 'train_pass'\n"
+        "    def _single_startup(self, context):\n"
+        "        names = ['runner_name', 'is_infer', 'is_fleet', 'device', 'status', 'engine']\n"
+        "        print(*[context.get(name) for name in names], 'engine' in context)\n"
+    )
+    (workspace / "my_runner.py").write_text(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[1])
+    (workspace / "my_terminal.py").write_text(
+        "class Terminal:\n    def terminal(self, context):\n        context['exe'].close()\n"
+    )
+    text = YAML + "  epochs: 2\n  save_interval: 0\n"
+    (workspace / "c.yaml").write_text(text + stage_lines("startup", "runner", "terminal"))
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        pytest.raises(
+            KeyError, match=r"context\['exe'\]: no attribute of the experiment, and none"
+        ),
+    ):
+        main(["run", str(workspace / "c.yaml")])
+    assert printed.getvalue() == "first False False CPU None 1 True\n"
+    saved = sorted(path.name for path in (workspace / "runs/first/checkpoints").iterdir())
+    assert saved == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "self.load(context, main_program=None)",
+            "load: PaddleRec's stages had it; a runner's init",
+        ),
+        (
+            "self._run(context, {})",
+            "_run: PaddleRec's stages had it; expected `while self.going_on()",
+        ),
+        ("self._run()\n    def _run(self):\n        print('mine')", ""),
+    ],
+)
+def test_what_the_bases_of_paddlerecs_stages_had_says_what_to_do(
+    workspace: Path, call: str, message: str
+) -> None:
+    (workspace / "my_startup.py").write_text(
+        f"class Startup:\n    def startup(self, context):\n        {call}\n"
+    )
+    (workspace / "c.yaml").write_text(YAML + stage_lines("startup"))
+    if not message:
+        assert main(["run", str(workspace / "c.yaml")]) == 0
+        return
+    with pytest.raises(NotImplementedError, match=re.escape(message)):
+        main(["run", str(workspace / "c.yaml")])
+
+
 def test_a_file_that_another_one_imports_is_executed_once(workspace: Path) -> None:
     (workspace / "shape.py").write_text("print('executed')\nSIZE = 40\n")
     (workspace / "my_startup.py").write_text(
@@ -503,9 +562,6 @@ def test_the_tool_says_a_mistake_in_a_line_and_answers_1(
         main(["run", "no.yaml"])
     assert str(ended.value).startswith("python -m expbase run: error: no.yaml: cannot be read")
     assert "Traceback" not in capsys.readouterr().err
-
-
-DOCS = (Path(__file__).parents[2] / "docs" / "runner.md").read_text(encoding="utf-8")
 
 
 def test_the_example_of_the_docs_runs(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,7 +343,7 @@ def main() -> None:
         f"{report.survived} of {args.kills} kills survived, "
         f"{report.exact} of {report.finished} finished runs identical"
     )
-    sys.exit(bool(report.failures) or report.survived != args.kills)
+    sys.exit(bool(report.failures) or report.survived != args.kills or not args.kills)
 
 
 if __name__ == "__main__":

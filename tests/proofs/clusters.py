@@ -539,7 +539,7 @@ def main() -> None:
     else:
         print(f"see {folder}")
     print(f"{right} of {number} cases right")
-    sys.exit(right != number)
+    sys.exit(right != number or not number)
 
 
 if __name__ == "__main__":

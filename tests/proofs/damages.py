@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
+import visualdl  # noqa: E402, F401  # what each start would import, and grow by
 from tiny import Tiny, make, trained  # noqa: E402
 
 from expbase.__main__ import main as tool  # noqa: E402
@@ -454,7 +455,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    bad = 0
+    bad = int(args.count < 1)  # nothing is proved then
     for name in args.formats or FORMATS:
         began = time.monotonic()
         kinds, wrong = prove(name, args.count, args.seed)

@@ -179,7 +179,7 @@ def main() -> None:
     if good == args.count:
         shutil.rmtree(directory)
     print(f"{good} of {args.count} interruptions went well")
-    sys.exit(good != args.count)
+    sys.exit(good != args.count or not good)
 
 
 if __name__ == "__main__":

@@ -397,7 +397,7 @@ def main() -> int:
     kept = (EXACT, TOLD, REFUSED, SILENT, STUCK)
     shown = {**dict.fromkeys(() if args.effects else kept, 0), **counts}
     print(f"{len(names)} kinds: {', '.join(f'{k} {n}' for k, n in shown.items())}; {wrong} wrong")
-    return int(wrong > 0)
+    return int(wrong > 0 or not names)
 
 
 if __name__ == "__main__":

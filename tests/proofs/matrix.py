@@ -430,7 +430,7 @@ def main() -> int:
         mark = "" if found == expected else f"  FAILED: expected {expected}"
         print(f"{found:8} {name}{mark}  {words.splitlines()[0][:90] if words else ''}", flush=True)
     print(", ".join(f"{count} {what}" for what, count in counts.items()), f"; {wrong} wrong")
-    return 1 if wrong else 0
+    return int(wrong > 0 or not counts)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ def verdict(folder: Path, way: str, setup: str) -> tuple[str, bool]:
 def main() -> None:
     """Prints the table and its count; exit code 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[*OTHERS, *FREEZING, *RATES])
+    ways = [*OTHERS, *FREEZING, *RATES]
+    parser.add_argument("--only", nargs="+", choices=ways, default=ways, metavar="WAY")
     parser.add_argument("--keep", type=Path, help="a folder for the runs")
     args = parser.parse_args()
     results = []
@@ -119,7 +120,7 @@ def main() -> None:
                 results.append(is_good)
                 print(f"{'' if is_good else 'WRONG '}{way:32} {setup:9} {text}", flush=True)
     print(f"{sum(results)} of {len(results)} as they should be")
-    sys.exit(not all(results))
+    sys.exit(not results or not all(results))
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def main() -> None:
     if exact == total:
         shutil.rmtree(kept)
     print(f"{exact} of {total} identical")
-    sys.exit(exact != total)
+    sys.exit(exact != total or not total)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def proof() -> None:
     if right == number:
         shutil.rmtree(folder)
     print(f"{right} of {number} proofs held")
-    sys.exit(right != number)
+    sys.exit(right != number or not number)
 
 
 if __name__ == "__main__":

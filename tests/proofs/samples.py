@@ -311,7 +311,7 @@ def proof() -> None:
     print(f"{exact} of {args.count} epochs: each sample exactly once", flush=True)
     exact_runs = prove_runs(args.runs, args.seed)
     print(f"{exact_runs} of {args.runs} runs: each sample exactly once")
-    sys.exit((exact, exact_runs) != (args.count, args.runs))
+    sys.exit((exact, exact_runs) != (args.count, args.runs) or not exact + exact_runs)
 
 
 if __name__ == "__main__":

@@ -222,6 +222,8 @@ def main() -> None:
     parser.add_argument("--degrees", action="store_true")
     parser.add_argument("--memory", type=float, default=0.0, metavar="GB")
     args = parser.parse_args()
+    if not (args.kills or args.degrees or args.memory):
+        parser.error("expected --kills, --degrees or --memory: else nothing is proved")
     folder = Path(tempfile.mkdtemp(prefix="shards-"))
     is_good = True
     try:

@@ -102,7 +102,7 @@ def main() -> None:
     if good == args.count:
         shutil.rmtree(directory)
     print(f"{good} of {args.count} signals were answered well")
-    sys.exit(good != args.count)
+    sys.exit(good != args.count or not good)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def main() -> None:
         shutil.rmtree(directory)
     print(f"longest: {max(lines):.2f} s to both lines, {max(ends):.2f} s to the launcher's end")
     print(f"{right} of {args.count} stopped at one iteration, with a checkpoint and no orphan")
-    sys.exit(right != args.count)
+    sys.exit(right != args.count or not right)
 
 
 if __name__ == "__main__":

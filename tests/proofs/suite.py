@@ -212,7 +212,7 @@ def main() -> None:
     if done == passed:
         shutil.rmtree(folder)
     print(f"{passed} of {done} runs passed; {counts.count((0, 0))} settings not done")
-    sys.exit(passed != done)
+    sys.exit(passed != done or not done)
 
 
 if __name__ == "__main__":

@@ -828,7 +828,7 @@ def main() -> None:
         held = [run(case, Path(folder) / str(number)) for number, case in enumerate(cases)]
         held += [run_experiment(name, Path(folder)) for name in EXPERIMENTS if only in name]
     print(f"{sum(held)} of {len(held)} hold")
-    sys.exit(sum(held) < len(held))
+    sys.exit(not held or not all(held))
 
 
 if __name__ == "__main__":

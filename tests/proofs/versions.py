@@ -165,7 +165,7 @@ def main() -> int:
         if is_well and not args.keep:
             shutil.rmtree(folder)
     print(f"{len(cells) - failed} of {len(cells)}")
-    return 1 if failed else 0
+    return int(failed > 0 or not cells)
 
 
 if __name__ == "__main__":

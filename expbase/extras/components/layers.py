@@ -24,6 +24,8 @@ from expbase.base.arrays import describe
 from expbase.base.streams import show
 
 Specs = Sequence[InputSpec]
+PHASES = ("train", "predict")
+_BELOW = ("reader", "backbone")  # what a head may take from, beside other heads
 
 
 class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
@@ -52,16 +54,20 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
 
     def require_attr(self, name: str) -> None:
         """Registers one output by its name; a ValueError says that the reader has none."""
-        names = [spec.name for spec in self.outputs_attr]
+        place = f"reader {type(self).__name__}"
+        names = [spec.name for spec in _declared(f"{place}: outputs_attr", self.outputs_attr)]
         if name not in names:
-            raise ValueError(
-                f"reader {type(self).__name__}: {name!r} is asked for; it returns {_names(names)}."
-            )
+            raise ValueError(f"{place}: {name!r} is asked for; it returns {_names(names)}.")
         self._registered.add(name)
 
-    def register_with(self, model: Composed) -> None:
-        """Registers all that a model takes in this phase; a ValueError names what is missing."""
-        for spec in model.reader_inputs(self.phase):
+    def register_with(self, model: Composed | Backbone) -> None:
+        """Registers all that a model, or a backbone alone, takes in this phase.
+
+        Raises:
+            ValueError: The reader does not return one of them.
+        """
+        whole = isinstance(model, Composed)
+        for spec in model.reader_inputs(self.phase) if whole else model.inputs_attr:
             self.require_attr(spec.name)
 
     def clone(self, phase: str = "train") -> Reader:
@@ -90,37 +96,35 @@ class Backbone(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     inputs_attr: Specs = ()
     outputs_attr: Specs = ()
 
+    def __init__(self, phase: str = "train") -> None:
+        super().__init__()
+        self.phase = phase  # or "predict"; the model sets it
+
+    def get_epoch_outputs(self) -> dict[str, Any]:
+        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
+        return {}
+
 
 class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     """A task on top of a backbone.
 
     A subclass declares what it takes and returns, which may depend on `self.phase`, and writes
-    forward(inputs) -> mapping, where inputs has what the reader and the backbone returned:
-    `inputs["reader"]["label"]`. In training it returns a `loss`.
+    forward(inputs) -> mapping, where inputs has what the reader, the backbone and other heads
+    returned: `inputs["reader"]["label"]`. In training it returns a `loss`.
     """
 
-    inputs_attrs: Mapping[str, Specs] = {}  # by component: "reader", "backbone"
+    # By component: "reader", "backbone", or the name of another head, which is computed first.
+    inputs_attrs: Mapping[str, Specs] = {}
     outputs_attr: Specs = ()
-    # Names of the reader's epoch outputs, for epoch_postprocess: {"reader": ["size"]}
-    epoch_inputs_attrs: Mapping[str, Sequence[str]] = {}
+    # What get_epoch_outputs returns, by component and name, for epoch_postprocess:
+    # {"reader": ["size"], "backbone": ["skipped"]}. A name may be an InputSpec.
+    epoch_inputs_attrs: Mapping[str, Iterable[Any]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, phase: str = "train") -> None:
         super().__init__()
-        self.phase = "train"  # or "predict"; the model sets it
+        self.phase = phase  # or "predict"; the model sets it
         self.head_name = type(self).__name__.lower()  # the model sets it, too
         self.results: list[Any] = []  # since the last reset
-
-    @contextlib.contextmanager
-    def in_phase(self, phase: str) -> Iterator[None]:
-        """Sets the phase for a block: declarations and forward depend on it."""
-        if phase not in ("train", "predict"):
-            raise ValueError(f"phase: {phase!r} given; expected train or predict.")
-        before = self.phase
-        self.phase = phase
-        try:
-            yield
-        finally:
-            self.phase = before
 
     def batch_postprocess(self, rt_outputs: Mapping[str, Any]) -> list[Any] | None:
         """Turns a batch's outputs into results, one per sample, and keeps them.
@@ -171,7 +175,11 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
 
 class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
-    """A backbone and the heads on it, by name; a head may have several names."""
+    """A backbone and the heads on it, by name; a head may have several names.
+
+    Raises:
+        ValueError: A declaration is no list of InputSpec, or a head takes what nobody returns.
+    """
 
     def __init__(self, backbone: Backbone, heads: Mapping[str, Head]) -> None:
         super().__init__()
@@ -179,6 +187,24 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.heads = paddle.nn.LayerDict(dict(heads))
         for name, head in reversed(list(heads.items())):
             head.head_name = name  # if it has several names, the first
+        for phase in PHASES:
+            with self.in_phase(phase):
+                self._check_declarations()
+
+    @contextlib.contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Sets the phase of all parts for a block: declarations and forward depend on it."""
+        if phase not in PHASES:
+            raise ValueError(f"phase: {phase!r} given; expected train or predict.")
+        parts = (self.backbone, *self.heads.values())
+        others = [(part, part.phase) for part in parts if part.phase != phase]
+        for part, _ in others:
+            part.phase = phase
+        try:
+            yield
+        finally:
+            for part, before in others:
+                part.phase = before
 
     def forward(self, batch: Mapping[str, Any], head: str, phase: str = "train") -> dict[str, Any]:
         """Returns the outputs of one head for a batch.
@@ -191,18 +217,50 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         Raises:
             ValueError: Something is not as it was declared.
         """
-        layer = self.find_head(head)
+        self.find_head(head)
         backbone = f"backbone {type(self.backbone).__name__}"
-        with layer.in_phase(phase):
+        with self.in_phase(phase):
             _check(f"{backbone} takes", self.backbone.inputs_attr, batch)
             features = self.backbone(batch)
             _check(f"{backbone} returns", self.backbone.outputs_attr, features)
             sources = {"reader": batch, "backbone": features}
-            for component, specs in layer.inputs_attrs.items():
-                _check(f"head {head} takes from its {component}", specs, sources[component])
-            outputs = layer(sources)
-            _check(f"head {head} returns", layer.outputs_attr, outputs)
-        return dict(outputs)
+            for name in self.needed_by(head):
+                layer = self.heads[name]
+                for component, specs in layer.inputs_attrs.items():
+                    whose = f"its {component}" if component in _BELOW else f"head {component}"
+                    _check(f"head {name} takes from {whose}", specs, sources[component])
+                sources[name] = layer(sources)
+                _check(f"head {name} returns", layer.outputs_attr, sources[name])
+        return dict(sources[head])
+
+    def needed_by(self, head: str, *waiting: str) -> list[str]:
+        """Lists the heads whose outputs a head takes in this phase, in order, and itself last."""
+        if head in waiting:
+            raise ValueError(f"head {head}: takes its own output: {' ← '.join([*waiting, head])}.")
+        found: list[str] = []
+        for component in self.find_head(head).inputs_attrs:
+            if component in _BELOW:
+                continue
+            if component not in self.heads:
+                raise ValueError(
+                    f"head {head} takes from {component!r}; expected reader, backbone or a head of "
+                    f"the model, which has {_names(self.heads)}."
+                )
+            more = self.needed_by(component, *waiting, head)
+            found += [name for name in more if name not in found]
+        return [*found, head]
+
+    def _check_declarations(self) -> None:
+        backbone = f"backbone {type(self.backbone).__name__}"
+        _declared(f"{backbone}: inputs_attr", self.backbone.inputs_attr)
+        _declared(f"{backbone}: outputs_attr", self.backbone.outputs_attr)
+        for name, head in self.heads.items():
+            if name in _BELOW:
+                raise ValueError(f"head {name!r}: means the {name} here. Give it another name.")
+            for component, specs in head.inputs_attrs.items():
+                _declared(f"head {name}: inputs_attrs[{component!r}]", specs)
+            _declared(f"head {name}: outputs_attr", head.outputs_attr)
+            self.needed_by(name)
 
     def find_head(self, name: str) -> Head:
         """Returns the head of a name; raises a ValueError if there is none."""
@@ -211,12 +269,13 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         head: Head = self.heads[name]
         return head
 
-    def reader_inputs(self, phase: str) -> list[InputSpec]:
-        """Returns what backbone and heads take from the reader in a phase, each name once."""
-        specs = {spec.name: spec for spec in self.backbone.inputs_attr}
-        for head in self.heads.values():
-            with head.in_phase(phase):
-                specs |= {spec.name: spec for spec in head.inputs_attrs.get("reader", ())}
+    def reader_inputs(self, phase: str, *heads: str) -> list[InputSpec]:
+        """Returns what the backbone and heads, by default all, take from the reader in a phase."""
+        with self.in_phase(phase):
+            specs = {spec.name: spec for spec in self.backbone.inputs_attr}
+            for head in heads or self.heads:
+                own = self.heads[head].inputs_attrs.get("reader", ())
+                specs |= {spec.name: spec for spec in own}
         return list(specs.values())
 
     def for_export(self, head: str) -> tuple[list[Any], Any]:
@@ -233,23 +292,38 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
     def __init__(self, model: Composed, head: str) -> None:
         super().__init__()
+        model.find_head(head)
         self.backbone = model.backbone
-        self.head = model.find_head(head)
-        with self.head.in_phase("predict"):
-            own = self.head.inputs_attrs.get("reader", ())
-            self._output_names = [spec.name for spec in self.head.outputs_attr]
-        specs = {spec.name: spec for spec in (*model.backbone.inputs_attr, *own)}
-        self.inputs = list(specs.values())
+        with model.in_phase("predict"):
+            self.names = model.needed_by(head)
+            self.inputs = model.reader_inputs("predict", *self.names)
+            self.output_names = [spec.name for spec in model.heads[head].outputs_attr]
+        self.heads = paddle.nn.LayerList([model.heads[name] for name in self.names])
 
     def forward(self, tensors: Sequence[Any]) -> list[Any]:
-        batch = {spec.name: tensors[i] for i, spec in enumerate(self.inputs)}
-        features = self.backbone(batch)
         # By hand: a context manager cannot be traced.
-        before = self.head.phase
-        self.head.phase = "predict"
-        outputs = self.head({"reader": batch, "backbone": features})
-        self.head.phase = before
-        return [outputs[name] for name in self._output_names]
+        parts = [self.backbone, *self.heads]
+        before = [part.phase for part in parts]
+        for part in parts:
+            part.phase = "predict"
+        batch = {spec.name: tensors[i] for i, spec in enumerate(self.inputs)}
+        sources = {"reader": batch, "backbone": self.backbone(batch)}
+        for i, layer in enumerate(self.heads):
+            sources[self.names[i]] = layer(sources)
+        for i, part in enumerate(parts):
+            part.phase = before[i]
+        return [sources[self.names[-1]][name] for name in self.output_names]
+
+
+def _declared(place: str, specs: Any) -> Specs:
+    """Returns a declaration; a ValueError if it is none."""
+    if isinstance(specs, Mapping) or not all(isinstance(s, InputSpec) and s.name for s in specs):
+        raise ValueError(
+            f"{place}: {specs!r} given; expected a list of InputSpec with names, as "
+            "[InputSpec([-1, 4], 'float32', 'point')]."
+        )
+    found: Specs = specs
+    return found
 
 
 def _check(place: str, specs: Specs, found: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from expbase.config import Config
 from expbase.data.loaders import Shard, adapt_loader
 from expbase.data.position import DataPosition
 from expbase.events import on
+from expbase.extras.components.layers import Head
 from expbase.extras.prediction import Prediction
 
 
@@ -133,21 +134,23 @@ class MultiHead(Prediction):
             One result per sample, in the order of the data, on every rank.
 
         Raises:
-            ValueError: There is no such head, or it returns no result per sample.
+            ValueError: There is no such head, it returns no result per sample, or nobody returns
+                what its epoch_inputs_attrs ask for.
         """
-        layer = self.unwrap(self.model).find_head(head)
+        model = self.unwrap(self.model)
+        layer = model.find_head(head)
         reader = loader.dataset
         while isinstance(reader, paddle.io.Subset):
             reader = reader.dataset
         layer.reset()
         self.predicted_head = head
-        results = self.predict(loader)
+        with self.evaluating():
+            results = self.predict(loader)
+            # Within the phase: what the parts have counted in it is as before afterwards.
+            inputs = _epoch_inputs(layer, {"reader": reader, "backbone": model.backbone})
         layer.results = results  # those of all ranks
         if self.rank == 0:
-            names = layer.epoch_inputs_attrs.get("reader", ())
-            outputs = reader.get_epoch_outputs()
-            inputs = {"reader": {name: outputs[name] for name in names}}
-            with layer.in_phase("predict"):
+            with model.in_phase("predict"):
                 layer.epoch_postprocess(inputs, output_dir)
         return results
 
@@ -157,3 +160,24 @@ class MultiHead(Prediction):
         finally:
             for batches in getattr(self, "task_batches", {}).values():
                 batches.close()
+
+
+def _epoch_inputs(head: Head, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a head's epoch_inputs_attrs ask the parts for, by component and name."""
+    inputs: dict[str, Any] = {"reader": {}}
+    place = f"head {head.head_name}: epoch_inputs_attrs"
+    for component, specs in head.epoch_inputs_attrs.items():
+        if component not in parts:
+            raise ValueError(
+                f"{place} name {component!r}; expected reader or backbone. What another head has "
+                "collected is its get_results()."
+            )
+        outputs = parts[component].get_epoch_outputs()
+        names = [getattr(spec, "name", spec) for spec in specs]
+        if missing := [name for name in names if name not in outputs]:
+            raise ValueError(
+                f"{place} ask the {component} for {missing[0]!r}; its get_epoch_outputs returns "
+                f"{', '.join(outputs) or 'nothing'}."
+            )
+        inputs[component] = {name: outputs[name] for name in names}
+    return inputs
