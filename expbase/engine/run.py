@@ -37,7 +37,7 @@ from expbase.data.loaders import (
 )
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
-from expbase.data.workers import explain_dead_worker
+from expbase.data.workers import ReaderThreads
 from expbase.defaults import check_training
 from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
@@ -77,6 +77,7 @@ class Run:
         self.start = start
         self.facts: dict[str, Any] = {"resumed": None}  # of this start, for the ledger
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
+        self._reader_threads = ReaderThreads()
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
         self.events = Subscribers(experiment)
@@ -173,6 +174,7 @@ class Run:
         training = self.start.training
         check_training(training)  # exp.config may be changed until here
         check_shares(training.shares, self.start.world_size)
+        self._on_close.enter_context(self._reader_threads.heard())
         experiment.prepare()
         experiment.setup_device()
         if self.start.parallel:
@@ -502,7 +504,7 @@ class Run:
         quietly = self.report.quietly
         if error is not loop.failure:
             loop.note_failure(error)
-            explain_dead_worker(error)
+            self._reader_threads.explain(error)
             self._say_failure(error)
         loop.end()
         if self.life is Life.TRAINING:
