@@ -15,6 +15,7 @@ import copy
 import functools
 import itertools
 import multiprocessing
+import multiprocessing.util
 import operator
 import os
 import pickle
@@ -34,7 +35,7 @@ from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.base import rng
-from expbase.base.processes import die_with_parent, forking, signals_held, survive_signals
+from expbase.base.processes import end_with_parent, forking, signals_held, survive_signals
 from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
 
@@ -374,15 +375,46 @@ def _with_hardened_workers(loader: DataLoader, batches: Any) -> DataLoader:
     return hardened
 
 
+@contextlib.contextmanager
+def workers_end_with_this() -> Iterator[None]:
+    """Makes daemonic children that are forked in the block end with this process, however it ends.
+
+    Such are the workers of a loader that is iterated by hand. Python ends them at its exit, but after
+    a kill -9 paddle's would wait for ever: in _worker_loop of paddle/io/dataloader/worker.py the
+    seconds to wait for an index are given to Queue.get as `block`.
+    """
+    as_long_as_this_lives = threading.Event()
+    multiprocessing.util.register_after_fork(as_long_as_this_lives, _end_if_daemonic)
+    yield
+    as_long_as_this_lives.set()
+
+
+def _end_if_daemonic(_: object) -> None:
+    if multiprocessing.current_process().daemon:
+        _end_with_parent(os.getpid())
+
+
+@functools.cache  # once in a process
+def _end_with_parent(own: int) -> None:
+    """Makes this process, of this id, end with its parent, and remove then what it has made."""
+    parent = multiprocessing.parent_process()
+    note = leave_note()
+
+    def finish() -> None:
+        if note is not None:
+            os.close(note)
+        remove_left_files()
+
+    end_with_parent((parent and parent.pid) or os.getppid(), finish)
+
+
 def _start_worker(
     dataset: Any, batches: Any, init_fn: Callable[[int], None] | None, worker_id: int
 ) -> None:
     # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
     # worker that died of it would make the training process fail, which wants to save.
     survive_signals()
-    started_by = multiprocessing.parent_process()
-    die_with_parent(started_by.pid if started_by else None)
-    leave_note()
+    _end_with_parent(os.getpid())
     # get_worker_info().dataset is the user's data set, not the wrapper around it.
     paddle_worker._worker_info.__dict__["dataset"] = dataset
     if init_fn is not None:

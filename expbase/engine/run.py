@@ -37,7 +37,7 @@ from expbase.data.loaders import (
 )
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
-from expbase.data.workers import ReaderThreads
+from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.defaults import check_training
 from expbase.engine.advice import likely_mistakes
 from expbase.engine.evaluation import Evaluation
@@ -175,6 +175,7 @@ class Run:
         check_training(training)  # exp.config may be changed until here
         check_shares(training.shares, self.start.world_size)
         self._on_close.enter_context(self._reader_threads.heard())
+        self._on_close.enter_context(workers_end_with_this())
         experiment.prepare()
         experiment.setup_device()
         if self.start.parallel:
