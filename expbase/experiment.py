@@ -233,7 +233,7 @@ class ExperimentBase(Events):
         """Trains to the end, from wherever the state is, or does --evaluate or --export; closes. A
         SystemExit, with the exit code for that, if a signal or a time limit has stopped it.
         """
-        self.life.need_open()
+        self.life.need_open(self)
         if not self.read_only:
             return self.__run.train()
         resume.inspect(self.__run)
@@ -391,7 +391,7 @@ class ExperimentBase(Events):
         Returns:
             Rank 0's results, on every rank.
         """
-        self.life.need_setup("evaluate")
+        self.life.need_setup("evaluate", self)
         return self.__run.loop.evaluate(loader, name)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, make, saved, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
+from expbase.engine.life import Life
 from expbase.front import put_in_front
 from expbase.smoke import Smoke
 
@@ -353,11 +354,43 @@ def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> No
         assert trained(Without, tmp_path / "smoke", valid_interval=0).smoke_is_trained
 
 
-@pytest.mark.parametrize("name", ["setup_checkpointer", "check_setup"])
-def test_a_step_of_setup_without_super_is_an_error_in_words(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["setup_checkpointer", "check_setup", "setup_logger", "new_epoch"]
+)
+def test_a_step_without_super_is_an_error_in_words(tmp_path: Path, name: str) -> None:
     own = type("Own", (Tiny,), {name: lambda self: None})
     with pytest.raises(TypeError, match=rf"^{name}: does not call super\(\)\.{name}\(\); expected"):
         trained(own, tmp_path)
+
+
+def test_the_setup_of_parakeets_base_class_pasted_as_an_override_says_what_it_must_call(
+    tmp_path: Path,
+) -> None:
+    class Pasted(Tiny):
+        def setup(self) -> None:
+            self.setup_output_dir()
+            self.dump_config()
+            self.setup_visualizer()
+            self.setup_logger()
+            self.setup_checkpointer()
+            self.setup_dataloader()
+            self.setup_model()
+            self.iteration = 0
+            self.epoch = 0
+
+    exp = make(Pasted, tmp_path / "run")
+    for name in ("setup", "run"):
+        with pytest.raises(RuntimeError, match=r"Pasted overrides setup, and must call super\(\)\.s"):
+            getattr(exp, name)()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_closed_although_an_override_of_close_forgets_it(tmp_path: Path) -> None:
+    class Closing(Tiny):
+        def close(self) -> None:
+            pass
+
+    assert trained(Closing, tmp_path).life is Life.CLOSED
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load", "going_on"])

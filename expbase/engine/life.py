@@ -26,10 +26,13 @@ class Life(enum.Enum):
     ENDED = "training is over"
     CLOSED = "closed"
 
-    def need_setup(self, name: str) -> None:
-        """Raises a RuntimeError if a method is called before setup()."""
+    def need_setup(self, name: str, experiment: object) -> None:
+        """Raises a RuntimeError if a method of the experiment is called before setup()."""
         if self is Life.NEW:
-            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
+            raise RuntimeError(
+                f"{name}: called before setup(); expected exp.setup() first."
+                f"{_own_setup(type(experiment))}"
+            )
 
     def need_training(self, name: str) -> None:
         """Raises a RuntimeError if a method is called where what it notes would be lost."""
@@ -40,11 +43,23 @@ class Life(enum.Enum):
                 "on_train_begin to on_train_end, or in an evaluation."
             )
 
-    def need_open(self) -> None:
+    def need_open(self, experiment: object) -> None:
         """Raises a RuntimeError if run() is called before setup(), or after the end."""
-        self.need_setup("run")
+        self.need_setup("run", experiment)
         if self is Life.CLOSED:
             raise RuntimeError("run: this experiment is closed; make a new one.")
+
+
+def _own_setup(experiment: type) -> str:
+    """Says what an overridden setup() must do; nothing if it is not overridden."""
+    *overrides, _ = [base for base in experiment.__mro__ if "setup" in vars(base)]
+    names = [base.__name__ for base in overrides if not base.__module__.startswith("expbase.")]
+    if not names:
+        return ""
+    return (
+        f" {names[0]} overrides setup, and must call super().setup() there: it does all the steps, "
+        "from setup_output_dir to setup_model, and more. What is yours goes before or after it."
+    )
 
 
 class Step(enum.Enum):

@@ -46,7 +46,7 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, claim_directory
+from expbase.engine.start import Start, claim_directory, lacks_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -68,6 +68,7 @@ class Run:
     life = Life.NEW  # RESTORED is set by resume.py
     rank_watch: Any = None  # a Watch, if there are other ranks
     ledger: Ledger | None = None  # of rank 0, once the directory is the run's
+    _is_in_setup = False  # or after it
     _is_past_setup = False  # whether the ledger has this start
 
     def __init__(self, experiment: Any, start: Start) -> None:
@@ -163,6 +164,7 @@ class Run:
         """Does everything before the first batch; a failure closes the run."""
         if self.life is not Life.NEW:
             raise RuntimeError("setup: called a second time; make a new experiment.")
+        self._is_in_setup = True
         try:
             self._set_up()
         except BaseException as error:
@@ -180,10 +182,14 @@ class Run:
         experiment.setup_device()
         if self.start.parallel:
             experiment.init_parallel()
+            if not collectives.is_connected():  # each rank would train alone
+                raise lacks_super("init_parallel")
         experiment.setup_output_dir()
         experiment.dump_config()
         experiment.setup_visualizer()
         experiment.setup_logger()
+        if logs.is_early(self.start.logger):  # its lines would be lost, the last ones, too
+            raise lacks_super("setup_logger")
         self._open_records()
         self._on_close.callback(self.checkpointer.close)
         experiment.setup_checkpointer()
@@ -196,7 +202,7 @@ class Run:
         experiment.startup()
         experiment.check_setup()
         if self.life is not Life.READY:
-            raise TypeError("check_setup: does not call super().check_setup(); expected it to.")
+            raise lacks_super("check_setup")
         self.state.is_named = True
         self.events.fire("on_setup_end")
         self.state.note_setup()
@@ -228,6 +234,8 @@ class Run:
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory."""
+        if not self._is_in_setup:  # but in an override of setup, of which nothing would be undone
+            self.life.need_setup("setup_output_dir", self.experiment)
         if not self.start.read_only:  # it writes nothing, so it needs no lock
             self._on_close.callback(self.directory.release)
             claim_directory(self.directory, self.start)
@@ -419,7 +427,7 @@ class Run:
 
     def _ensure_restored(self) -> None:
         """Prepares a loop that begins: perhaps the user's own, without run()."""
-        self.life.need_setup("going_on")
+        self.life.need_setup("going_on", self.experiment)
         if self.start.read_only:
             raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
         self._restore_and_note_start()
@@ -474,6 +482,7 @@ class Run:
             self.fail(error)
             raise
         self.experiment.close()
+        self.close()  # if an override has not called super's
 
     def close(self) -> None:
         """Ends what setup began: terminal, then each step of setup backwards. Once."""

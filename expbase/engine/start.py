@@ -184,6 +184,11 @@ def check_platform() -> None:
         )
 
 
+def lacks_super(name: str) -> TypeError:
+    """Returns the error to raise when an override has not done what the method does."""
+    return TypeError(f"{name}: does not call super().{name}(); expected it to.")
+
+
 def check_attribute(base: type, name: str, value: Any) -> None:
     """Raises an AttributeError if an attribute would hide a method, or is only to be read."""
     ours = getattr(base, name, None)

@@ -47,6 +47,11 @@ def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
             logger.handle(record)
 
 
+def is_early(logger: logging.Logger) -> bool:
+    """Tells whether `open_log` was not called yet: it keeps its lines."""
+    return any(isinstance(handler, MemoryHandler) for handler in logger.handlers)
+
+
 def close_log(logger: logging.Logger) -> None:
     """Closes the file; what is logged later is dropped. May be called twice."""
     for handler in list(logger.handlers):
