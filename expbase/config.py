@@ -23,8 +23,9 @@ from yacs.config import CfgNode
 from expbase.base.exit_codes import ExitCode
 from expbase.base.files import DAMAGES, read_bytes
 
-# Keys that are gone, and what to do instead.
+# Keys that are gone, or another library's, and what to do instead.
 _GONE = {
+    "training.num_eval_sanity_batch": "--smoke tries a whole run, valid() included.",
     "training.sanity_batches": "--smoke tries a whole run, valid() included.",
     "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
 }

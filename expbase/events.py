@@ -305,10 +305,27 @@ class Subscribers:
         return []
 
 
+# Events of other libraries, by a part of their names: ours, or what is here instead of them.
+_INSTEAD = {
+    "sanity_check": "--smoke is that check: it tries a whole run, with all events.",
+    "trainer_initialized": "It is 'on_setup_end' here.",
+}
+# In the words of Lightning, Keras and transformers a name would be more like another event.
+_SAME_WORDS = {
+    "_start": "_begin", "validation_epoch": "evaluate", "validation": "evaluate",
+    "test_epoch": "evaluate", "on_test_batch": "on_valid_batch", "on_test": "on_evaluate",
+    "evaluate_batch": "valid_batch", "on_init": "on_setup", "on_fit": "on_train",
+    "on_step": "on_train_batch", "on_batch": "on_train_batch",
+}  # fmt: skip
+
+
 def _did_you_mean(name: str) -> str:
-    # In the words of Lightning it would be more like the opposite event.
-    name = name.replace("_start", "_begin").replace("validation_epoch", "evaluate")
-    return did_you_mean(name.replace("validation", "evaluate"), EVENTS)
+    for part, instead in _INSTEAD.items():
+        if part in name:
+            return f" {instead}"
+    for theirs, ours in _SAME_WORDS.items():
+        name = name.replace(theirs, ours)
+    return did_you_mean(name, EVENTS)
 
 
 def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:

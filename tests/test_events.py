@@ -142,6 +142,11 @@ def test_an_event_by_its_name_in_lightning_is_told_from_the_opposite_one() -> No
         "on_train_batch_start": "on_train_batch_begin",
         "on_validation_start": "on_evaluate_begin",
         "on_validation_epoch_end": "on_evaluate_end",
+        "on_validation_batch_end": "on_valid_batch_end",
+        "on_test_end": "on_evaluate_end",
+        "on_fit_start": "on_train_begin",
+        "on_init_end": "on_setup_end",
+        "on_step_end": "on_train_batch_end",
     }
     for theirs, ours in names.items():
         with pytest.raises(ValueError, match=f"is no event. Did you mean '{ours}'"):
@@ -346,6 +351,21 @@ def test_a_listener_that_came_or_went_since_the_checkpoint_begins_to_count(tmp_p
     trained(Stepped, tmp_path, max_iteration=4)
     exp = trained(Counting, tmp_path, max_iteration=6)
     assert exp.iteration == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("on_sanity_check_begin", "no event. --smoke is that check"),
+        ("on_sanity_check_end", "no event. --smoke is that check"),
+        ("on_after_trainer_initialized", "no event. It is 'on_setup_end' here."),
+    ],
+)
+def test_an_event_of_fastnlp_that_is_none_here_is_told_what_is_there_instead(
+    name: str, text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        on(name)
 
 
 # --- mistakes --------------------------------------------------------------------------------

@@ -354,9 +354,7 @@ def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> No
         assert trained(Without, tmp_path / "smoke", valid_interval=0).smoke_is_trained
 
 
-@pytest.mark.parametrize(
-    "name", ["setup_checkpointer", "check_setup", "setup_logger", "new_epoch"]
-)
+@pytest.mark.parametrize("name", ["setup_checkpointer", "check_setup", "setup_logger", "new_epoch"])
 def test_a_step_without_super_is_an_error_in_words(tmp_path: Path, name: str) -> None:
     own = type("Own", (Tiny,), {name: lambda self: None})
     with pytest.raises(TypeError, match=rf"^{name}: does not call super\(\)\.{name}\(\); expected"):
@@ -380,7 +378,9 @@ def test_the_setup_of_parakeets_base_class_pasted_as_an_override_says_what_it_mu
 
     exp = make(Pasted, tmp_path / "run")
     for name in ("setup", "run"):
-        with pytest.raises(RuntimeError, match=r"Pasted overrides setup, and must call super\(\)\.s"):
+        with pytest.raises(
+            RuntimeError, match=r"Pasted overrides setup, and must call super\(\)\.s"
+        ):
             getattr(exp, name)()
     assert not (tmp_path / "run").exists()
 

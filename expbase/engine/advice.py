@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,3 +38,27 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
             f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
         )
+
+
+# The methods of a task of PaddleHub 1 (document 000), and what is here in their place.
+_OF_A_TASK = {
+    "_build_net": "setup_model", "_add_label": "train_batch", "_add_metrics": "valid",
+    "_build_env_start_event": "on_setup_begin", "_build_env_end_event": "on_setup_end",
+    "_finetune_start_event": "on_train_begin", "_finetune_end_event": "on_train_end",
+    "_eval_start_event": "on_evaluate_begin", "_eval_end_event": "on_evaluate_end",
+    "_predict_start_event": "on_predict_begin", "_predict_end_event": "on_predict_end",
+    "_log_interval_event": "on_log", "_save_ckpt_interval_event": "on_save_checkpoint",
+    "_eval_interval_event": "evaluate", "_run_step_event": "on_train_batch_end",
+}  # fmt: skip
+
+
+def methods_nobody_calls(experiment: type) -> Iterator[str]:
+    """Yields what to do with methods that a task of PaddleHub has, and no method here names."""
+    methods = [m for name in dir(experiment) if inspect.isfunction(m := getattr(experiment, name))]
+    named = {name for method in methods for name in method.__code__.co_names}
+    for theirs, ours in _OF_A_TASK.items():
+        if hasattr(experiment, theirs) and theirs not in named:
+            yield (
+                f"{experiment.__name__}.{theirs}: PaddleHub's name, which nothing calls here; "
+                f"expected {ours}, or a call of it there."
+            )

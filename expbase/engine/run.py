@@ -39,7 +39,7 @@ from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.defaults import check_training
-from expbase.engine.advice import likely_mistakes
+from expbase.engine.advice import likely_mistakes, methods_nobody_calls
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
@@ -362,7 +362,7 @@ class Run:
                 steps_itself=any(map(steps_by_itself, own)),
             )
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-            for text in (*mistakes, *left_out):
+            for text in (*methods_nobody_calls(type(experiment)), *mistakes, *left_out):
                 start.warn(text)
         self.life = Life.READY
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from paddle.io import DataLoader
 from tiny import Tiny, make
 
 from expbase import get_default_training_config
-from expbase.engine.advice import likely_mistakes
+from expbase.engine.advice import likely_mistakes, methods_nobody_calls
 
 
 @pytest.mark.parametrize(("monitor", "mode", "is_told"), [
@@ -58,3 +59,23 @@ def test_one_process_of_several_that_a_scheduler_started_is_told(
     assert [text.partition(",")[0] for text in likely_mistakes(training, None)] == [f"{name} is 4"]
     monkeypatch.setattr("expbase.ranks.collectives.world_size", lambda: 4)
     assert not list(likely_mistakes(training, None))
+
+
+def test_a_method_by_its_name_in_paddlehub_that_nothing_calls_is_told(tmp_path: Path) -> None:
+    class Task(Tiny):
+        def _finetune_start_event(self) -> None: ...
+
+        def _log_interval_event(self, metrics: Any) -> None: ...
+
+        def on_log(self, metrics: Any) -> None:
+            self._log_interval_event(metrics)
+
+    exp = make(Task, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    text = (
+        "Task._finetune_start_event: PaddleHub's name, which nothing calls here; expected on_train"
+    )
+    assert text in (tmp_path / "run/worker_0.log").read_text()
+    assert len([*methods_nobody_calls(Task)]) == 1
+    assert not [*methods_nobody_calls(Tiny)]
