@@ -25,7 +25,7 @@ from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates
-from expbase.engine.life import Step
+from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
 from expbase.engine.start import Start, lacks_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
@@ -428,7 +428,8 @@ class Loop:
         Within an iteration its update is not done. With what a continued run goes on from its
         start before was done.
         """
-        if self.step is Step.WITHIN or self.failure is not None:
+        is_closed = self._experiment.life is Life.CLOSED  # another process may have the run
+        if self.step is Step.WITHIN or self.failure is not None or is_closed:
             return False
         is_at_end = self.is_over and self.validating_at < 0 and self._began >= 0
         is_at_begin = self.iteration == self._began and self.saved_at < 0
