@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import paddle
 
@@ -24,7 +24,7 @@ from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
 from expbase.engine.run import Run
-from expbase.engine.start import Start, check_attribute
+from expbase.engine.start import Start, check_arguments, check_attribute, no_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
@@ -59,6 +59,7 @@ class ExperimentBase(Events):
     """VisualDL; writes on rank 0 alone."""
 
     def __new__(cls: type[E], *args: Any, **options: Any) -> E:
+        check_arguments(cls, args, options)
         return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
@@ -68,6 +69,13 @@ class ExperimentBase(Events):
     def __setattr__(self, name: str, value: Any) -> None:
         check_attribute(ExperimentBase, name, value)
         super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # for a type checker each attribute would be there
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property, in which another one is missing
+                return object.__getattribute__(self, name)
+            raise no_attribute(type(self), name)
 
     @property
     def config(self) -> Config:

@@ -431,6 +431,47 @@ def test_a_function_may_take_the_place_of_a_method(tmp_path: Path) -> None:
     assert trained(Replaced, tmp_path / "run", max_iteration=2).finished
 
 
+@pytest.mark.parametrize("signature", ["self", "self, hidden=3", "self, config, args, hidden"])
+def test_an_init_that_does_not_take_config_and_args_says_what_it_must_be(
+    signature: str, tmp_path: Path
+) -> None:
+    own = type("Own", (Tiny,), {"__init__": eval(f"lambda {signature}: None")})
+    with pytest.raises(
+        TypeError, match=r"Own\.__init__: .*; expected `def __init__\(self, config,"
+    ):
+        make(own, tmp_path)
+
+
+def test_an_init_with_more_arguments_may_be_called_with_them(tmp_path: Path) -> None:
+    class Own(Tiny):
+        def __init__(self, config: Config, args: Any, *, hidden: int) -> None:
+            super().__init__(config, args)
+            self.hidden = hidden
+
+    made = Own(training_config(), argparse.Namespace(output=str(tmp_path)), hidden=3)
+    assert made.hidden == 3
+
+
+def test_an_init_that_forgets_super_is_told(tmp_path: Path) -> None:
+    own = type("Own", (Tiny,), {"__init__": lambda self, config, args: None})
+    with pytest.raises(
+        AttributeError, match=r"Its __init__ must call super\(\)\.__init__\(config,"
+    ):
+        make(own, tmp_path).setup()
+
+
+def test_a_property_in_which_an_attribute_is_missing_names_that_attribute(tmp_path: Path) -> None:
+    class Own(Tiny):
+        @property
+        def doubled(self) -> int:
+            return 2 * self.forgotten  # type: ignore[attr-defined, no-any-return]
+
+    exp = make(Own, tmp_path)
+    with pytest.raises(AttributeError, match=r"'Own' object has no attribute 'forgotten'$"):
+        _ = exp.doubled  # type: ignore[attr-defined]
+    assert not hasattr(exp, "anything")
+
+
 def test_an_override_that_cannot_be_called_is_named_at_construction(tmp_path: Path) -> None:
     class Wrong(Tiny):
         def valid(self, loader: Any) -> None:  # type: ignore[override]

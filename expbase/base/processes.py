@@ -40,8 +40,8 @@ def die_with_parent(parent: int | None = None) -> None:
 def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
     """Makes a thread call `finish` and end this process when its parent, of this id, has ended.
 
-    Unlike `die_with_parent` it leaves time to tidy up, and it means the whole parent, not the thread
-    that has started this process. Code in C that keeps Python's lock is waited for.
+    Unlike `die_with_parent` it leaves time to tidy up, and it means the whole parent, not the
+    thread that has started this process. Code in C that keeps Python's lock is waited for.
     """
 
     def watch() -> None:

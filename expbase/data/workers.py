@@ -77,7 +77,7 @@ class Fetcher:
             try:
                 batch = dataset.batch(taken.indices)
             except (Exception, SystemExit) as error:
-                _add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
+                add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
                 raise
             yield to_tensors(batch, place), taken, last
 
@@ -151,7 +151,7 @@ class ReaderThreads:
     def explain(self, error: BaseException) -> None:
         """Adds to what paddle raises, when a loader with workers has failed, what the cause was."""
         if self._raised and isinstance(error, SystemError) and _KILLED in str(error):
-            _add_note(error, self._raised)
+            add_note(error, self._raised)
         else:
             _explain_dead_worker(error)
 
@@ -166,15 +166,15 @@ def _explain_dead_worker(error: BaseException) -> None:
         return
     text = str(raised)
     if killed := re.search(r"killed by signal: (.*?)\.? \(", text):
-        _add_note(error, _ended_by(killed[1]))
+        add_note(error, _ended_by(killed[1]))
     elif exited := re.search("exited unexpectedly with code ([0-9]+)", text):
-        _add_note(error, _ended_by(int(exited[1])))
+        add_note(error, _ended_by(int(exited[1])))
     elif _KILLED in text:
         # Its workers stand in the frame of paddle's that has raised it.
         *_, (last, _) = traceback.walk_tb(raised.__traceback__)
         codes = [worker.exitcode for worker in getattr(last.f_locals.get("self"), "_workers", ())]
         for code in [code for code in codes if code is not None][:1]:
-            _add_note(error, _ended_by(code if code >= 0 else signal.strsignal(-code)))
+            add_note(error, _ended_by(code if code >= 0 else signal.strsignal(-code)))
 
 
 def _ended_by(cause: int | str | None) -> str:
@@ -188,7 +188,7 @@ def _ended_by(cause: int | str | None) -> str:
     return f"{_DEAD}: {why}."
 
 
-def _add_note(error: BaseException, note: str) -> None:
+def add_note(error: BaseException, note: str) -> None:
     """Adds a line to an error: which samples it was raised for, say."""
     if hasattr(error, "add_note"):
         error.add_note(note)
@@ -246,7 +246,7 @@ class _BatchDataset:
         return f"by collate_fn for the samples {textwrap.shorten(repr(indices), 400)}"
 
 
-class _StreamOfBatches(IterableDataset):
+class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no types
     """The batches of an IterableDataset's loader in a worker, where an exception becomes one."""
 
     failure: Any = None  # the batch that says why worker_init_fn has failed
@@ -272,8 +272,9 @@ class _StreamOfBatches(IterableDataset):
             return
         count = 0
         try:
-            for count, batch in enumerate(self.batches(), 1):
+            for batch in self.batches():
                 yield to_arrays(batch)
+                count += 1
         except (Exception, SystemExit) as error:
             worker = get_worker_info()
             yield _sent(error, f"in worker {worker.id}, after {count} batches of its own")
@@ -290,7 +291,7 @@ def _raise_sent(batch: Any, name: str) -> None:
     """Raises the exception that a batch of a worker tells of."""
     match batch:
         case [_, BaseException() as error, str() as what]:
-            _add_note(error, f"{name}: raised {what}")
+            add_note(error, f"{name}: raised {what}")
             raise error
 
 
@@ -379,9 +380,9 @@ def _with_hardened_workers(loader: DataLoader, batches: Any) -> DataLoader:
 def workers_end_with_this() -> Iterator[None]:
     """Makes daemonic children that are forked in the block end with this process, however it ends.
 
-    Such are the workers of a loader that is iterated by hand. Python ends them at its exit, but after
-    a kill -9 paddle's would wait for ever: in _worker_loop of paddle/io/dataloader/worker.py the
-    seconds to wait for an index are given to Queue.get as `block`.
+    Such are the workers of a loader that is iterated by hand. Python ends them at its exit, but
+    after a kill -9 paddle's would wait for ever: in _worker_loop (paddle/io/dataloader/worker.py)
+    the seconds to wait for an index are given to Queue.get as `block`.
     """
     as_long_as_this_lives = threading.Event()
     multiprocessing.util.register_after_fork(as_long_as_this_lives, _end_if_daemonic)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expbase.data.shared_memory import SHARED_MEMORY
+from expbase.data.workers import add_note
 from expbase.ranks import collectives
 
 # Where Slurm and MPI tell a process how many there are. Paddle does not look.
@@ -37,6 +39,19 @@ def likely_mistakes(training: Mapping[str, Any], loader: Any) -> Iterator[str]:
         yield (
             f"training.monitor: the best {monitor!r} is the largest one; expected "
             "training.monitor_mode='min' for it."
+        )
+
+
+def explain_schedule(error: BaseException) -> None:
+    """Adds to what paddle's schedules raise of a length what it may come from."""
+    if isinstance(error, AssertionError) and re.search(
+        "'[A-Za-z_]+' must be a positive", str(error)
+    ):
+        add_note(
+            error,
+            "A schedule of the learning rate is given a length that is no positive number: if it "
+            "is what a warm-up leaves of the run, the run is shorter than the warm-up. Expected a "
+            "shorter warm-up, or a larger training.max_iteration or max_epoch.",
         )
 
 

@@ -39,7 +39,7 @@ from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
 from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.defaults import check_training
-from expbase.engine.advice import likely_mistakes, methods_nobody_calls
+from expbase.engine.advice import explain_schedule, likely_mistakes, methods_nobody_calls
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
@@ -515,6 +515,7 @@ class Run:
         if error is not loop.failure:
             loop.note_failure(error)
             self._reader_threads.explain(error)
+            explain_schedule(error)
             self._say_failure(error)
         loop.end()
         if self.life is Life.TRAINING:

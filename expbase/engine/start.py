@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,50 @@ def check_platform() -> None:
         )
 
 
+def check_arguments(experiment: type, given: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raises a TypeError if `__init__` does not take what the experiment is made with."""
+    if not given and not options:  # a copy, perhaps; else Python's own words say what is missing
+        return
+    try:
+        inspect.signature(experiment.__init__).bind(None, *given, **options)  # type: ignore[misc]
+    except TypeError as error:
+        raise TypeError(
+            f"{experiment.__name__}.__init__: {error}; expected `def __init__(self, config, args): "
+            "super().__init__(config, args)` or none. A value of your own is a key of "
+            "default_config, and what setup_model makes stands on self."
+        ) from None
+
+
+# What the mixins in extras add, by its name. The core does not import them.
+_OF_MIXINS = {
+    **dict.fromkeys(("predict", "predict_batch"), "expbase.extras.prediction.Prediction"),
+    **dict.fromkeys(
+        ("early_stopping", "is_better", "begin_count", "stop_when_exhausted"),
+        "expbase.extras.mixins.EarlyStopping",
+    ),
+    **dict.fromkeys(
+        ("weight_averages", "begin_averages", "update_averages"),
+        "expbase.extras.mixins.ExponentialMovingAverage",
+    ),
+    "clip_gradients": "expbase.extras.mixins.GradientClipping",
+}
+
+
+def no_attribute(experiment: type, name: str) -> AttributeError:
+    """Returns the error to raise when an experiment lacks an attribute, with what to do."""
+    hint = ""
+    if name in _OF_MIXINS:
+        module, _, mixin = _OF_MIXINS[name].rpartition(".")
+        hint = (
+            f" It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
+            f"`class {experiment.__name__}({mixin}, ExperimentBase)`."
+        )
+    elif name.startswith("_ExperimentBase__"):
+        hint = " Its __init__ must call super().__init__(config, args) first."
+    text = f"{experiment.__name__!r} object has no attribute {name!r}."
+    return AttributeError(f"{text}{hint}" if hint else text[:-1], name=name)
+
+
 def lacks_super(name: str) -> TypeError:
     """Returns the error to raise when an override has not done what the method does."""
     return TypeError(f"{name}: does not call super().{name}(); expected it to.")
@@ -194,7 +238,7 @@ def check_attribute(base: type, name: str, value: Any) -> None:
     ours = getattr(base, name, None)
     if isinstance(ours, property) and ours.fset is None:
         raise AttributeError(
-            f"self.{name}: {value!r} given, and expbase sets it; expected another name."
+            f"self.{name}: {value!r:.80} given, and expbase sets it; expected another name."
         )
     # A function may take the place of a method; a layer is called, too, and is none.
     if inspect.isroutine(ours) and (not callable(value) or isinstance(value, paddle.nn.Layer)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import paddle
 import pytest
 from paddle.io import DataLoader
 from tiny import Tiny, make
@@ -79,3 +81,15 @@ def test_a_method_by_its_name_in_paddlehub_that_nothing_calls_is_told(tmp_path: 
     assert text in (tmp_path / "run/worker_0.log").read_text()
     assert len([*methods_nobody_calls(Task)]) == 1
     assert not [*methods_nobody_calls(Tiny)]
+
+
+def test_a_warm_up_that_is_longer_than_the_run_says_what_to_do(tmp_path: Path) -> None:
+    class WarmUp(Tiny):
+        def setup_model(self) -> None:
+            rest = self.config.training.max_iteration - 10
+            paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=rest)
+
+    with pytest.raises(AssertionError, match="must be a positive integer") as caught:
+        make(WarmUp, tmp_path / "run").setup()
+    said = "".join(traceback.format_exception(caught.value))
+    assert "the run is shorter than the warm-up. Expected a shorter warm-up, or a larger" in said

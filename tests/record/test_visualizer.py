@@ -217,7 +217,10 @@ def test_what_cannot_be_shown_is_named_with_its_tag_and_what_is_expected(
             getattr(shown, method)("sample", value, 1)
         assert str(caught.value).startswith(f"{method}: 'sample' ")
         assert text in str(caught.value)
-    for tag, step, text in ((3, 1, "tag=3 given"), ("a", "b", "'a' has step='b'; expected a whole")):
+    for tag, step, text in (
+        (3, 1, "tag=3 given"),
+        ("a", "b", "'a' has step='b'; expected a whole"),
+    ):
         with pytest.raises(TypeError, match=text):
             shown.add_scalar(tag, 0.5, step)  # type: ignore[arg-type]
 
