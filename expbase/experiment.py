@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import paddle
 
@@ -24,7 +24,7 @@ from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
 from expbase.engine.run import Run
-from expbase.engine.start import Start, check_arguments, check_attribute, no_attribute
+from expbase.engine.start import Start, check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
@@ -70,12 +70,7 @@ class ExperimentBase(Events):
         check_attribute(ExperimentBase, name, value)
         super().__setattr__(name, value)
 
-    if not TYPE_CHECKING:  # for a type checker each attribute would be there
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # a property, in which another one is missing
-                return object.__getattribute__(self, name)
-            raise no_attribute(type(self), name)
+    __getattr__ = raise_no_attribute  # not a method: to a type checker all would be there
 
     @property
     def config(self) -> Config:

@@ -1,6 +1,7 @@
 """Where a run is in its life, and where its loop is: the two state machines, drawn.
 
-Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
+Life:  NEW -- setup --> IN_SETUP --> READY -- resume_or_load --> RESTORED
+       RESTORED -- train --> TRAINING --> ENDED
        RESTORED -- one that has finished is given again --> TRAINING, without train()
        TRAINING -- a failure --> ENDED, for on_exception and on_train_end
        any of them -- close, or a failure --> CLOSED
@@ -20,6 +21,7 @@ class Life(enum.Enum):
     """What a run has done last."""
 
     NEW = "made, not set up"
+    IN_SETUP = "in setup()"
     READY = "set up"
     RESTORED = "its state is restored, or begun"
     TRAINING = "in train()"
@@ -28,7 +30,7 @@ class Life(enum.Enum):
 
     def need_setup(self, name: str, experiment: object) -> None:
         """Raises a RuntimeError if a method of the experiment is called before setup()."""
-        if self is Life.NEW:
+        if self in (Life.NEW, Life.IN_SETUP):
             raise RuntimeError(
                 f"{name}: called before setup(); expected exp.setup() first."
                 f"{_own_setup(type(experiment))}"
@@ -36,7 +38,7 @@ class Life(enum.Enum):
 
     def need_training(self, name: str) -> None:
         """Raises a RuntimeError if a method is called where what it notes would be lost."""
-        if self in (Life.NEW, Life.READY, Life.CLOSED):
+        if self in (Life.NEW, Life.IN_SETUP, Life.READY, Life.CLOSED):
             when = "after the end" if self is Life.CLOSED else "in setup"
             raise RuntimeError(
                 f"{name}: called {when}, where it would be lost; expected it in training, from "

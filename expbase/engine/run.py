@@ -68,7 +68,6 @@ class Run:
     life = Life.NEW  # RESTORED is set by resume.py
     rank_watch: Any = None  # a Watch, if there are other ranks
     ledger: Ledger | None = None  # of rank 0, once the directory is the run's
-    _is_in_setup = False  # or after it
     _is_past_setup = False  # whether the ledger has this start
 
     def __init__(self, experiment: Any, start: Start) -> None:
@@ -164,7 +163,7 @@ class Run:
         """Does everything before the first batch; a failure closes the run."""
         if self.life is not Life.NEW:
             raise RuntimeError("setup: called a second time; make a new experiment.")
-        self._is_in_setup = True
+        self.life = Life.IN_SETUP
         try:
             self._set_up()
         except BaseException as error:
@@ -234,7 +233,7 @@ class Run:
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory."""
-        if not self._is_in_setup:  # but in an override of setup, of which nothing would be undone
+        if self.life is Life.NEW:  # by an override of setup, of which nothing would be undone
             self.life.need_setup("setup_output_dir", self.experiment)
         if not self.start.read_only:  # it writes nothing, so it needs no lock
             self._on_close.callback(self.directory.release)

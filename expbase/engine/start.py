@@ -213,19 +213,21 @@ _OF_MIXINS = {
 }
 
 
-def no_attribute(experiment: type, name: str) -> AttributeError:
-    """Returns the error to raise when an experiment lacks an attribute, with what to do."""
-    hint = ""
+def raise_no_attribute(experiment: object, name: str) -> Any:
+    """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
+    owner = type(experiment)
+    if hasattr(owner, name):  # a property, in which another one is missing: that one is named
+        return object.__getattribute__(experiment, name)
+    text = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in _OF_MIXINS:
         module, _, mixin = _OF_MIXINS[name].rpartition(".")
-        hint = (
-            f" It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
-            f"`class {experiment.__name__}({mixin}, ExperimentBase)`."
+        text += (
+            f". It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
+            f"`class {owner.__name__}({mixin}, ExperimentBase)`."
         )
     elif name.startswith("_ExperimentBase__"):
-        hint = " Its __init__ must call super().__init__(config, args) first."
-    text = f"{experiment.__name__!r} object has no attribute {name!r}."
-    return AttributeError(f"{text}{hint}" if hint else text[:-1], name=name)
+        text += ". Its __init__ must call super().__init__(config, args) first."
+    raise AttributeError(text, name=name, obj=experiment)
 
 
 def lacks_super(name: str) -> TypeError:
