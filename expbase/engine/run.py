@@ -177,6 +177,7 @@ class Run:
         check_shares(training.shares, self.start.world_size)
         self._on_close.enter_context(self._reader_threads.heard())
         self._on_close.enter_context(workers_end_with_this())
+        self._on_close.enter_context(logs.paddle_repeats_nothing())
         experiment.prepare()
         experiment.setup_device()
         if self.start.parallel:

@@ -8,9 +8,12 @@ There is a logger from the beginning; it keeps its lines until there is a file.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -58,6 +61,47 @@ def close_log(logger: logging.Logger) -> None:
         logger.removeHandler(handler)
         handler.close()
     logger.addHandler(logging.NullHandler())
+
+
+@contextlib.contextmanager
+def paddle_repeats_nothing() -> Iterator[None]:
+    """Leaves out, in the block, what paddle would say again and again.
+
+    At its import it adds a handler to the root logger (distributed/utils/log_utils.py, where a name
+    of "root" is given), which prints what a handler of the author's prints, too. And each BatchNorm
+    warns in training of what everybody expects: Python shows that once, but once more after
+    whatever touches its filters of warnings, such as a subprocess, a picture, a metric of sklearn.
+    """
+    warnings.filterwarnings("ignore", "When training, we now always track global mean")
+    added = warnings.filters[0]
+    handlers = [h for h in logging.getLogger().handlers if _is_paddles(h)]
+    for handler in handlers:
+        handler.addFilter(_is_printed_by_paddle_alone)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_is_printed_by_paddle_alone)
+        with contextlib.suppress(ValueError):  # somebody has put back the filters of before
+            warnings.filters.remove(added)  # type: ignore[attr-defined]  # it is a list
+
+
+def _is_paddles(handler: logging.Handler) -> bool:
+    return "[%(levelname)8s]" in str(vars(handler.formatter or logging).get("_fmt"))
+
+
+def _is_printed_by_paddle_alone(record: logging.LogRecord) -> bool:
+    """Tells whether no other handler writes a record to the terminal."""
+    terminals = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None:
+        for handler in logger.handlers:
+            console = getattr(handler, "console", None)  # of rich
+            stream = getattr(handler, "stream", None) or getattr(console, "file", None)
+            if stream is not None and stream in terminals and not _is_paddles(handler):
+                return False
+        logger = logger.parent if logger.propagate else None
+    return True
 
 
 class _Lines(logging.Handler):
