@@ -378,7 +378,8 @@ def _with_hardened_workers(loader: DataLoader, batches: Any) -> DataLoader:
 
 @contextlib.contextmanager
 def workers_end_with_this() -> Iterator[None]:
-    """Makes daemonic children that are forked in the block end with this process, however it ends.
+    """Makes daemonic children that are forked in the block end with this process, however it ends,
+    and not before it, by a signal to its group.
 
     Such are the workers of a loader that is iterated by hand. Python ends them at its exit, but
     after a kill -9 paddle's would wait for ever: in _worker_loop (paddle/io/dataloader/worker.py)
@@ -392,6 +393,7 @@ def workers_end_with_this() -> Iterator[None]:
 
 def _end_if_daemonic(_: object) -> None:
     if multiprocessing.current_process().daemon:
+        os.setpgrp()  # a signal to the group is the training process's alone, as in _start_worker
         _end_with_parent(os.getpid())
 
 

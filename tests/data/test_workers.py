@@ -149,6 +149,16 @@ def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
     assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
 
 
+def test_workers_of_a_loader_that_is_read_by_hand_lead_a_group_of_their_own_too() -> None:
+    class Leading(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.array(os.getpgrp() == os.getpid())
+
+    with workers.workers_end_with_this():
+        [batch] = DataLoader(Leading(2), batch_size=2, num_workers=1)
+    assert plain(batch) == [True, True]
+
+
 class Stuck(Noisy):
     """Its second sample never comes."""
 
