@@ -406,7 +406,16 @@ def test_what_comes_before_setup_is_said(tmp_path: Path, name: str) -> None:
         ("on_log", 3, "self.on_log: int given, which hides the method of that name; expected"),
         ("average", paddle.nn.AvgPool1D(2), "self.average: AvgPool1D given, which hides the"),
         ("rank", 3, "self.rank: 3 given, and expbase sets it; expected another name."),
-        ("config", {}, "self.config: {} given, and expbase sets it; expected another name."),
+        (
+            "config",
+            {},
+            "self.config: {} given, and expbase sets it; expected another name, or super(",
+        ),
+        (
+            "logger",
+            1,
+            "self.logger: 1 given, and expbase sets it; expected another name, or super().",
+        ),
     ],
 )
 def test_an_attribute_does_not_take_a_name_of_expbases(

@@ -235,12 +235,23 @@ def lacks_super(name: str) -> TypeError:
     return TypeError(f"{name}: does not call super().{name}(); expected it to.")
 
 
+# What the methods of document 004 set, which somebody may paste as an override.
+_SET_BY = {
+    "config": "__init__(config, args)",
+    "args": "__init__(config, args)",
+    "output_dir": "setup_output_dir()",
+    "checkpoint_dir": "setup_checkpointer()",
+    "logger": "setup_logger()",
+}
+
+
 def check_attribute(base: type, name: str, value: Any) -> None:
     """Raises an AttributeError if an attribute would hide a method, or is only to be read."""
     ours = getattr(base, name, None)
     if isinstance(ours, property) and ours.fset is None:
         raise AttributeError(
-            f"self.{name}: {value!r:.80} given, and expbase sets it; expected another name."
+            f"self.{name}: {value!r:.80} given, and expbase sets it; expected another name"
+            + (f", or super().{_SET_BY[name]}, which sets it." if name in _SET_BY else ".")
         )
     # A function may take the place of a method; a layer is called, too, and is none.
     if inspect.isroutine(ours) and (not callable(value) or isinstance(value, paddle.nn.Layer)):
