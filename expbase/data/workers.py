@@ -171,8 +171,9 @@ def _explain_dead_worker(error: BaseException) -> None:
         add_note(error, _ended_by(int(exited[1])))
     elif _KILLED in text:
         # Its workers stand in the frame of paddle's that has raised it.
-        *_, (last, _) = traceback.walk_tb(raised.__traceback__)
-        codes = [worker.exitcode for worker in getattr(last.f_locals.get("self"), "_workers", ())]
+        frames = [frame for frame, _ in traceback.walk_tb(raised.__traceback__)]
+        readers = [frame.f_locals.get("self") for frame in frames[-1:]]
+        codes = [w.exitcode for reader in readers for w in getattr(reader, "_workers", ())]
         for code in [code for code in codes if code is not None][:1]:
             add_note(error, _ended_by(code if code >= 0 else signal.strsignal(-code)))
 
@@ -300,7 +301,10 @@ def _sendable(error: BaseException) -> Any:
     trace = error.__traceback__
     try:
         pickle.loads(pickle.dumps(error))
+        is_shown = not isinstance(error, SystemExit)  # by which Python ends without a word
     except Exception:  # it has arguments of its own, say
+        is_shown = False
+    if not is_shown:
         error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(trace)
     from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 
@@ -387,8 +391,11 @@ def workers_end_with_this() -> Iterator[None]:
     """
     as_long_as_this_lives = threading.Event()
     multiprocessing.util.register_after_fork(as_long_as_this_lives, _end_if_daemonic)
-    yield
-    as_long_as_this_lives.set()
+    try:
+        yield
+    finally:
+        as_long_as_this_lives.set()
+        remove_left_files()
 
 
 def _end_if_daemonic(_: object) -> None:

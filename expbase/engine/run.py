@@ -240,7 +240,6 @@ class Run:
             self._on_close.callback(self.directory.release)
             claim_directory(self.directory, self.start)
             remove_left_files()
-            self._on_close.callback(remove_left_files)
         else:
             self.directory.expect()
 
