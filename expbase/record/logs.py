@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 from expbase.base.files import AppendedFile
+
+_OF_BATCH_NORM = (
+    "ignore", re.compile("When training, we now always track global mean"), UserWarning, None, 0,
+)  # fmt: skip
 
 
 def early_log() -> logging.Logger:
@@ -72,8 +78,8 @@ def paddle_repeats_nothing() -> Iterator[None]:
     warns in training of what everybody expects: Python shows that once, but once more after
     whatever touches its filters of warnings, such as a subprocess, a picture, a metric of sklearn.
     """
-    warnings.filterwarnings("ignore", "When training, we now always track global mean")
-    added = warnings.filters[0]
+    filters: Any = warnings.filters
+    filters.insert(0, _OF_BATCH_NORM)  # filterwarnings() would touch them, too
     handlers = [h for h in logging.getLogger().handlers if _is_paddles(h)]
     for handler in handlers:
         handler.addFilter(_is_printed_by_paddle_alone)
@@ -82,12 +88,13 @@ def paddle_repeats_nothing() -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(_is_printed_by_paddle_alone)
-        with contextlib.suppress(ValueError):  # somebody has put back the filters of before
-            warnings.filters.remove(added)  # type: ignore[attr-defined]  # it is a list
+        with contextlib.suppress(ValueError):  # somebody has put back those of before
+            filters.remove(_OF_BATCH_NORM)
 
 
 def _is_paddles(handler: logging.Handler) -> bool:
-    return "[%(levelname)8s]" in str(vars(handler.formatter or logging).get("_fmt"))
+    formatter = handler.formatter
+    return formatter is not None and "[%(levelname)8s]" in str(vars(formatter).get("_fmt"))
 
 
 def _is_printed_by_paddle_alone(record: logging.LogRecord) -> bool:
