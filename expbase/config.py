@@ -25,8 +25,9 @@ from expbase.base.exit_codes import ExitCode
 from expbase.base.files import DAMAGES, read_bytes
 from expbase.base.yaml_words import BOOLEANS, Word, number_in, values_of
 
-# Keys that are gone, and what to do instead.
+# Keys that are gone, or another library's, and what to do instead.
 _GONE = {
+    "training.num_eval_sanity_batch": "--smoke tries a whole run, valid() included.",
     "training.sanity_batches": "--smoke tries a whole run, valid() included.",
     "training.overfit_batches": "Set self.train_loader to a list of the few batches.",
 }

@@ -12,10 +12,11 @@ an override or a listener costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,8 @@ class Events:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _listeners_of(cls)
+        events = {name for name in vars(Events) if not name.startswith("_")}
+        _check_siblings(cls, {*events, "default_config", "close", *_listeners_of(cls)})
         # What help() and notebooks show: without this the words of __new__, which takes any.
         cls.__signature__ = inspect.signature(functools.partial(cls.__init__, None))
 
@@ -167,6 +169,7 @@ class Events:
 
 EVENTS = tuple(name for name in vars(Events) if name.startswith("on_"))
 
+_OURS = (__name__, "expbase.experiment")  # where the methods of every experiment are
 _SPECS = "_expbase_listener_specs"  # the attribute of a marked method
 
 
@@ -306,10 +309,27 @@ class Subscribers:
         return []
 
 
+# Events of other libraries, by a part of their names: ours, or what is here instead of them.
+_INSTEAD = {
+    "sanity_check": "--smoke is that check: it tries a whole run, with all events.",
+    "trainer_initialized": "It is 'on_setup_end' here.",
+}
+# In the words of Lightning, Keras and transformers a name would be more like another event.
+_SAME_WORDS = {
+    "_start": "_begin", "validation_epoch": "evaluate", "validation": "evaluate",
+    "test_epoch": "evaluate", "on_test_batch": "on_valid_batch", "on_test": "on_evaluate",
+    "evaluate_batch": "valid_batch", "on_init": "on_setup", "on_fit": "on_train",
+    "on_step": "on_train_batch", "on_batch": "on_train_batch",
+}  # fmt: skip
+
+
 def _did_you_mean(name: str) -> str:
-    # In the words of Lightning it would be more like the opposite event.
-    name = name.replace("_start", "_begin").replace("validation_epoch", "evaluate")
-    return did_you_mean(name.replace("validation", "evaluate"), EVENTS)
+    for part, instead in _INSTEAD.items():
+        if part in name:
+            return f" {instead}"
+    for theirs, ours in _SAME_WORDS.items():
+        name = name.replace(theirs, ours)
+    return did_you_mean(name, EVENTS)
 
 
 def heard_by(cls: type) -> set[str]:
@@ -331,6 +351,47 @@ def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
             elif name not in listeners and inspect.isfunction(value):
                 _check_method(f"{base.__name__}.{name}", name)
     return listeners
+
+
+def _check_siblings(cls: type, names: Iterable[str]) -> None:
+    """Raises a TypeError if a method of a base is lost: one before it, of a class that does not
+    derive from that base, does not call super(). A class may replace what it derives from.
+    """
+    for name in sorted(names):
+        owners = [base for base in cls.__mro__ if name in vars(base)]
+        for number, owner in enumerate(owners):
+            called = _names_in(vars(owner)[name])
+            if "super" in called:
+                continue
+            if name in called:  # by the names of the bases
+                break
+            after = [other for other in owners[number + 1 :] if other.__module__ not in _OURS]
+            lost = [other for other in after if not issubclass(owner, other)]
+            if lost:
+                raise TypeError(
+                    f"{cls.__name__}: {lost[0].__name__}.{name} would never be called, because "
+                    f"{owner.__name__}.{name} comes before it and does not call super().{name}(); "
+                    f"expected it to, or a {name} of {cls.__name__} that calls both."
+                )
+            break
+
+
+def _names_in(method: Any) -> set[str]:
+    """Returns the names that a method uses, and those that a decorator of it wraps."""
+    if method is None:  # a listener that is switched off
+        return set()
+    names: set[str] = set()
+    functions = [inspect.unwrap(getattr(method, "__func__", method))]  # of a classmethod
+    for function in functions:  # which grows
+        if not inspect.isfunction(function):
+            return {"super"}  # a partial, say: nobody knows what it calls
+        names |= {*function.__code__.co_names}
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty yet
+                content = cell.cell_contents
+                if inspect.isfunction(content) and content not in functions:
+                    functions.append(content)
+    return names
 
 
 def _check_method(full_name: str, name: str) -> None:

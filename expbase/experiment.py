@@ -24,7 +24,7 @@ from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
 from expbase.engine.life import Life
 from expbase.engine.run import Run
-from expbase.engine.start import Start, check_attribute
+from expbase.engine.start import Start, check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
@@ -59,6 +59,7 @@ class ExperimentBase(Events):
     """VisualDL; writes on rank 0 alone."""
 
     def __new__(cls: type[E], *args: Any, **options: Any) -> E:
+        check_arguments(cls, args, options)
         return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
@@ -68,6 +69,8 @@ class ExperimentBase(Events):
     def __setattr__(self, name: str, value: Any) -> None:
         check_attribute(ExperimentBase, name, value)
         super().__setattr__(name, value)
+
+    __getattr__ = raise_no_attribute  # not a method: to a type checker all would be there
 
     @property
     def config(self) -> Config:
@@ -249,7 +252,7 @@ class ExperimentBase(Events):
         """Trains to the end, from wherever the state is, or does --evaluate or --export; closes. A
         SystemExit, with the exit code for that, if a signal or a time limit has stopped it.
         """
-        self.life.need_open()
+        self.life.need_open(self)
         if not self.read_only:
             return self.__run.train()
         resume.inspect(self.__run)
@@ -408,7 +411,7 @@ class ExperimentBase(Events):
         Returns:
             Rank 0's results, on every rank.
         """
-        self.life.need_setup("evaluate")
+        self.life.need_setup("evaluate", self)
         return self.__run.loop.evaluate(loader, name)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:

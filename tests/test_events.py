@@ -142,6 +142,11 @@ def test_an_event_by_its_name_in_lightning_is_told_from_the_opposite_one() -> No
         "on_train_batch_start": "on_train_batch_begin",
         "on_validation_start": "on_evaluate_begin",
         "on_validation_epoch_end": "on_evaluate_end",
+        "on_validation_batch_end": "on_valid_batch_end",
+        "on_test_end": "on_evaluate_end",
+        "on_fit_start": "on_train_begin",
+        "on_init_end": "on_setup_end",
+        "on_step_end": "on_train_batch_end",
     }
     for theirs, ours in names.items():
         with pytest.raises(ValueError, match=f"is no event. Did you mean '{ours}'"):
@@ -348,6 +353,21 @@ def test_a_listener_that_came_or_went_since_the_checkpoint_begins_to_count(tmp_p
     assert exp.iteration == 6
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("on_sanity_check_begin", "no event. --smoke is that check"),
+        ("on_sanity_check_end", "no event. --smoke is that check"),
+        ("on_after_trainer_initialized", "no event. It is 'on_setup_end' here."),
+    ],
+)
+def test_an_event_of_fastnlp_that_is_none_here_is_told_what_is_there_instead(
+    name: str, text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        on(name)
+
+
 # --- mistakes --------------------------------------------------------------------------------
 
 
@@ -478,3 +498,77 @@ def test_a_listener_that_a_class_gets_before_it_is_made_is_called(
     Later.note = on("on_train_end")(lambda self: called.append(self.iteration))  # type: ignore[attr-defined]
     exp = trained(Later, tmp_path / "run", max_iteration=2)
     assert called == [exp.iteration]
+
+
+# --- mixins that do not know each other ------------------------------------------------------
+
+
+class Numbering(ExperimentBase):
+    def on_save_checkpoint(self) -> dict[str, int]:
+        return {"count": 1}
+
+
+class Naming(ExperimentBase):
+    def on_save_checkpoint(self) -> dict[str, str]:
+        return {"name": "a"}
+
+    @on("on_log")
+    def show(self, metrics: Any) -> None: ...
+
+
+class Asking(ExperimentBase):
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {"asked": True, **(super().on_save_checkpoint() or {})}
+
+
+class Showing:
+    """Not an experiment."""
+
+    def show(self, metrics: Any) -> None: ...
+
+
+def plain_decorator(function: Any) -> Any:
+    return lambda self: function(self)
+
+
+class Decorated(ExperimentBase):
+    @plain_decorator
+    def on_save_checkpoint(self) -> Any:
+        return super().on_save_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("bases", "lost", "first"),
+    [
+        ((Numbering, Naming, Tiny), "Naming.on_save_checkpoint", "Numbering.on_save_checkpoint"),
+        ((Asking, Naming, Numbering), "Numbering.on_save_checkpoint", "Naming.on_save_checkpoint"),
+        ((Showing, Naming), "Naming.show", "Showing.show"),
+    ],
+)
+def test_of_two_mixins_of_which_one_forgets_super_none_is_lost_in_silence(
+    bases: tuple[type, ...], lost: str, first: str
+) -> None:
+    expected = rf"Both: {lost} would never be called, because {first} comes before it and does not "
+    with pytest.raises(TypeError, match=expected):
+        type("Both", bases, {})
+
+
+@pytest.mark.parametrize(
+    "bases",
+    [
+        (Asking, Naming, Tiny),
+        (Decorated, Naming),
+        (type("Own", (Naming,), {"on_save_checkpoint": lambda self: None}),),
+        (Showing, Tiny),
+    ],
+    ids=["one asks", "a decorator", "what derives", "other names"],
+)
+def test_who_calls_super_or_derives_from_what_it_replaces_may(bases: tuple[type, ...]) -> None:
+    type("Both", bases, {})
+
+
+def test_a_class_may_call_both_of_two_mixins_by_hand() -> None:
+    def both(self: Any) -> Any:
+        return Numbering.on_save_checkpoint(self) | Naming.on_save_checkpoint(self)
+
+    type("Both", (Numbering, Naming), {"on_save_checkpoint": both})

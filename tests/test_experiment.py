@@ -16,6 +16,7 @@ from paddle.io import DataLoader
 from tiny import Notes, Points, Tiny, make, saved, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
+from expbase.engine.life import Life
 from expbase.front import put_in_front
 from expbase.smoke import Smoke
 
@@ -347,11 +348,43 @@ def test_valid_is_needed_only_where_something_is_validated(tmp_path: Path) -> No
         assert trained(Without, tmp_path / "smoke", valid_interval=0).smoke_is_trained
 
 
-@pytest.mark.parametrize("name", ["setup_checkpointer", "check_setup"])
-def test_a_step_of_setup_without_super_is_an_error_in_words(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["setup_checkpointer", "check_setup", "setup_logger", "new_epoch"])
+def test_a_step_without_super_is_an_error_in_words(tmp_path: Path, name: str) -> None:
     own = type("Own", (Tiny,), {name: lambda self: None})
     with pytest.raises(TypeError, match=rf"^{name}: does not call super\(\)\.{name}\(\); expected"):
         trained(own, tmp_path)
+
+
+def test_the_setup_of_parakeets_base_class_pasted_as_an_override_says_what_it_must_call(
+    tmp_path: Path,
+) -> None:
+    class Pasted(Tiny):
+        def setup(self) -> None:
+            self.setup_output_dir()
+            self.dump_config()
+            self.setup_visualizer()
+            self.setup_logger()
+            self.setup_checkpointer()
+            self.setup_dataloader()
+            self.setup_model()
+            self.iteration = 0
+            self.epoch = 0
+
+    exp = make(Pasted, tmp_path / "run")
+    for name in ("setup", "run"):
+        with pytest.raises(
+            RuntimeError, match=r"Pasted overrides setup, and must call super\(\)\.s"
+        ):
+            getattr(exp, name)()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_closed_although_an_override_of_close_forgets_it(tmp_path: Path) -> None:
+    class Closing(Tiny):
+        def close(self) -> None:
+            pass
+
+    assert trained(Closing, tmp_path).life is Life.CLOSED
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load", "going_on"])
@@ -367,7 +400,16 @@ def test_what_comes_before_setup_is_said(tmp_path: Path, name: str) -> None:
         ("on_log", 3, "self.on_log: int given, which hides the method of that name; expected"),
         ("average", paddle.nn.AvgPool1D(2), "self.average: AvgPool1D given, which hides the"),
         ("rank", 3, "self.rank: 3 given, and expbase sets it; expected another name."),
-        ("config", {}, "self.config: {} given, and expbase sets it; expected another name."),
+        (
+            "config",
+            {},
+            "self.config: {} given, and expbase sets it; expected another name, or super(",
+        ),
+        (
+            "logger",
+            1,
+            "self.logger: 1 given, and expbase sets it; expected another name, or super().",
+        ),
     ],
 )
 def test_an_attribute_does_not_take_a_name_of_expbases(
@@ -390,6 +432,47 @@ def test_a_function_may_take_the_place_of_a_method(tmp_path: Path) -> None:
             self.train_batch = functools.partial(self.train_batch)  # type: ignore[method-assign]
 
     assert trained(Replaced, tmp_path / "run", max_iteration=2).finished
+
+
+@pytest.mark.parametrize("signature", ["self", "self, hidden=3", "self, config, args, hidden"])
+def test_an_init_that_does_not_take_config_and_args_says_what_it_must_be(
+    signature: str, tmp_path: Path
+) -> None:
+    own = type("Own", (Tiny,), {"__init__": eval(f"lambda {signature}: None")})
+    with pytest.raises(
+        TypeError, match=r"Own\.__init__: .*; expected `def __init__\(self, config,"
+    ):
+        make(own, tmp_path)
+
+
+def test_an_init_with_more_arguments_may_be_called_with_them(tmp_path: Path) -> None:
+    class Own(Tiny):
+        def __init__(self, config: Config, args: Any, *, hidden: int) -> None:
+            super().__init__(config, args)
+            self.hidden = hidden
+
+    made = Own(training_config(), argparse.Namespace(output=str(tmp_path)), hidden=3)
+    assert made.hidden == 3
+
+
+def test_an_init_that_forgets_super_is_told(tmp_path: Path) -> None:
+    own = type("Own", (Tiny,), {"__init__": lambda self, config, args: None})
+    with pytest.raises(
+        AttributeError, match=r"Its __init__ must call super\(\)\.__init__\(config,"
+    ):
+        make(own, tmp_path).setup()
+
+
+def test_a_property_in_which_an_attribute_is_missing_names_that_attribute(tmp_path: Path) -> None:
+    class Own(Tiny):
+        @property
+        def doubled(self) -> int:
+            return 2 * self.forgotten  # type: ignore[attr-defined, no-any-return]
+
+    exp = make(Own, tmp_path)
+    with pytest.raises(AttributeError, match=r"'Own' object has no attribute 'forgotten'$"):
+        _ = exp.doubled  # type: ignore[attr-defined]
+    assert not hasattr(exp, "anything")
 
 
 def test_an_override_that_cannot_be_called_is_named_at_construction(tmp_path: Path) -> None:

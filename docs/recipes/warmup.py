@@ -5,7 +5,7 @@ import paddle.nn.functional as F
 from paddle.io import DataLoader, TensorDataset
 from sklearn.datasets import load_digits
 
-from expbase import Config, ExperimentBase, main
+from expbase import Config, ConfigError, ExperimentBase, main
 
 
 class WarmUp(ExperimentBase):
@@ -29,6 +29,8 @@ class WarmUp(ExperimentBase):
         lr, warmup = self.config.optim.lr, self.config.optim.warmup_iterations
         # LinearWarmup counts its own steps first, so what follows has that many less.
         rest = self.config.training.max_iteration - warmup
+        if rest < 1:
+            raise ConfigError(f"optim.warmup_iterations: {warmup} given; the run is shorter.")
         cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, T_max=rest)
         self.schedule = paddle.optimizer.lr.LinearWarmup(cosine, warmup, start_lr=0.0, end_lr=lr)
         self.optimizer = paddle.optimizer.Adam(self.schedule, parameters=self.model.parameters())

@@ -2,7 +2,8 @@
 A leaf over the standard library.
 
     with forking(): start_children()
-    die_with_parent()      # in the child
+    die_with_parent()                     # in the child: the kernel kills it
+    end_with_parent(os.getppid(), tidy)   # in the child: it tidies up first
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+_LOOK_SECONDS = 0.5  # how often a child looks whether its parent is there
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
 # Loaded before a worker is forked, which would take ten times as long for it. Not on Windows.
 _C: Any = ctypes.CDLL(None) if os.name == "posix" else None
@@ -33,6 +35,24 @@ def die_with_parent(parent: int | None = None) -> None:
     _C.prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call, so the kernel will send nothing
         os._exit(1)
+
+
+def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
+    """Makes a thread call `finish` and end this process when its parent, of this id, has ended.
+
+    Unlike `die_with_parent` it leaves time to tidy up, and it means the whole parent, not the
+    thread that has started this process. Code in C that keeps Python's lock is waited for.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        try:
+            finish()
+        finally:
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

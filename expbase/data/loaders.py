@@ -510,7 +510,7 @@ class IterableLoader(LoaderAdapter):
         if self._batches_here:
             iterable = batched_stream(iterable, cut)
         elif _is_paddles(iterable):
-            iterable = streamed_by_workers(iterable)
+            iterable = streamed_by_workers(iterable, self.name)
         return seeded(iterable, seed, number)
 
     def _read(self, ahead: Iterator[Any], position: int) -> Items:

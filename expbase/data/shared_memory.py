@@ -1,6 +1,6 @@
 """The files that workers of a loader leave in shared memory when they are killed. A leaf.
 
-leave_note()           # in a worker, before it makes files there
+note = leave_note()    # in a worker, before it makes files there
 remove_left_files()    # when workers have ended; at the next start, if all were killed
 """
 
@@ -16,11 +16,15 @@ SHARED_MEMORY = Path("/dev/shm")
 _NOTE = "expbase_worker_"
 
 
-def leave_note() -> None:
+def leave_note() -> int | None:
     """Notes that this process makes files in shared memory, before it makes the first one.
 
     The note stays when the process has ended: its parent may still hold files of it then, and be
     killed with them. `remove_left_files` removes both.
+
+    Returns:
+        The descriptor that keeps it locked, to be closed before this process removes its own; None:
+        there is no such directory.
     """
     import fcntl  # here: Windows has none, and is refused in words
 
@@ -31,6 +35,8 @@ def leave_note() -> None:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX)  # until this process is dead
         os.rename(path, SHARED_MEMORY / name)  # only now: whoever finds it finds it locked
+        return file
+    return None
 
 
 def remove_left_files() -> None:

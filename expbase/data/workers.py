@@ -15,26 +15,33 @@ import copy
 import functools
 import itertools
 import multiprocessing
+import multiprocessing.util
 import operator
 import os
 import pickle
+import re
 import signal
 import textwrap
+import threading
+import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle.base import core
-from paddle.io import DataLoader, TensorDataset
+from paddle.io import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from paddle.io.dataloader import worker as paddle_worker
 from paddle.io.dataloader.collate import default_collate_fn, default_convert_fn
 
 from expbase.base import rng
 from expbase.base.errors import add_note
-from expbase.base.processes import die_with_parent, forking, signals_held, survive_signals
+from expbase.base.processes import end_with_parent, forking, signals_held, survive_signals
 from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
+
+_DEAD = "A worker of a DataLoader has died"
+_KILLED = "Blocking queue is killed"  # paddle's words, whatever has happened
 
 # A batch, where it stands in the epoch, and whether it is the last one.
 Items = Generator[tuple[Any, IndexBatch, bool], None, None]
@@ -70,7 +77,7 @@ class Fetcher:
             rng.seed_cpu(rng.derive(base, taken.position))
             try:
                 batch = dataset.batch(taken.indices)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 add_note(error, f"{self._name}: raised {dataset.under_way(taken.indices)}")
                 raise
             yield to_tensors(batch, place), taken, last
@@ -88,11 +95,11 @@ class Fetcher:
         last = False
         try:
             for batch, (taken, last) in zip(iterator, returned, strict=False):
-                match batch:
-                    case [_, Exception() as error, str() as what]:
-                        add_note(error, f"{self._name}: raised {what}")
-                        raise error
+                _raise_sent(batch, self._name)
                 yield batch, taken, last
+        except SystemError as error:
+            _explain_dead_worker(error)  # before the others are ended
+            raise
         finally:
             # After an epoch that was left early persistent workers still hold batches of it, which
             # paddle would return in the next epoch: such workers are ended.
@@ -103,32 +110,94 @@ class Fetcher:
 
     def _worker_loader(self) -> DataLoader:
         # To paddle, a whole batch is one sample here, and each of its batches has one sample.
-        loader = _with_hardened_workers(self._loader)
+        loader = _with_hardened_workers(self._loader, _BatchDataset(self._loader))
         loader._persistent_workers = self._loader._persistent_workers
-        loader.dataset = _BatchDataset(self._loader)
         loader.batch_sampler = _Keys()
-        loader.auto_collate_batch = True
-        loader.collate_fn = operator.itemgetter(0)
         return loader
 
 
-def explain_dead_worker(error: BaseException) -> None:
-    """Makes what paddle raises when a worker has died name the causes."""
-    texts = ("Blocking queue is killed", "DataLoader process")
-    if isinstance(error, SystemError) and any(text in str(error) for text in texts):
-        add_note(
-            error,
-            "A worker of a DataLoader has died: it had no more memory, or no more room in "
-            "/dev/shm.",
-        )
+class ReaderThreads:
+    """Hears what paddle's reader threads raise, of which the main thread is told nothing.
+
+    Each loader with workers that is iterated by hand has such a thread: it gets what a worker has
+    raised, and raises it where nobody is.
+    """
+
+    _raised = ""  # by the last one, as a traceback
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Listens in the block."""
+        before = threading.excepthook
+
+        def hear(args: Any) -> None:
+            frames = {
+                frame.f_code.co_name: frame
+                for frame, _ in traceback.walk_tb(args.exc_traceback)
+                if "paddle" in frame.f_code.co_filename
+            }
+            if "_thread_loop" in frames:
+                # The worker's own traceback: a KeyError would show it in one line, and what takes
+                # two arguments cannot even be made of it.
+                sent = frames["reraise"].f_locals["msg"] if "reraise" in frames else ""
+                self._raised = sent or "".join(traceback.format_exception(args.exc_value))
+            before(args)
+
+        threading.excepthook = hear
+        try:
+            yield
+        finally:
+            threading.excepthook = before
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to what paddle raises, when a loader with workers has failed, what the cause was."""
+        if self._raised and isinstance(error, SystemError) and _KILLED in str(error):
+            add_note(error, self._raised)
+        else:
+            _explain_dead_worker(error)
+
+
+def _explain_dead_worker(error: BaseException) -> None:
+    """Adds how a worker has ended, once, to what paddle raises then."""
+    raised: BaseException | None = error
+    while raised is not None and not isinstance(raised, SystemError):
+        # Paddle raises it wherever the main thread is, in a function that makes it another error.
+        raised = raised.__cause__ or raised.__context__
+    if raised is None or _DEAD in "".join(getattr(raised, "__notes__", raised.args[1:])):
+        return
+    text = str(raised)
+    if killed := re.search(r"killed by signal: (.*?)\.? \(", text):
+        add_note(error, _ended_by(killed[1]))
+    elif exited := re.search("exited unexpectedly with code ([0-9]+)", text):
+        add_note(error, _ended_by(int(exited[1])))
+    elif _KILLED in text:
+        # Its workers stand in the frame of paddle's that has raised it.
+        frames = [frame for frame, _ in traceback.walk_tb(raised.__traceback__)]
+        readers = [frame.f_locals.get("self") for frame in frames[-1:]]
+        codes = [w.exitcode for reader in readers for w in getattr(reader, "_workers", ())]
+        for code in [code for code in codes if code is not None][:1]:
+            add_note(error, _ended_by(code if code >= 0 else signal.strsignal(-code)))
+
+
+def _ended_by(cause: int | str | None) -> str:
+    """Says how a worker has ended: by an exit code of its own, or by a signal, in words."""
+    if isinstance(cause, int):
+        why = f"it ended itself with code {cause}. Look for os._exit in what its data set calls"
+    elif cause in map(signal.strsignal, (signal.SIGKILL, signal.SIGBUS)):
+        why = f"it had no more memory, or no more room in /dev/shm (signal: {cause})"
+    else:
+        why = f"a signal has ended it: {cause}"
+    return f"{_DEAD}: {why}."
 
 
 class _BatchDataset:
     """The batches of a loader by key: a seed, and the IndexBatch.
 
     In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
-    without it here. Paddle takes a batch without any array for the end of the data.
+    without it here.
     """
+
+    failure: Any = None  # the batch that says why worker_init_fn has failed
 
     def __init__(self, loader: DataLoader) -> None:
         self._dataset = loader.dataset
@@ -140,14 +209,16 @@ class _BatchDataset:
         self._tensors = loader.dataset.tensors if at_once else None
 
     def __getitem__(self, key: tuple[int, IndexBatch]) -> Any:
+        if self.failure is not None:
+            return self.failure
         base, taken = key
         # What is drawn for a batch does not depend on those before, which another worker may have
         # made, or the run that this one continues.
         rng.seed_cpu(rng.derive(base, taken.position))
         try:
             return to_arrays(self.batch(taken.indices))
-        except Exception as error:
-            return [np.zeros(1), _sendable(error), self.under_way(taken.indices)]
+        except (Exception, SystemExit) as error:
+            return _sent(error, self.under_way(taken.indices))
 
     def batch(self, indices: Any) -> Any:
         """Makes the batch of these samples."""
@@ -169,12 +240,64 @@ class _BatchDataset:
         return f"by collate_fn for the samples {textwrap.shorten(repr(indices), 400)}"
 
 
-def _sendable(error: Exception) -> Any:
+class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no types
+    """The batches of an IterableDataset's loader in a worker, where an exception becomes one."""
+
+    failure: Any = None  # the batch that says why worker_init_fn has failed
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._dataset = loader.dataset
+        self._collate = _collate_fn(loader)
+        self._size = loader.batch_size  # None: what the data set holds is a batch already
+        self._drop_last = loader.drop_last
+
+    def batches(self, cut: int = 0) -> Iterator[Any]:
+        """Yields the batches of the samples behind the first ones."""
+        size = self._size
+        samples: Iterator[Any] = itertools.islice(self._dataset, cut, None)
+        by_size = iter(lambda: list(itertools.islice(samples, size)), [])
+        for chunk in samples if size is None else by_size:
+            if size is None or len(chunk) == size or not self._drop_last:
+                yield self._collate(chunk)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.failure is not None:
+            yield self.failure
+            return
+        count = 0
+        try:
+            for batch in self.batches():
+                yield to_arrays(batch)
+                count += 1
+        except (Exception, SystemExit) as error:
+            worker = get_worker_info()
+            yield _sent(error, f"in worker {worker.id}, after {count} batches of its own")
+
+
+def _sent(error: BaseException, what: str) -> list[Any]:
+    """Returns the batch that tells of an exception; of one without any array paddle would think
+    that the data has ended.
+    """
+    return [np.zeros(1), _sendable(error), what]
+
+
+def _raise_sent(batch: Any, name: str) -> None:
+    """Raises the exception that a batch of a worker tells of."""
+    match batch:
+        case [_, BaseException() as error, str() as what]:
+            add_note(error, f"{name}: raised {what}")
+            raise error
+
+
+def _sendable(error: BaseException) -> Any:
     """Makes the exception one that can be pickled, and raised with its traceback as cause."""
     trace = error.__traceback__
     try:
         pickle.loads(pickle.dumps(error))
+        is_shown = not isinstance(error, SystemExit)  # by which Python ends without a word
     except Exception:  # it has arguments of its own, say
+        is_shown = False
+    if not is_shown:
         error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(trace)
     from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 
@@ -190,19 +313,20 @@ class _Keys:
         return self.keys
 
 
-def streamed_by_workers(loader: DataLoader) -> Iterator[Any]:
+def streamed_by_workers(loader: DataLoader, name: str) -> Iterator[Any]:
     """Yields the batches of an IterableDataset's DataLoader with workers, which end with it."""
-    hardened = _with_hardened_workers(loader)
-    hardened.collate_fn = functools.partial(_collated_arrays, _collate_fn(loader))
+    hardened = _with_hardened_workers(loader, _StreamOfBatches(loader))
+    hardened.batch_sampler = itertools.repeat([None])
     iterator = _started(hardened)
     try:
-        yield from iterator
+        for batch in iterator:
+            _raise_sent(batch, name)
+            yield batch
+    except SystemError as error:
+        _explain_dead_worker(error)  # before the others are ended
+        raise
     finally:
         _end_workers(iterator)
-
-
-def _collated_arrays(collate: Callable[[Any], Any], samples: Any) -> Any:
-    return to_arrays(collate(samples))
 
 
 def _started(loader: DataLoader) -> Any:
@@ -232,27 +356,75 @@ def _end_workers(iterator: Any) -> None:
     remove_left_files()
 
 
-def _with_hardened_workers(loader: DataLoader) -> DataLoader:
-    """Copies the loader; its workers end with this process, and survive its group's signals."""
+def _with_hardened_workers(loader: DataLoader, batches: Any) -> DataLoader:
+    """Copies the loader; its workers end with this process, and survive its group's signals.
+
+    `batches` is the data set that they are given. To paddle, a whole batch is one sample of it, and
+    each of its batches has one sample.
+    """
     hardened = copy.copy(loader)
     init_fn = loader.worker_init_fn
-    hardened.worker_init_fn = functools.partial(_start_worker, loader.dataset, init_fn)
+    hardened.worker_init_fn = functools.partial(_start_worker, loader.dataset, batches, init_fn)
+    hardened.dataset = batches
+    hardened.auto_collate_batch = True
+    hardened.collate_fn = operator.itemgetter(0)
     hardened._persistent_workers = False
     hardened._iterator = None
     return hardened
 
 
-def _start_worker(dataset: Any, init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+@contextlib.contextmanager
+def workers_end_with_this() -> Iterator[None]:
+    """Makes daemonic children that are forked in the block end with this process, however it ends,
+    and not before it, by a signal to its group.
+
+    Such are the workers of a loader that is iterated by hand. Python ends them at its exit, but
+    after a kill -9 paddle's would wait for ever: in _worker_loop (paddle/io/dataloader/worker.py)
+    the seconds to wait for an index are given to Queue.get as `block`.
+    """
+    as_long_as_this_lives = threading.Event()
+    multiprocessing.util.register_after_fork(as_long_as_this_lives, _end_if_daemonic)
+    try:
+        yield
+    finally:
+        as_long_as_this_lives.set()
+        remove_left_files()
+
+
+def _end_if_daemonic(_: object) -> None:
+    if multiprocessing.current_process().daemon:
+        os.setpgrp()  # a signal to the group is the training process's alone, as in _start_worker
+        _end_with_parent(os.getpid())
+
+
+@functools.cache  # once in a process
+def _end_with_parent(own: int) -> None:
+    """Makes this process, of this id, end with its parent, and remove then what it has made."""
+    parent = multiprocessing.parent_process()
+    note = leave_note()
+
+    def finish() -> None:
+        if note is not None:
+            os.close(note)
+        remove_left_files()
+
+    end_with_parent((parent and parent.pid) or os.getppid(), finish)
+
+
+def _start_worker(
+    dataset: Any, batches: Any, init_fn: Callable[[int], None] | None, worker_id: int
+) -> None:
     # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
     # worker that died of it would make the training process fail, which wants to save.
     survive_signals()
-    started_by = multiprocessing.parent_process()
-    die_with_parent(started_by.pid if started_by else None)
-    leave_note()
+    _end_with_parent(os.getpid())
     # get_worker_info().dataset is the user's data set, not the wrapper around it.
     paddle_worker._worker_info.__dict__["dataset"] = dataset
     if init_fn is not None:
-        init_fn(worker_id)
+        try:
+            init_fn(worker_id)
+        except (Exception, SystemExit) as error:
+            batches.failure = _sent(error, f"by worker_init_fn({worker_id})")
 
 
 def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
@@ -260,15 +432,9 @@ def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
 
     `cut` is how many samples are left out at the start.
     """
-    collate = _collate_fn(loader)
-    size = loader.batch_size
     place = loader.places[0]
-    samples: Iterator[Any] = itertools.islice(loader.dataset, cut, None)
-    # None: what the data set holds is a batch already
-    chunks = samples if size is None else iter(lambda: list(itertools.islice(samples, size)), [])
-    for chunk in chunks:
-        if size is None or len(chunk) == size or not loader.drop_last:
-            yield to_tensors(collate(chunk), place)
+    for batch in _StreamOfBatches(loader).batches(cut):
+        yield to_tensors(batch, place)
 
 
 def _collate_fn(loader: DataLoader) -> Callable[[Any], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from expbase.base.errors import add_note
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.ranks import collectives
 
@@ -54,8 +56,47 @@ def explaining_missing_model(experiment: Any) -> Iterator[None]:
         if error.obj is experiment and made and error.name in made.co_names:
             wanted = re.search(rf"self\.({error.name})\b", line)
         if wanted and getattr(experiment, wanted[1], None) is None:
-            error.args = (
-                f"{error}. setup_dataloader: self.{wanted[1]} is not there yet; setup_model runs "
-                "after it. Expected there what needs a model, an optimizer say.",
+            add_note(
+                error,
+                f"setup_dataloader: self.{wanted[1]} is not there yet; setup_model runs after it. "
+                "Expected there what needs a model, an optimizer say.",
             )
         raise
+
+
+def explain_schedule(error: BaseException) -> None:
+    """Adds to what paddle's schedules raise of a length what it may come from."""
+    if isinstance(error, AssertionError) and re.search(
+        "'[A-Za-z_]+' must be a positive", str(error)
+    ):
+        add_note(
+            error,
+            "A schedule of the learning rate is given a length that is no positive number: the "
+            "run is shorter than its warm-up, or training.max_iteration is 0, since max_epoch "
+            "ends the run. Expected a shorter warm-up or a longer run, or "
+            "training.max_epoch * self.batches_per_epoch.",
+        )
+
+
+# The methods of a task of PaddleHub 1 (document 000), and what is here in their place.
+_OF_A_TASK = {
+    "_build_net": "setup_model", "_add_label": "train_batch", "_add_metrics": "valid",
+    "_build_env_start_event": "on_setup_begin", "_build_env_end_event": "on_setup_end",
+    "_finetune_start_event": "on_train_begin", "_finetune_end_event": "on_train_end",
+    "_eval_start_event": "on_evaluate_begin", "_eval_end_event": "on_evaluate_end",
+    "_predict_start_event": "on_predict_begin", "_predict_end_event": "on_predict_end",
+    "_log_interval_event": "on_log", "_save_ckpt_interval_event": "on_save_checkpoint",
+    "_eval_interval_event": "evaluate", "_run_step_event": "on_train_batch_end",
+}  # fmt: skip
+
+
+def methods_nobody_calls(experiment: type) -> Iterator[str]:
+    """Yields what to do with methods that a task of PaddleHub has, and no method here names."""
+    methods = [m for name in dir(experiment) if inspect.isfunction(m := getattr(experiment, name))]
+    named = {name for method in methods for name in method.__code__.co_names}
+    for theirs, ours in _OF_A_TASK.items():
+        if hasattr(experiment, theirs) and theirs not in named:
+            yield (
+                f"{experiment.__name__}.{theirs}: PaddleHub's name, which nothing calls here; "
+                f"expected {ours}, or a call of it there."
+            )

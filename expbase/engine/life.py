@@ -1,6 +1,7 @@
 """Where a run is in its life, and where its loop is: the two state machines, drawn.
 
-Life:  NEW -- setup --> READY -- resume_or_load --> RESTORED -- train --> TRAINING --> ENDED
+Life:  NEW -- setup --> IN_SETUP --> READY -- resume_or_load --> RESTORED
+       RESTORED -- train --> TRAINING --> ENDED
        RESTORED -- one that has finished is given again --> TRAINING, without train()
        TRAINING -- a failure --> ENDED, for on_exception and on_train_end
        any of them -- close, or a failure --> CLOSED
@@ -20,31 +21,47 @@ class Life(enum.Enum):
     """What a run has done last."""
 
     NEW = "made, not set up"
+    IN_SETUP = "in setup()"
     READY = "set up"
     RESTORED = "its state is restored, or begun"
     TRAINING = "in train()"
     ENDED = "training is over"
     CLOSED = "closed"
 
-    def need_setup(self, name: str) -> None:
-        """Raises a RuntimeError if a method is called before setup()."""
-        if self is Life.NEW:
-            raise RuntimeError(f"{name}: called before setup(); expected exp.setup() first.")
+    def need_setup(self, name: str, experiment: object) -> None:
+        """Raises a RuntimeError if a method of the experiment is called before setup()."""
+        if self in (Life.NEW, Life.IN_SETUP):
+            raise RuntimeError(
+                f"{name}: called before setup(); expected exp.setup() first."
+                f"{_own_setup(type(experiment))}"
+            )
 
     def need_training(self, name: str) -> None:
         """Raises a RuntimeError if a method is called where what it notes would be lost."""
-        if self in (Life.NEW, Life.READY, Life.CLOSED):
+        if self in (Life.NEW, Life.IN_SETUP, Life.READY, Life.CLOSED):
             when = "after the end" if self is Life.CLOSED else "in setup"
             raise RuntimeError(
                 f"{name}: called {when}, where it would be lost; expected it in training, from "
                 "on_train_begin to on_train_end, or in an evaluation."
             )
 
-    def need_open(self) -> None:
+    def need_open(self, experiment: object) -> None:
         """Raises a RuntimeError if run() is called before setup(), or after the end."""
-        self.need_setup("run")
+        self.need_setup("run", experiment)
         if self is Life.CLOSED:
             raise RuntimeError("run: this experiment is closed; make a new one.")
+
+
+def _own_setup(experiment: type) -> str:
+    """Says what an overridden setup() must do; nothing if it is not overridden."""
+    *overrides, _ = [base for base in experiment.__mro__ if "setup" in vars(base)]
+    names = [base.__name__ for base in overrides if not base.__module__.startswith("expbase.")]
+    if not names:
+        return ""
+    return (
+        f" {names[0]} overrides setup, and must call super().setup() there: it does all the steps, "
+        "from setup_output_dir to setup_model, and more. What is yours goes before or after it."
+    )
 
 
 class Step(enum.Enum):

@@ -25,9 +25,9 @@ from expbase.data.position import DataPosition
 from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
-from expbase.engine.life import Step
+from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
-from expbase.engine.start import Start
+from expbase.engine.start import Start, lacks_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -194,7 +194,7 @@ class Loop:
         self.need(Step.BETWEEN, "going_on")
         self.epochs_before = self.epochs_ended
         if self._data.needs_epoch:
-            self._experiment.new_epoch()
+            self._open_epoch()
         self.iteration += 1
         self._seed(rng.TRAIN, self.iteration)
         self.step = Step.WITHIN
@@ -344,7 +344,7 @@ class Loop:
         if data.needs_epoch:
             if data.epoch:
                 self._end_epoch()
-            self._experiment.new_epoch()
+            self._open_epoch()
         fire = self._events.fire
         fire("on_fetch_data_begin")
         batch = data.read(self.iteration)
@@ -369,6 +369,13 @@ class Loop:
         self._seed(rng.EPOCH, self.epoch)
         self._events.fire("on_train_epoch_begin")
         data.check_same_loader(self._experiment.train_loader)
+
+    def _open_epoch(self) -> None:
+        before = self.epoch
+        self._experiment.new_epoch()
+        has_none = self._data.needs_epoch and self._data.adapter.loader is not None
+        if has_none and self.epoch == before and not self.is_over:
+            raise lacks_super("new_epoch")
 
     def _end_epoch(self) -> None:
         rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._start.seed_rank, 1)
@@ -472,7 +479,8 @@ class Loop:
         Within an iteration its update is not done. With what a continued run goes on from its
         start before was done.
         """
-        if self.step is Step.WITHIN or self.failure is not None:
+        is_closed = self._experiment.life is Life.CLOSED  # another process may have the run
+        if self.step is Step.WITHIN or self.failure is not None or is_closed:
             return False
         is_at_end = self.is_over and self.validating_at < 0 and self._began >= 0
         is_at_begin = self.iteration == self._began and self.saved_at < 0

@@ -45,7 +45,7 @@ def find_own(run: Run) -> None:
 
 def resume_or_load(run: Run) -> None:
     """Restores the state: this run's own, else checkpoint_path's, else init_model_path's."""
-    run.life.need_setup("resume_or_load")
+    run.life.need_setup("resume_or_load", run.experiment)
     checkpointer = run.checkpointer
     if run.start.read_only:
         return

@@ -38,16 +38,21 @@ from expbase.data.loaders import (
 )
 from expbase.data.position import DataPosition
 from expbase.data.shared_memory import remove_left_files
-from expbase.data.workers import explain_dead_worker
+from expbase.data.workers import ReaderThreads, workers_end_with_this
 from expbase.defaults import check_training, limited
-from expbase.engine.advice import explaining_missing_model, likely_mistakes
+from expbase.engine.advice import (
+    explain_schedule,
+    explaining_missing_model,
+    likely_mistakes,
+    methods_nobody_calls,
+)
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, claim_directory
+from expbase.engine.start import Start, claim_directory, lacks_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -78,6 +83,7 @@ class Run:
         self.start = start
         self.facts: dict[str, Any] = {"resumed": None}  # of this start, for the ledger
         self._on_close = contextlib.ExitStack()  # each step of setup adds how it is undone
+        self._reader_threads = ReaderThreads()
         self._guards: list[contextlib.AbstractContextManager[Any]] = []  # round training
         # What is the user's, and what looks at it.
         self.events = Subscribers(experiment)
@@ -162,6 +168,7 @@ class Run:
         """Does everything before the first batch; a failure closes the run."""
         if self.life is not Life.NEW:
             raise RuntimeError("setup: called a second time; make a new experiment.")
+        self.life = Life.IN_SETUP
         try:
             with lasting():
                 self._set_up()
@@ -175,14 +182,21 @@ class Run:
         check_training(training)  # exp.config may be changed until here
         training["max_iteration"] = limited(self.start.config).training["max_iteration"]
         check_shares(training.shares, self.start.world_size)
+        self._on_close.enter_context(self._reader_threads.heard())
+        self._on_close.enter_context(workers_end_with_this())
+        self._on_close.enter_context(logs.paddle_repeats_nothing())
         experiment.prepare()
         experiment.setup_device()
         if self.start.parallel:
             experiment.init_parallel()
+            if not collectives.is_connected():  # each rank would train alone
+                raise lacks_super("init_parallel")
         experiment.setup_output_dir()
         experiment.dump_config()
         experiment.setup_visualizer()
         experiment.setup_logger()
+        if logs.is_early(self.start.logger):  # its lines would be lost, the last ones, too
+            raise lacks_super("setup_logger")
         self._open_records()
         self._on_close.callback(self.checkpointer.close)
         experiment.setup_checkpointer()
@@ -196,7 +210,7 @@ class Run:
         experiment.startup()
         experiment.check_setup()
         if self.life is not Life.READY:
-            raise TypeError("check_setup: does not call super().check_setup(); expected it to.")
+            raise lacks_super("check_setup")
         self.state.is_named = True
         self.events.fire("on_setup_end")
         self.state.note_setup()
@@ -228,11 +242,12 @@ class Run:
 
     def setup_output_dir(self) -> None:
         """Makes and locks the output directory."""
+        if self.life is Life.NEW:  # by an override of setup, of which nothing would be undone
+            self.life.need_setup("setup_output_dir", self.experiment)
         if not self.start.read_only:  # it writes nothing, so it needs no lock
             self._on_close.callback(self.directory.release)
             claim_directory(self.directory, self.start)
             remove_left_files()
-            self._on_close.callback(remove_left_files)
         else:
             self.directory.expect()
 
@@ -352,7 +367,7 @@ class Run:
             is_divided = start.parallel and not self.update.has_shares
             alone = not_synchronized(self.state.found(), found) if is_divided else ()
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-            for text in (*mistakes, *alone):
+            for text in (*methods_nobody_calls(type(experiment)), *mistakes, *alone):
                 start.warn(text)
         self.life = Life.READY
 
@@ -430,7 +445,7 @@ class Run:
 
     def _ensure_restored(self) -> None:
         """Prepares a loop that begins: perhaps the user's own, without run()."""
-        self.life.need_setup("going_on")
+        self.life.need_setup("going_on", self.experiment)
         if self.start.read_only:
             raise RuntimeError("going_on: --evaluate or --export only look; expected exp.run().")
         self._restore_and_note_start()
@@ -486,6 +501,7 @@ class Run:
             self.fail(error)
             raise
         self.experiment.close()
+        self.close()  # if an override has not called super's
 
     def close(self) -> None:
         """Ends what setup began: terminal, then each step of setup backwards. Once."""
@@ -517,7 +533,8 @@ class Run:
         quietly = self.report.quietly
         if error is not loop.failure:
             loop.note_failure(error)
-            explain_dead_worker(error)
+            self._reader_threads.explain(error)
+            explain_schedule(error)
             self._say_failure(error)
         loop.end()
         if self.life is Life.TRAINING:

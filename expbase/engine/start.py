@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,12 +189,74 @@ def check_platform() -> None:
         )
 
 
+def check_arguments(experiment: type, given: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raises a TypeError if `__init__` does not take what the experiment is made with."""
+    if not given and not options:  # a copy, perhaps; else Python's own words say what is missing
+        return
+    try:
+        inspect.signature(experiment.__init__).bind(None, *given, **options)  # type: ignore[misc]
+    except TypeError as error:
+        raise TypeError(
+            f"{experiment.__name__}.__init__: {error}; expected `def __init__(self, config, args): "
+            "super().__init__(config, args)` or none. A value of your own is a key of "
+            "default_config, and what setup_model makes stands on self."
+        ) from None
+
+
+# What the mixins in extras add, by its name. The core does not import them.
+_OF_MIXINS = {
+    **dict.fromkeys(("predict", "predict_batch"), "expbase.extras.prediction.Prediction"),
+    **dict.fromkeys(
+        ("early_stopping", "is_better", "begin_count", "stop_when_exhausted"),
+        "expbase.extras.mixins.EarlyStopping",
+    ),
+    **dict.fromkeys(
+        ("weight_averages", "begin_averages", "update_averages"),
+        "expbase.extras.mixins.ExponentialMovingAverage",
+    ),
+    "clip_gradients": "expbase.extras.mixins.GradientClipping",
+}
+
+
+def raise_no_attribute(experiment: object, name: str) -> Any:
+    """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
+    owner = type(experiment)
+    if hasattr(owner, name):  # a property, in which another one is missing: that one is named
+        return object.__getattribute__(experiment, name)
+    text = f"{owner.__name__!r} object has no attribute {name!r}"
+    if name in _OF_MIXINS:
+        module, _, mixin = _OF_MIXINS[name].rpartition(".")
+        text += (
+            f". It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
+            f"`class {owner.__name__}({mixin}, ExperimentBase)`."
+        )
+    elif name.startswith("_ExperimentBase__"):
+        text += ". Its __init__ must call super().__init__(config, args) first."
+    raise AttributeError(text, name=name, obj=experiment)
+
+
+def lacks_super(name: str) -> TypeError:
+    """Returns the error to raise when an override has not done what the method does."""
+    return TypeError(f"{name}: does not call super().{name}(); expected it to.")
+
+
+# What the methods of document 004 set, which somebody may paste as an override.
+_SET_BY = {
+    "config": "__init__(config, args)",
+    "args": "__init__(config, args)",
+    "output_dir": "setup_output_dir()",
+    "checkpoint_dir": "setup_checkpointer()",
+    "logger": "setup_logger()",
+}
+
+
 def check_attribute(base: type, name: str, value: Any) -> None:
     """Raises an AttributeError if an attribute would hide a method, or is only to be read."""
     ours = getattr(base, name, None)
     if isinstance(ours, property) and ours.fset is None:
         raise AttributeError(
-            f"self.{name}: {value!r} given, and expbase sets it; expected another name."
+            f"self.{name}: {value!r:.80} given, and expbase sets it; expected another name"
+            + (f", or super().{_SET_BY[name]}, which sets it." if name in _SET_BY else ".")
         )
     # A function may take the place of a method; a layer is called, too, and is none.
     if inspect.isroutine(ours) and (not callable(value) or isinstance(value, paddle.nn.Layer)):

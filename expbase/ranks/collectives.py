@@ -87,6 +87,11 @@ def init_parallel(device: str) -> None:
     dist.init_parallel_env()
 
 
+def is_connected() -> bool:
+    """Tells whether the processes are connected."""
+    return bool(dist.is_initialized())
+
+
 def all_gather_object(value: T) -> list[T]:
     """Returns the values of all ranks, in rank order; one collective."""
     if not dist.is_initialized():

@@ -8,13 +8,23 @@ There is a logger from the beginning; it keeps its lines until there is a file.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+import sys
 import time
+import warnings
+from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 from expbase.base.files import AppendedFile
 from expbase.base.streams import say
+
+_OF_BATCH_NORM = (
+    "ignore", re.compile("When training, we now always track global mean"), UserWarning, None, 0,
+)  # fmt: skip
 
 
 def early_log() -> logging.Logger:
@@ -47,12 +57,59 @@ def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
             logger.handle(record)
 
 
+def is_early(logger: logging.Logger) -> bool:
+    """Tells whether `open_log` was not called yet: it keeps its lines."""
+    return any(isinstance(handler, MemoryHandler) for handler in logger.handlers)
+
+
 def close_log(logger: logging.Logger) -> None:
     """Closes the file; what is logged later is dropped. May be called twice."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
     logger.addHandler(logging.NullHandler())
+
+
+@contextlib.contextmanager
+def paddle_repeats_nothing() -> Iterator[None]:
+    """Leaves out, in the block, what paddle would say again and again.
+
+    At its import it adds a handler to the root logger (distributed/utils/log_utils.py, where a name
+    of "root" is given), which prints what a handler of the author's prints, too. And each BatchNorm
+    warns in training of what everybody expects: Python shows that once, but once more after
+    whatever touches its filters of warnings, such as a subprocess, a picture, a metric of sklearn.
+    """
+    filters: Any = warnings.filters
+    filters.insert(0, _OF_BATCH_NORM)  # filterwarnings() would touch them, too
+    handlers = [h for h in logging.getLogger().handlers if _is_paddles(h)]
+    for handler in handlers:
+        handler.addFilter(_is_printed_by_paddle_alone)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_is_printed_by_paddle_alone)
+        with contextlib.suppress(ValueError):  # somebody has put back those of before
+            filters.remove(_OF_BATCH_NORM)
+
+
+def _is_paddles(handler: logging.Handler) -> bool:
+    formatter = handler.formatter
+    return formatter is not None and "[%(levelname)8s]" in str(vars(formatter).get("_fmt"))
+
+
+def _is_printed_by_paddle_alone(record: logging.LogRecord) -> bool:
+    """Tells whether no other handler writes a record to the terminal."""
+    terminals = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None:
+        for handler in logger.handlers:
+            console = getattr(handler, "console", None)  # of rich
+            stream = getattr(handler, "stream", None) or getattr(console, "file", None)
+            if stream is not None and stream in terminals and not _is_paddles(handler):
+                return False
+        logger = logger.parent if logger.propagate else None
+    return True
 
 
 class _Lines(logging.Handler):

@@ -83,7 +83,7 @@ class MetricLog:
     def close(self) -> None:
         """Closes the files. May be called twice."""
         self._file.close()
-        self._visualizer().close()
+        self._visualizer().end()
 
 
 class MetricsFile(AppendedFile):

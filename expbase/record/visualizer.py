@@ -45,6 +45,8 @@ class Visualizer:
         self._file = _RecordFile(path)
         self._writer: Any = None
         self.num_scalars = 0  # points of curves, in this start
+        self._has_ended = False
+        self._is_told = False  # that it has
 
     @property
     def writer(self) -> Any:
@@ -54,25 +56,43 @@ class Visualizer:
         return self._writer
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Adds one point to a curve."""
-        self.num_scalars += 1
-        self._add("scalar", tag, value.item() if hasattr(value, "item") else value, int(step))
-
-    def add_image(self, tag: str, image: Any, step: int) -> None:
-        """Adds an image: [H, W], [H, W, 1] or [H, W, 3], floats from 0 to 1 or whole up to 255.
+        """Adds one point to a curve.
 
         Raises:
-            ValueError: It holds other values.
+            TypeError: It is not one number.
         """
-        pixels = _pixels(_array(image))
+        self.num_scalars += 1
+        try:
+            number = value.item() if hasattr(value, "item") else value
+            float(number)
+        except (TypeError, ValueError):  # of a text, or of an array of several
+            raise TypeError(f"{_said('add_scalar', tag, value)}; expected one number.") from None
+        self._add("scalar", tag, number, step)
+
+    def add_image(self, tag: str, image: Any, step: int) -> None:
+        """Adds an image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], floats from 0 to 1 or whole
+        numbers up to 255.
+
+        Raises:
+            TypeError: It does not hold numbers.
+            ValueError: It has another shape, or holds other values.
+        """
+        pixels = _pixels(tag, _numbers("add_image", tag, image))
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
     def add_figure(self, tag: str, figure: Any, step: int) -> None:
         """Adds a matplotlib figure; the caller closes it."""
+        if not hasattr(figure, "savefig"):
+            raise TypeError(
+                f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
+                "`axes.figure`."
+            )
         self._add("figure", tag, figure, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
         """Adds a text."""
+        if not isinstance(text, (str, bytes)):
+            raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
 
     def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
@@ -80,26 +100,54 @@ class Visualizer:
 
         Louder samples are clipped, with a warning. A ValueError for another shape or a nan.
         """
-        sound = _array(samples).squeeze()
-        sound = sound / 32768 if sound.dtype == np.int16 else sound
+        sound = _numbers("add_audio", tag, samples)
+        is_int16 = sound.dtype == np.int16
+        sound = sound.squeeze() / (32768 if is_int16 else 1)
         loudest = abs(sound).max(initial=0)
-        if sound.ndim != 1 or not np.isfinite(loudest):
+        if sound.ndim != 1 or not sound.size or not np.isfinite(loudest):
             raise ValueError(
-                f"add_audio: {tag!r} has the shape {[*sound.shape]} and values up to {loudest}; "
-                "expected [N] samples, floats from -1 to 1 or int16."
+                f"{_said('add_audio', tag, samples)}, and values up to {loudest}; expected [N] "
+                "samples, floats from -1 to 1 or int16."
             )
         if loudest > 1:
             self._warn(f"add_audio: {tag!r} has values up to {loudest:.3g}, clipped to -1 … 1")
-        self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=sample_rate)
+        self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=int(sample_rate))
 
     def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
-        """Adds a histogram of numbers of any shape."""
-        self._add("histogram", tag, _array(values), step, buckets=buckets)
+        """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
+        numbers = _numbers("add_histogram", tag, values)
+        if not np.isfinite(numbers).all():
+            raise ValueError(
+                f"{_said('add_histogram', tag, values)}, and values that are not finite; expected "
+                "finite numbers."
+            )
+        self._add("histogram", tag, numbers, step, buckets=buckets)
 
-    def _add(self, kind: str, tag: str, value: Any, step: int, **options: Any) -> None:
+    def _add(self, kind: str, tag: str, value: Any, step: Any, **options: Any) -> None:
+        if not isinstance(tag, str):
+            raise TypeError(f"add_{kind}: tag={tag!r} given; expected a text.")
+        try:
+            step = int(step)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"add_{kind}: {tag!r} has step={step!r}; expected a whole number, "
+                "self.iteration say."
+            ) from None
+        if self._has_ended and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"visualizer: {tag!r} and what follows is not written: the run has ended, and its "
+                "record stays as it is. Write in on_train_end at the latest.",
+                stacklevel=3,
+            )
         if self.writer is not None:
             tag = tag.replace("%", "_")  # VisualDL takes none
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
+
+    def end(self) -> None:
+        """Closes the file for good: what comes later is not written, and a warning says so once."""
+        self.write_no_more()
+        self._has_ended = True
 
     def write_no_more(self) -> None:
         """Writes nothing from now on: the record of a run that has finished stays as it is."""
@@ -170,20 +218,47 @@ def _log_writer(file: _RecordFile) -> Any:
     return DirectWriter(logdir=os.path.dirname(file.get_filename()))
 
 
-def _array(value: Any) -> Any:
+def _numbers(method: str, tag: Any, value: Any) -> Any:
+    """Returns an array of the value; a TypeError if it does not hold real numbers."""
     from expbase.base.arrays import to_numpy  # here: the board reads files, and needs no paddle
 
-    return np.asarray(to_numpy(value) if hasattr(value, "numpy") else value)
+    try:
+        array = np.asarray(to_numpy(value) if hasattr(value, "numpy") else value)
+    except ValueError:  # lists of unequal length
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        expected = "expected an array or a tensor of real numbers"
+        raise TypeError(f"{_said(method, tag, value)}; {expected}.")
+    return array
 
 
-def _pixels(image: Any) -> Any:
+def _said(method: str, tag: Any, value: Any) -> str:
+    """Says what was given under a tag: the beginning of an error."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        dtype = str(value.dtype).removeprefix("paddle.")
+        return f"{method}: {tag!r} has the shape {[*value.shape]} of {dtype}"
+    return f"{method}: {tag!r} is {type(value).__name__} {value!r:.80}"
+
+
+def _pixels(tag: Any, image: Any) -> Any:
     """Returns the image as uint8. VisualDL multiplies the caller's array by 255, or shows it in
     black.
     """
+    channels = image.shape[2:]
+    if image.ndim < 2 or not image.size or channels not in [(), (1,), (3,), (4,)]:
+        hint = ""
+        if image.ndim == 3 and image.shape[0] in (1, 3, 4):
+            hint = " Of [C, H, W] it is image.transpose([1, 2, 0])."
+        elif image.ndim == 4:
+            hint = " Give one image of a batch: images[0]."
+        raise ValueError(
+            f"{_said('add_image', tag, image)}; expected [H, W], [H, W, 1], [H, W, 3] or "
+            f"[H, W, 4].{hint}"
+        )
     highest = 1 if image.dtype.kind in "fb" else 255
     if not 0 <= image.min() <= image.max() <= highest:
         raise ValueError(
-            f"add_image: values from {image.min()} to {image.max()}; expected floats from 0 to 1, "
-            "or whole numbers from 0 to 255."
+            f"add_image: {tag!r} has values from {image.min()} to {image.max()}; expected floats "
+            "from 0 to 1, or whole numbers from 0 to 255."
         )
     return (image * 255.0).round().astype("uint8") if highest == 1 else image.astype("uint8")

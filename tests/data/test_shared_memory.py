@@ -23,6 +23,7 @@ import glob, os, signal, sys, time
 import numpy as np
 from paddle.io import DataLoader, Dataset
 from expbase.data.loaders import Shard, adapt_loader
+from expbase.data.workers import workers_end_with_this
 
 class Workers(Dataset):
     def __getitem__(self, index):
@@ -31,9 +32,14 @@ class Workers(Dataset):
         return 3 if sys.argv[1] == "later" else 100
 
 loader = DataLoader(Workers(), batch_size=1, num_workers=1)
-batches = adapt_loader(loader, "loader", Shard(seed=0)).open(1)
+if sys.argv[1] == "read by hand":
+    watching = workers_end_with_this()
+    watching.__enter__()
+    batches = iter(loader)
+else:
+    batches = adapt_loader(loader, "loader", Shard(seed=0)).open(1)
 batch = next(batches)
-worker = int(batch[0, 0])
+worker = int(np.ravel(batch)[0])
 while not glob.glob(f"/dev/shm/paddle_{worker}_*"):  # of the batches that it has read ahead
     time.sleep(0.01)
 if sys.argv[1] == "later":
@@ -46,16 +52,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("killed", ["before it", "with it", "later"])
-def test_of_a_run_that_was_killed_nothing_is_left_after_the_next_start(
-    tmp_path: Path, killed: str
-) -> None:
-    """Killed before its worker, with it, or when that has ended and its batches are held."""
+@pytest.mark.parametrize("killed", ["before it", "read by hand", "with it", "later"])
+def test_of_a_run_that_was_killed_nothing_is_left(tmp_path: Path, killed: str) -> None:
+    """Killed before its worker, which may be of a loader that is read by hand; with it; or when
+    that has ended and its batches are held.
+    """
     command = [sys.executable, "-W", "ignore", "-c", KILLED_WITH_WORKERS, killed]
     result = forks.run(command)  # until nobody has its stdout any more, the worker neither
     assert result.returncode == -9, result.stderr
     files = f"/dev/shm/paddle_{result.stdout.strip()}_*"
-    if killed == "later":
+    if killed != "with it":  # else the next start removes them
         assert not glob.glob(files)
     experiment = make(Tiny, tmp_path)
     experiment.setup()

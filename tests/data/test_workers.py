@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from driving import Fragile, Lines, Noisy, adapted, drawn, loader, plain
+from driving import Endless, Fragile, Lines, Noisy, adapted, drawn, loader, plain
 from paddle.io import (
     BatchSampler,
     DataLoader,
@@ -28,6 +30,7 @@ from paddle.io import (
 from tiny import Tiny, trained
 
 from expbase.base import rng
+from expbase.data import workers
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,16 @@ def test_workers_know_the_users_data_set_and_lead_their_own_group() -> None:
     assert plain(batch) == [[1, 1, 2], [1, 1, 2]]
 
 
+def test_workers_of_a_loader_that_is_read_by_hand_lead_a_group_of_their_own_too() -> None:
+    class Leading(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.array(os.getpgrp() == os.getpid())
+
+    with workers.workers_end_with_this():
+        [batch] = DataLoader(Leading(2), batch_size=2, num_workers=1)
+    assert plain(batch) == [True, True]
+
+
 class Stuck(Noisy):
     """Its second sample never comes."""
 
@@ -242,32 +255,133 @@ def told(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_exception_of_the_data_set_comes_out_with_its_traceback(workers: int) -> None:
-    batches = adapted(DataLoader(Fragile(), batch_size=3, num_workers=workers)).open(1)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_of_the_data_set_comes_out_with_its_traceback(num_workers: int) -> None:
+    batches = adapted(DataLoader(Fragile(), batch_size=3, num_workers=num_workers)).open(1)
     next(batches)
     with pytest.raises(KeyError, match="sample 4 is broken") as caught:
         next(batches)
     assert "self.train_loader: raised by sample 4 of the data set" in told(caught.value)
-    if workers:
+    if num_workers:
         assert "__getitem__" in str(caught.value.__cause__)
     else:
         assert caught.traceback[-1].name == "__getitem__"
     batches.close()
 
 
+class FragileLines(Lines):
+    def __iter__(self) -> Iterator[np.ndarray]:
+        yield from itertools.islice(super().__iter__(), 2)
+        raise KeyError("line 4 is broken")
+
+
+def fail(argument: Any) -> Any:
+    raise KeyError("it fails")
+
+
 @pytest.mark.parametrize(
-    "said",
-    ["(Fatal) Blocking queue is killed because …", "DataLoader process (pid 7) exited"],
+    ("dataset", "options", "place"),
+    [
+        (FragileLines(), {}, "in worker 0, after 2 batches of its own"),
+        (Lines(), {"collate_fn": fail}, "in worker 0, after 0 batches of its own"),
+        (Lines(), {"worker_init_fn": fail}, "by worker_init_fn(0)"),
+        (Noisy(), {"worker_init_fn": fail}, "by worker_init_fn(0)"),
+    ],
+    ids=["stream", "collate_fn of a stream", "init_fn of a stream", "init_fn"],
 )
-def test_the_error_of_a_worker_that_died_names_the_causes(said: str, tmp_path: Path) -> None:
-    class Killed(Tiny):
-        def train_batch(self) -> None:
-            raise SystemError(said)
+def test_what_fails_in_a_worker_comes_out_whatever_it_is(
+    dataset: Any, options: Any, place: str
+) -> None:
+    batches = adapted(DataLoader(dataset, batch_size=1, num_workers=2, **options)).open(1)
+    with pytest.raises(KeyError) as caught:
+        list(batches)
+    said = told(caught.value)
+    assert f"self.train_loader: raised {place}" in said
+    assert "Traceback" in str(caught.value.__cause__)
+
+
+def test_a_batch_sampler_that_fails_while_workers_run_is_an_error_of_its_own() -> None:
+    def drawn() -> Iterator[list[int]]:
+        yield [0]
+        raise KeyError("no weights")
+
+    sampler = Endless()
+    sampler.__class__ = type("Failing", (Endless,), {"__iter__": lambda self: drawn()})
+    batches = adapted(DataLoader(Noisy(), batch_sampler=sampler, num_workers=1)).open(1)
+    with pytest.raises(KeyError, match="no weights"):
+        list(batches)
+
+
+def test_sys_exit_in_a_worker_says_which_sample_called_it() -> None:
+    class Exiting(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            sys.exit(3)
+
+    batches = adapted(DataLoader(Exiting(), batch_size=3, num_workers=1)).open(1)
+    with pytest.raises(RuntimeError, match="SystemExit: 3") as caught:
+        next(batches)
+    assert "raised by sample 0 of the data set" in told(caught.value)
+
+
+class Dying(Tiny):
+    """Its workers end in another way than by an exception, some batches later."""
+
+    way = "os._exit(3)"
+
+    def setup_dataloader(self) -> None:
+        way = self.way
+
+        class Ending(Noisy):
+            def __getitem__(self, index: int) -> Any:
+                return eval(way) if index == 6 else index
+
+        self.train_loader = DataLoader(Ending(), batch_size=1, num_workers=1)
+
+    def train_batch(self) -> None:
+        self.read_batch()
+
+
+def test_how_a_worker_has_ended_is_told(tmp_path: Path) -> None:
+    ways = {
+        "os._exit(3)": "it ended itself with code 3. Look for os._exit",
+        "os.kill(os.getpid(), 9)": "it had no more memory, or no more room in /dev/shm",
+        "os.kill(os.getpid(), 11)": "a signal has ended it: Segmentation fault",
+    }
+    for number, (way, words) in enumerate(ways.items()):
+        experiment = type("Dies", (Dying,), {"way": way})
+        with pytest.raises(SystemError) as caught:
+            trained(experiment, tmp_path / str(number), max_iteration=10, valid_interval=0)
+        assert told(caught.value).count(f"A worker of a DataLoader has died: {words}") == 1
+
+
+def test_a_worker_that_ends_with_code_0_is_no_end_of_the_data() -> None:
+    # Paddle's own words are the same for all that it cannot tell.
+    class Iterator:
+        _workers = (argparse.Namespace(exitcode=None), argparse.Namespace(exitcode=0))
+
+        def __next__(self) -> None:
+            raise SystemError("(Fatal) Blocking queue is killed because …")
 
     with pytest.raises(SystemError) as caught:
-        trained(Killed, tmp_path)
-    assert told(caught.value).count("A worker of a DataLoader has died: it had no more memory") == 1
+        next(Iterator())  # type: ignore[call-overload]
+    workers.ReaderThreads().explain(caught.value)
+    assert "it ended itself with code 0" in told(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("dataset", [Fragile(), FragileLines()], ids=["indices", "stream"])
+def test_the_log_has_what_a_worker_of_a_loader_read_by_hand_has_raised(
+    dataset: Any, tmp_path: Path
+) -> None:
+    class ByHand(Tiny):
+        def valid(self) -> None:
+            for _ in DataLoader(dataset, batch_size=1, num_workers=1):
+                pass
+
+    with pytest.raises(SystemError):
+        trained(ByHand, tmp_path)
+    log = (tmp_path / "worker_0.log").read_text()
+    assert log.rindex("is broken") > log.rindex("Blocking queue is killed")
 
 
 class TwoArguments(Exception):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import paddle
 import pytest
@@ -12,7 +14,7 @@ from paddle.io import DataLoader
 from tiny import Tiny, make, trained
 
 from expbase import get_default_training_config
-from expbase.engine.advice import likely_mistakes
+from expbase.engine.advice import likely_mistakes, methods_nobody_calls
 
 
 @pytest.mark.parametrize(("monitor", "mode", "is_told"), [
@@ -84,3 +86,35 @@ def test_a_model_that_is_wanted_before_it_is_made_is_named(tmp_path: Path) -> No
         trained(Named, tmp_path / "b")
     with pytest.raises(AttributeError, match=r"'laoder'$"):
         trained(Mistyped, tmp_path / "c")
+
+
+def test_a_method_by_its_name_in_paddlehub_that_nothing_calls_is_told(tmp_path: Path) -> None:
+    class Task(Tiny):
+        def _finetune_start_event(self) -> None: ...
+
+        def _log_interval_event(self, metrics: Any) -> None: ...
+
+        def on_log(self, metrics: Any) -> None:
+            self._log_interval_event(metrics)
+
+    exp = make(Task, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    text = (
+        "Task._finetune_start_event: PaddleHub's name, which nothing calls here; expected on_train"
+    )
+    assert text in (tmp_path / "run/worker_0.log").read_text()
+    assert len([*methods_nobody_calls(Task)]) == 1
+    assert not [*methods_nobody_calls(Tiny)]
+
+
+def test_a_warm_up_that_is_longer_than_the_run_says_what_to_do(tmp_path: Path) -> None:
+    class WarmUp(Tiny):
+        def setup_model(self) -> None:
+            rest = self.config.training.max_iteration - 10
+            paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=rest)
+
+    with pytest.raises(AssertionError, match="must be a positive integer") as caught:
+        make(WarmUp, tmp_path / "run").setup()
+    said = "".join(traceback.format_exception(caught.value))
+    assert "the run is shorter than its warm-up, or training.max_iteration is 0" in said

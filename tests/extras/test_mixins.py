@@ -751,3 +751,19 @@ def test_every_section_stands_in_the_config_beside_those_of_the_experiment() -> 
     assert set(config) == {"training", "early_stopping", "ema", "clipping", "optim"}
     assert config.ema.decay == 0.5
     assert ExponentialMovingAverage.default_config().ema.decay == 0.999
+
+
+def test_what_a_mixin_adds_says_where_it_is_without_the_mixin(tmp_path: Path) -> None:
+    exp = make(Tiny, tmp_path)
+    classes = (EarlyStopping, ExponentialMovingAverage, GradientClipping, Prediction)
+    for mixin in classes:
+        added = [
+            name for name in vars(mixin) if name[0] != "_" and not hasattr(ExperimentBase, name)
+        ]
+        assert added
+        for name in added:
+            with pytest.raises(AttributeError) as caught:
+                getattr(exp, name)
+            place = f"from {mixin.__module__} import {mixin.__name__}"
+            assert f"no attribute {name!r}. It is the mixin" in str(caught.value)
+            assert f"`{place}`" in str(caught.value)

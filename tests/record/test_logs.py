@@ -6,9 +6,11 @@ import io
 import logging
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from paddle.distributed.utils import log_utils as paddle_logs
 from tiny import Tiny, trained
 
 from expbase.record.logs import close_log, early_log, open_log
@@ -122,3 +124,43 @@ def test_a_run_whose_standard_error_was_closed_trains(
     monkeypatch.setattr(sys, "stderr", None)  # as Python does for `2>&-`
     assert trained(Tiny, tmp_path / "run", max_iteration=2).finished
     assert "FINISHED" in (tmp_path / "run/worker_0.log").read_text()
+
+
+def test_paddles_handler_leaves_out_what_a_handler_of_the_authors_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, bare = logging.getLogger("author.own"), logging.getLogger("author.bare")
+    # As the one at the root logger, which pytest has handlers at, too.
+    [paddles] = paddle_logs.get_logger(logging.INFO, "author.paddle").handlers
+    logging.getLogger().addHandler(paddles)
+    handler = logging.StreamHandler(sys.stderr)
+
+    class Author(Tiny):
+        def on_train_begin(self) -> None:
+            own.warning("with a handler")
+            bare.warning("without one")
+
+    own.addHandler(handler)
+    try:
+        trained(Author, tmp_path)
+        own.warning("afterwards")
+    finally:
+        own.removeHandler(handler)
+        logging.getLogger().removeHandler(paddles)
+    printed = capsys.readouterr().err
+    counts = [printed.count(text) for text in ("with a handler", "without one", "afterwards")]
+    assert counts == [1, 1, 2]
+
+
+def test_the_warning_of_batch_norm_is_not_repeated(tmp_path: Path) -> None:
+    class Resetting(Tiny):
+        def on_train_batch_end(self) -> None:
+            warnings.warn("the author's", stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = [*warnings.filters]
+        trained(Resetting, tmp_path, max_iteration=2)
+        assert [*warnings.filters] == before
+    said = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    assert said == ["the author's"] * 2

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from paddle.io import DataLoader
 from PIL import Image
-from tiny import Tiny, trained
+from tiny import Points, Tiny, trained
 from visualdl import LogReader
 
 from expbase.record.visualizer import FILE_NAME, Visualizer
@@ -185,6 +186,45 @@ def test_an_image_that_would_be_black_is_refused(
         visualizer.add_image("image", image, 1)
 
 
+IMAGE = "expected [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]."
+REFUSED = [
+    ("add_image", np.zeros([3, 8, 6]), f"has the shape [3, 8, 6] of float64; {IMAGE} Of [C, H, W]"),
+    ("add_image", np.zeros([2, 8, 6, 3]), f"{IMAGE} Give one image of a batch"),
+    ("add_image", paddle.zeros([8]), f"has the shape [8] of float32; {IMAGE}"),
+    ("add_image", np.zeros([0, 8]), f"has the shape [0, 8] of float64; {IMAGE}"),
+    ("add_image", np.zeros([4, 4], "complex64"), "of complex64; expected an array or a tensor of"),
+    ("add_image", "a.png", "is str 'a.png'; expected an array or a tensor of real numbers"),
+    ("add_image", [[1], [1, 2]], "is list [[1], [1, 2]]; expected an array"),
+    ("add_scalar", paddle.zeros([2]), "has the shape [2] of float32; expected one number"),
+    ("add_scalar", "high", "is str 'high'; expected one number"),
+    ("add_scalar", None, "is NoneType None; expected one number"),
+    ("add_audio", None, "is NoneType None; expected an array"),
+    ("add_audio", np.zeros(0), "has the shape [0] of float64, and values up to 0"),
+    ("add_histogram", ["a"], "is list ['a']; expected an array"),
+    ("add_histogram", np.array([1, np.nan]), "values that are not finite"),
+    ("add_text", 3, "is int 3; expected a text"),
+    ("add_figure", np.zeros([4, 4]), "of float64; expected a figure of matplotlib"),
+]
+
+
+@pytest.mark.parametrize("directory", [True, False], ids=["writes", "writes nothing"])
+def test_what_cannot_be_shown_is_named_with_its_tag_and_what_is_expected(
+    visualizer: Visualizer, *, directory: bool
+) -> None:
+    shown = visualizer if directory else Visualizer(None)  # another rank's
+    for method, value, text in REFUSED:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            getattr(shown, method)("sample", value, 1)
+        assert str(caught.value).startswith(f"{method}: 'sample' ")
+        assert text in str(caught.value)
+    for tag, step, text in (
+        (3, 1, "tag=3 given"),
+        ("a", "b", "'a' has step='b'; expected a whole"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            shown.add_scalar(tag, 0.5, step)  # type: ignore[arg-type]
+
+
 SOUND = np.zeros(100)
 SECOND = {
     "image": lambda visualizer: visualizer.add_image("voice", np.zeros([2, 2]), 1),
@@ -269,3 +309,18 @@ def test_a_visualizer_of_one_s_own_is_used(tmp_path: Path) -> None:
     tags: list[str] = []
     trained(Experiment, tmp_path / "run")
     assert "valid/accuracy" in tags
+
+
+def test_after_the_end_nothing_is_written_into_the_record_and_that_is_said_once(
+    tmp_path: Path,
+) -> None:
+    exp = trained(Tiny, tmp_path)
+    record = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.warns(UserWarning, match="'late' and what follows is not written: the run has end"):
+        exp.visualizer.add_scalar("late", 1.0, 7)
+    exp.visualizer.add_image("late", np.zeros([2, 2]), 7)
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    assert exp.evaluate(DataLoader(Points(10), batch_size=2), name="late")["accuracy"] > 0
+    exp.close()
+    assert (tmp_path / FILE_NAME).read_bytes() == record
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
