@@ -106,6 +106,11 @@ class Lasting(io.TextIOBase):
                 os.dup2(nowhere.fileno(), self.fileno())
 
 
+def behind(stream: Any) -> Any:
+    """Returns the stream that a Lasting writes to; another one as it is."""
+    return vars(stream)["_stream"] if isinstance(stream, Lasting) else stream
+
+
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
     """Makes stdout and stderr Lasting in the block."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from expbase.base.files import AppendedFile
-from expbase.base.streams import say
+from expbase.base.streams import behind, say
 
 _OF_BATCH_NORM = (
     "ignore", re.compile("When training, we now always track global mean"), UserWarning, None, 0,
@@ -100,12 +100,12 @@ def _is_paddles(handler: logging.Handler) -> bool:
 
 def _is_printed_by_paddle_alone(record: logging.LogRecord) -> bool:
     """Tells whether no other handler writes a record to the terminal."""
-    terminals = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    terminals = [*map(behind, (sys.stdout, sys.stderr)), sys.__stdout__, sys.__stderr__]
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None:
         for handler in logger.handlers:
             console = getattr(handler, "console", None)  # of rich
-            stream = getattr(handler, "stream", None) or getattr(console, "file", None)
+            stream = behind(getattr(handler, "stream", None) or getattr(console, "file", None))
             if stream is not None and stream in terminals and not _is_paddles(handler):
                 return False
         logger = logger.parent if logger.propagate else None

@@ -80,9 +80,9 @@ def test_a_model_that_is_wanted_before_it_is_made_is_named(tmp_path: Path) -> No
             self.train_loader = self.laoder
 
     later = r"setup_dataloader: self\.{} is not there yet; setup_model runs after it"
-    with pytest.raises(AttributeError, match="'NoneType'.*" + later.format("model")):
+    with pytest.raises(AttributeError, match="(?s)'NoneType'.*" + later.format("model")):
         trained(Early, tmp_path / "a")
-    with pytest.raises(AttributeError, match="'generator'.*" + later.format("generator")):
+    with pytest.raises(AttributeError, match="(?s)'generator'.*" + later.format("generator")):
         trained(Named, tmp_path / "b")
     with pytest.raises(AttributeError, match=r"'laoder'$"):
         trained(Mistyped, tmp_path / "c")
