@@ -7,11 +7,11 @@ import inspect
 import os
 import re
 import shutil
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expbase.base.errors import add_note
+from expbase.base.on_purpose import users_line
 from expbase.data.shared_memory import SHARED_MEMORY
 from expbase.ranks import collectives
 
@@ -50,7 +50,7 @@ def explaining_missing_model(experiment: Any) -> Iterator[None]:
     try:
         yield
     except AttributeError as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        line = users_line(error)
         made = getattr(type(experiment).setup_model, "__code__", None)
         wanted = re.search(rf"self\.(\w+)\.{error.name}\b", line)
         if error.obj is experiment and made and error.name in made.co_names:

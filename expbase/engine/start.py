@@ -221,17 +221,17 @@ _OF_MIXINS = {
 def raise_no_attribute(experiment: object, name: str) -> Any:
     """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
     owner = type(experiment)
-    if hasattr(owner, name):  # a property, in which another one is missing: that one is named
-        return object.__getattribute__(experiment, name)
-    text = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in _OF_MIXINS:
         module, _, mixin = _OF_MIXINS[name].rpartition(".")
-        text += (
-            f". It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
+        what = (
+            f"It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
             f"`class {owner.__name__}({mixin}, ExperimentBase)`."
         )
     elif name.startswith("_ExperimentBase__"):
-        text += ". Its __init__ must call super().__init__(config, args) first."
+        what = "Its __init__ must call super().__init__(config, args) first."
+    else:  # Python's own error; of a property, in which another one is missing, that one is named
+        return object.__getattribute__(experiment, name)
+    text = f"{owner.__name__!r} object has no attribute {name!r}. {what}"
     raise AttributeError(text, name=name, obj=experiment)
 
 

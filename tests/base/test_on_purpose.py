@@ -52,11 +52,11 @@ def because_of_another() -> None:
     try:
         raise KeyError("a user's")
     except KeyError:
-        Life.NEW.need_open()
+        Life.NEW.need_training("log")
 
 
 def test_ours_is_what_a_raise_of_expbases_made_with_a_text_and_for_no_other_error() -> None:
-    assert is_on_purpose(raised_by(Life.NEW.need_open))
+    assert is_on_purpose(raised_by(Life.NEW.need_training, "log"))
     assert is_on_purpose(raised_by(Meter().add, 1, {"loss": paddle.ones([3])}))
     others = [
         raised_by(settings, None),  # Python's own, in a line of ours
@@ -72,7 +72,9 @@ def test_ours_is_what_a_raise_of_expbases_made_with_a_text_and_for_no_other_erro
 
 def test_a_mistake_in_the_experiment_is_mended_by_no_other_start() -> None:
     assert exit_code_of(raised_by(named_scalars, 1.0, ())) == 78  # a TypeError, at any time
-    assert exit_code_of(raised_by(Life.NEW.need_open)) == 1  # what a RuntimeError is, depends
+    assert (
+        exit_code_of(raised_by(Life.NEW.need_training, "log")) == 1
+    )  # what a RuntimeError is, depends
     assert exit_code_of(raised_by(broken, [])) == 1
     assert exit_code_of(raised_by(broken, []), in_setup=True) == 78
 
@@ -113,6 +115,6 @@ def test_what_a_user_raises_keeps_its_traceback(
 
 
 def test_what_calls_expbase_first_is_no_line_that_leads_to_a_mistake() -> None:
-    error = raised_by(Life.NEW.need_open)
+    error = raised_by(Life.NEW.need_training, "log")
     assert users_line(error) == ""
     assert sentence("train.py", error) == f"train.py: error: {error}"
