@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_LOOK_SECONDS = 0.5  # how often a child looks whether its parent is there
+_LOOK_SECONDS = 0.2  # how often a child looks whether its parent is there
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
 # Loaded before a worker is forked, which would take ten times as long for it. Not on Windows.
 _C: Any = ctypes.CDLL(None) if os.name == "posix" else None
