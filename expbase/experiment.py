@@ -399,9 +399,9 @@ class ExperimentBase(Events):
     def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
         """Calls valid() in eval mode, without gradients, with random numbers of its own.
 
-        The results are recorded after an update, at the beginning of a new run and after the end of
-        training, once for each iteration and name: in metrics.jsonl, as curves, in `ls`. Elsewhere,
-        within train_batch say, they go into the text log alone.
+        The results are recorded after an update, at the beginning of a new run and in
+        on_train_end, once for each iteration and name: in metrics.jsonl, as curves, in `ls`.
+        Elsewhere, within train_batch say, they go into the text log alone; after run() nowhere.
 
         Args:
             loader: What valid_batches() reads; by default self.valid_loader.
