@@ -338,6 +338,11 @@ def heard_by(cls: type) -> set[str]:
     return overridden | {spec.event for specs in _listeners_of(cls).values() for spec in specs}
 
 
+def own_classes(cls: type) -> list[type]:
+    """Returns what a class is derived from, with itself, but for what is expbase's."""
+    return [base for base in cls.__mro__ if not base.__module__.startswith("expbase.")]
+
+
 def _listeners_of(cls: type) -> dict[str, tuple[Filter, ...]]:
     """Returns the marked methods of a class and its bases, base classes first, checked."""
     listeners: dict[str, tuple[Filter, ...]] = {}

@@ -55,6 +55,11 @@ def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def hears_signals() -> bool:
+    """Returns whether this is the main thread, to which alone Python gives signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
     """Surrounds the start of processes by fork: the children never collect their parent's garbage.
@@ -100,7 +105,7 @@ def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
     can set a handler; in another one nothing changes.
     """
     end: dict[int, Any] = {signal.SIGTERM: lambda signum, frame: sys.exit(128 + signum)}
-    return handling(end if threading.current_thread() is threading.main_thread() else {})
+    return handling(end if hears_signals() else {})
 
 
 @functools.cache  # once in a process

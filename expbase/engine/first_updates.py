@@ -18,7 +18,7 @@ from typing import Any
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from expbase.base.arrays import is_piece
-from expbase.events import heard_by
+from expbase.events import heard_by, own_classes
 from expbase.state.optimizers import innermost
 from expbase.state.parts import parameters_of
 
@@ -40,7 +40,8 @@ class FirstUpdates:
         self._before = [(parameter, sample(parameter)) for parameter in trained]
         rates = {name: innermost(o)._learning_rate for name, o in optimizers.items()}
         # That nobody has stepped, as far as was looked: by their optimizers, and where each stands.
-        self.schedules = {n: (r, _place(r)) for n, r in rates.items() if _is_schedule(r)}
+        schedules = {n: r for n, r in rates.items() if isinstance(r, LRScheduler)}
+        self.schedules = {name: (rate, _place(rate)) for name, rate in schedules.items()}
         self._traces = {name: Trace(optimizers[name]) for name in self.schedules}
 
     def has_changed(self) -> bool:
@@ -112,12 +113,7 @@ def some_parameters(optimizer: Any) -> list[Any]:
 
 def steps_by_epochs(experiment: type) -> bool:
     """Returns whether something of a user's class may step a schedule more rarely than updates."""
-    own = [base for base in experiment.__mro__ if not base.__module__.startswith("expbase.")]
-    return bool(_RARE & {*heard_by(experiment)}.union(*map(vars, own)))
-
-
-def _is_schedule(rate: Any) -> bool:
-    return isinstance(rate, LRScheduler)
+    return bool(_RARE & heard_by(experiment).union(*map(vars, own_classes(experiment))))
 
 
 def _place(schedule: Any) -> tuple[Any, Any]:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import enum
 
+from expbase.events import own_classes
+
 
 class Life(enum.Enum):
     """What a run has done last."""
@@ -54,8 +56,7 @@ class Life(enum.Enum):
 
 def _own_setup(experiment: type) -> str:
     """Says what an overridden setup() must do; nothing if it is not overridden."""
-    *overrides, _ = [base for base in experiment.__mro__ if "setup" in vars(base)]
-    names = [base.__name__ for base in overrides if not base.__module__.startswith("expbase.")]
+    names = [base.__name__ for base in own_classes(experiment) if "setup" in vars(base)]
     if not names:
         return ""
     return (

@@ -24,6 +24,7 @@ from typing import Any
 
 from expbase.base import rng
 from expbase.base.exit_codes import exit_code_of, refuse_early_success
+from expbase.base.processes import hears_signals
 from expbase.base.streams import lasting
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import Checkpointer
@@ -393,7 +394,7 @@ class Run:
             sys.exit(code)
 
     def _say_if_no_signal_is_heard(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if not hears_signals():
             self.start.warn(
                 "run() in a thread: python gives signals to its main thread alone, so Ctrl-C and "
                 "SIGTERM do not stop and save this run; self.stop(), a file named STOP in its "

@@ -19,7 +19,6 @@ import itertools
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 import paddle
 
 from expbase.base.exit_codes import ExitCode
-from expbase.base.processes import handling, ignore_signals_at_exit
+from expbase.base.processes import handling, hears_signals, ignore_signals_at_exit
 from expbase.base.streams import say
 from expbase.ranks import collectives, store
 from expbase.record.speed import Stopwatch
@@ -221,7 +220,7 @@ class StopRequests:
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
         paddle's launcher sends it up to three times to every process of a group.
         """
-        if threading.current_thread() is not threading.main_thread():
+        if not hears_signals():
             yield  # only the main thread can set handlers
             return
 

@@ -32,6 +32,7 @@ from expbase.base.processes import (
     ending,
     forking,
     handling,
+    hears_signals,
     ignore_signals_at_exit,
     signals_held,
 )
@@ -59,7 +60,7 @@ class StopSignals:
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
         """Handles them in the block; a ConfigError where nobody can."""
-        if threading.current_thread() is not threading.main_thread():
+        if not hears_signals():
             raise ConfigError(
                 "--nprocs or --restarts: given to main() in a thread; expected it in the main one, "
                 "which alone hears the signals that these processes are to get. Call it there, or "
