@@ -8,7 +8,6 @@ wrapped, cast or stepped behind your back. Read next: engine/run.py and engine/l
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,16 +21,14 @@ from expbase.config import Config
 from expbase.defaults import get_default_training_config
 from expbase.engine import resume
 from expbase.engine.evaluation import named_scalars
-from expbase.engine.life import Life
+from expbase.engine.internals import Internals
 from expbase.engine.run import Run
 from expbase.engine.start import Start, check_arguments, check_attribute, raise_no_attribute
 from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
 from expbase.ranks import collectives
-from expbase.ranks.device import set_device
 from expbase.record.visualizer import Visualizer
-from expbase.state.parts import StatefulObjects
 from expbase.state.walk import unwrap
 
 E = TypeVar("E", bound="ExperimentBase")
@@ -101,29 +98,9 @@ class ExperimentBase(Events):
         self.__run.loop.count_from("epoch", number)
 
     @property
-    def epochs_ended(self) -> int:
-        """Passes that are used up: all that have begun, but for the one under way."""
-        return self.__run.loop.epochs_ended
-
-    @property
-    def batch_in_epoch(self) -> int:
-        """Batches that this rank has read in this epoch."""
-        return self.__run.data.batch_in_epoch
-
-    @property
     def batches_per_epoch(self) -> int | None:
         """This rank's batches per epoch; None: unknown, or not set up yet."""
         return self.__run.data.adapter.batches_per_epoch
-
-    @property
-    def phase(self) -> str:
-        """The phase under way: "train", "valid" or "predict"."""
-        return self.__run.evaluation.phase
-
-    @property
-    def life(self) -> Life:
-        """What this start did last (Life)."""
-        return self.__run.life
 
     @property
     def finished(self) -> bool:
@@ -145,31 +122,6 @@ class ExperimentBase(Events):
             "failed: ValueError('broken')"   an exception
         """
         return self.__run.loop.end_reason
-
-    @property
-    def read_only(self) -> bool:
-        """Whether it only looks at a run (--evaluate, --export), and writes nothing."""
-        return self.__run.start.read_only
-
-    @property
-    def evaluated_loader(self) -> Any:
-        """What valid_batches() reads: evaluate's loader, else self.valid_loader."""
-        return self.__run.evaluation.evaluated_loader
-
-    @property
-    def evaluated_indices(self) -> list[Any] | None:
-        """Indices of the samples in the last batch of valid_batches(), or None."""
-        return self.__run.evaluation.indices
-
-    @property
-    def stepping(self) -> Sequence[Any]:
-        """The optimizers that step_optimizers steps now; else empty."""
-        return self.__run.update.stepping
-
-    @property
-    def grad_scaler(self) -> Any:
-        """The GradScaler that is an attribute of the experiment, if there is one."""
-        return self.__run.update.grad_scaler
 
     @property
     def logger(self) -> logging.Logger:
@@ -202,14 +154,9 @@ class ExperimentBase(Events):
         return self.__run.start.parallel
 
     @property
-    def share(self) -> int:
-        """Which of the num_shares batches of an update was read last, from 0 on."""
-        return self.__run.data.share(self.__run.update.batches)[0]
-
-    @property
-    def num_shares(self) -> int:
-        """How many batches an update has, over all ranks."""
-        return self.__run.update.batches * self.__run.start.world_size
+    def internals(self) -> Internals:
+        """The door to the parts of the run, for authors of mixins and tools (Internals)."""
+        return self.__run.internals
 
     # --- yours ---------------------------------------------------------------------------
 
@@ -252,23 +199,14 @@ class ExperimentBase(Events):
         """Trains to the end, from wherever the state is, or does --evaluate or --export; closes. A
         SystemExit, with the exit code for that, if a signal or a time limit has stopped it.
         """
-        self.life.need_open(self)
-        if not self.read_only:
+        self.__run.life.need_open(self)
+        if not self.__run.start.read_only:
             return self.__run.train()
         resume.inspect(self.__run)
-
-    def closing(self) -> contextlib.AbstractContextManager[None]:
-        """Surrounds a block if you do not call run(): logs its error, closes, and raises it."""
-        return self.__run.closing()
 
     def close(self) -> None:
         """Calls terminal(), then undoes each step of setup, the last one first. Once."""
         self.__run.close()
-
-    def setup_device(self) -> None:
-        """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
-        start = self.__run.start
-        set_device(start.options.device, deterministic=start.training.deterministic)
 
     def init_parallel(self) -> None:
         """Connects all processes, once all are there; if one fails, all end."""
@@ -377,15 +315,15 @@ class ExperimentBase(Events):
         loader's indices, else by the first axis of its first tensor), and outside of loops as many
         as this rank has read since the name was last logged there. Ready-made batches
         (batch_size=None) and those without a tensor or indices weigh 1, and so does what is logged
-        without any data. Means over tokens, frames or pixels are average()'s. Within evaluating()
-        it is this rank's own mean, weighed likewise, in the text log.
+        without any data. Means over tokens, frames or pixels are average()'s. Within
+        internals.evaluating() it is this rank's own mean, weighed likewise, in the text log.
 
         Raises:
             TypeError: Something has no name, or is not one number.
         """
         scalars |= named_scalars(mapping, misplaced)
-        if self.phase == "train":
-            self.life.need_training("log")
+        if self.__run.evaluation.phase == "train":
+            self.__run.life.need_training("log")
         repeats = self.__run.update.repeats_rank_zero
         self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
@@ -411,7 +349,7 @@ class ExperimentBase(Events):
         Returns:
             Rank 0's results, on every rank.
         """
-        self.life.need_setup("evaluate", self)
+        self.__run.life.need_setup("evaluate", self)
         return self.__run.loop.evaluate(loader, name)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
@@ -436,10 +374,6 @@ class ExperimentBase(Events):
         """Returns every rank's value, by rank, on all ranks. Call it once, after the batches."""
         return self.__run.evaluation.gather(value, "self.gather()")
 
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Puts a block into eval mode, without gradients; log() goes to the text log."""
-        return self.__run.loop.evaluating()
-
     # --- checkpoints and model files -----------------------------------------------------
 
     def save(self) -> None:
@@ -458,10 +392,6 @@ class ExperimentBase(Events):
         Iteration and epoch stay; save() is refused afterwards. Not while training is under way.
         """
         resume.load_checkpoint(self.__run, which, run)
-
-    def load_best(self) -> None:
-        """Loads the best checkpoint, for a final test: load_checkpoint("best")."""
-        self.load_checkpoint("best")
 
     def save_model(self, path: str | Path, layer: Any = None) -> None:
         """Writes the weights of self.model, or of another layer, on rank 0, whole or not at all;
@@ -495,15 +425,3 @@ class ExperimentBase(Events):
         path has no suffix; `input_spec` is by default self.input_spec, of paddle.static.InputSpec.
         """
         resume.export(self.__run, Path(path), input_spec, layer)
-
-    def learning_rates(self) -> dict[str, float]:
-        """Returns each optimizer's learning rate, by the name of its curve."""
-        return self.__run.state.learning_rates()
-
-    def stateful_objects(self) -> StatefulObjects:
-        """Returns your attributes that have state, excluded ones included."""
-        return self.__run.state.found()
-
-    def fire(self, event: str, *args: Any) -> Any:
-        """Calls an event's method and its listeners; returns what the method returned."""
-        return self.__run.events.fire(event, *args)

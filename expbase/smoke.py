@@ -54,7 +54,7 @@ class Smoke(ExperimentBase):
 
     def train(self) -> None:
         """Trains, and notes that it went well; says which schedule was left where it was."""
-        first = FirstUpdates(self.stateful_objects().optimizers)
+        first = FirstUpdates(self.internals.stateful_objects().optimizers)
         super().train()
         self.smoke_is_trained = True
         if not steps_by_epochs(type(self)):  # an epoch is too long for a trial

@@ -76,6 +76,7 @@ class Evaluation:
         self._reading = Reading()
         self.logged = SampleMeter(self._reading)  # what `log` adds to in another phase
         self._unsized = ""  # why a batch that was read in this phase weighs 1, if one does
+        self._around: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
 
     def need_training(self) -> None:
         """Raises a RuntimeError in another phase, where a training batch would be taken."""
@@ -84,6 +85,10 @@ class Evaluation:
                 f"read_batch: called in the phase {self.phase!r}, where it would take training "
                 "data; expected valid_batches()."
             )
+
+    def surround(self, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        """Puts a context round each phase to come that is not training; see Internals."""
+        self._around.append(context)
 
     @contextlib.contextmanager
     def begin(
@@ -104,7 +109,9 @@ class Evaluation:
             self.logged = SampleMeter(self._reading)
             self._unsized = ""
         try:
-            with isolation:
+            with isolation, contextlib.ExitStack() as surrounded:
+                for context in self._around if before[0] == "train" else ():
+                    surrounded.enter_context(context())
                 yield
             if before[0] == "train" and any(self.logged.take()):
                 raise RuntimeError(

@@ -235,7 +235,7 @@ class Loop:
         self._look_at_first_updates(self.iteration - self._loop_began)
         if due.log:
             self._check_finite()  # waits for the device: that is training's time
-            rates = self._experiment.learning_rates()
+            rates = self._state.learning_rates()
             self._report.line(self.iteration, self.epoch, rates, self._events.fire)
         self.todo = due.follows
         if self._is_recorded("valid"):  # by an evaluate() in on_train_batch_end
@@ -479,7 +479,9 @@ class Loop:
         Within an iteration its update is not done. With what a continued run goes on from its
         start before was done.
         """
-        is_closed = self._experiment.life is Life.CLOSED  # another process may have the run
+        is_closed = (
+            self._experiment.internals.life is Life.CLOSED
+        )  # another process may have the run
         if self.step is Step.WITHIN or self.failure is not None or is_closed:
             return False
         is_at_end = self.is_over and self.validating_at < 0 and self._began >= 0

@@ -48,6 +48,7 @@ from expbase.engine.advice import (
     methods_nobody_calls,
 )
 from expbase.engine.evaluation import Evaluation
+from expbase.engine.internals import Internals
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
@@ -58,6 +59,7 @@ from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
+from expbase.ranks.device import set_device
 from expbase.record import git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
@@ -117,6 +119,17 @@ class Run:
             report=self.report,
             checkpointer=self.checkpointer,
             stop=self.stop,
+        )
+        self.internals = Internals(
+            start,
+            life=lambda: self.life,
+            closing=self.closing,
+            events=self.events,
+            state=self.state,
+            data=self.data,
+            update=self.update,
+            evaluation=self.evaluation,
+            loop=self.loop,
         )
 
     def _make_checkpointer(self) -> Checkpointer:
@@ -187,7 +200,7 @@ class Run:
         self._on_close.enter_context(workers_end_with_this())
         self._on_close.enter_context(logs.paddle_repeats_nothing())
         experiment.prepare()
-        experiment.setup_device()
+        set_device(self.start.options.device, deterministic=training.deterministic)
         if self.start.parallel:
             experiment.init_parallel()
             if not collectives.is_connected():  # each rank would train alone

@@ -3,8 +3,7 @@
     class Experiment(EarlyStopping, GradientClipping, ExperimentBase): ...
 
 Each mixin is a class to name before ExperimentBase, in any order. An experiment that overrides one
-of these methods calls `super()`, too: `default_config`, `check_setup`, `evaluate`, `evaluating`,
-`export`.
+of these methods calls `super()`, too: `default_config`, `check_setup`, `evaluate`, `export`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,12 @@ class EarlyStopping(ExperimentBase):
         is_own = loader is None or loader is self.valid_loader
         is_own = is_own and options.get("name", "") in ("", "valid")
         is_new = self.iteration > self.early_stopping["iteration"]
-        if self.config.early_stopping.patience and self.life is Life.TRAINING and is_own and is_new:
+        if (
+            self.config.early_stopping.patience
+            and self.internals.life is Life.TRAINING
+            and is_own
+            and is_new
+        ):
             monitor = self.config.training.monitor
             check_metric("training.monitor", monitor, results)
             value = results[monitor.removeprefix("valid/")]
@@ -206,6 +210,7 @@ class ExponentialMovingAverage(ExperimentBase):
         if self.model is None:
             raise ValueError("ema: expected the layer to average as self.model.")
         self.weight_averages = WeightAverages(self.unwrap(self.model))
+        self.internals.surround_phases(lambda: self.weight_averages.applied())
         super().check_setup()
 
     @on("on_train_begin")
@@ -218,15 +223,6 @@ class ExponentialMovingAverage(ExperimentBase):
     def update_averages(self) -> None:
         """Takes the new weights into the averages."""
         self.weight_averages.update(self.config.ema.decay)
-
-    def evaluate(self, loader: Any = None, **options: Any) -> dict[str, float]:
-        with self.weight_averages.applied():
-            return super().evaluate(loader, **options)
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        with self.weight_averages.applied(), super().evaluating():
-            yield
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
@@ -266,7 +262,7 @@ class GradientClipping(ExperimentBase):
         Raises:
             ValueError: A gradient is sparse.
         """
-        stepping = optimizers or self.stepping
+        stepping = optimizers or self.internals.stepping
         # By identity: several optimizers may have a parameter, or one has it twice.
         parameters = {id(p): p for each in stepping for p in parameters_of(each)}
         gradients = [p.grad_ for p in parameters.values() if p.grad_ is not None]
@@ -285,5 +281,5 @@ class GradientClipping(ExperimentBase):
                 for gradient in gradients:
                     gradient.multiply_(factor.astype(gradient.dtype))
         # With a scaler an overflow is normal, and its step is left out: not worth an error.
-        if self.grad_scaler is None or bool(paddle.isfinite(norm)):
+        if self.internals.grad_scaler is None or bool(paddle.isfinite(norm)):
             self.log(grad_norm=norm)

@@ -55,15 +55,17 @@ class Prediction(ExperimentBase):
         # Whether the data set itself makes whole batches, of any size.
         ready = is_map_style(loader) and loader.batch_sampler is None
         placed: list[Placed] = []
-        with self.evaluating():
-            self.fire("on_predict_begin")
+        with self.internals.evaluating():
+            self.internals.fire("on_predict_begin")
             for batch in self.valid_batches(loader):
                 outputs = self.predict_batch(batch)
-                placed += _placed(split(outputs), self.evaluated_indices, len(placed), ready=ready)
-                self.fire("on_predict_batch_end", outputs)
+                placed += _placed(
+                    split(outputs), self.internals.evaluated_indices, len(placed), ready=ready
+                )
+                self.internals.fire("on_predict_batch_end", outputs)
             of_ranks = self.gather(placed)
             results = _in_order(of_ranks, is_stream=not is_map_style(loader))
-            self.fire("on_predict_end", results)
+            self.internals.fire("on_predict_end", results)
         return results
 
 

@@ -224,7 +224,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
     source = Path(run.args.init_model_path)
     which = run.runner.checkpoints
     results = []
-    with experiment.closing():
+    with experiment.internals.closing():
         # Rank 0 looks: the others may be on a machine that has no such folder.
         names = collectives.on_rank_zero(lambda: _checkpoints_in(source, which), "checkpoints")
         for name in names or []:

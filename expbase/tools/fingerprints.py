@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from expbase.base.encoding import checksum
 from expbase.base.files import checksum_of, write_single_file
 from expbase.checkpoint import layout
 from expbase.defaults import fill
-from expbase.events import on
 from expbase.experiment import ExperimentBase
 from expbase.tools.process import run_script
 
@@ -83,13 +82,15 @@ class Verified(ExperimentBase):
         write_single_file(killed_path(self.output_dir), [kind])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    @on("on_train_batch_begin")
-    def note_batch(self, batch: Any, indices: Sequence[int] | None) -> None:
-        """Notes a batch as train_batch will see it: the experiment's own listeners came before."""
+    def read_batch(self) -> Any:
+        """Notes a batch as train_batch will see it: what the experiment does to it came before."""
+        batch = super().read_batch()
         note = self.verifying.note
-        share = str(self.share)
+        indices = self.internals.batch_indices
+        share = str(self.internals.share)
         note["indices"].setdefault(share, []).append(indices)
         note["batches"].setdefault(share, []).append(checksum(batch))
+        return batch
 
     def train_batch(self) -> None:
         """Makes an update and writes its line."""
@@ -99,10 +100,10 @@ class Verified(ExperimentBase):
         note: dict[str, Any] = {"iteration": self.iteration, "indices": {}, "batches": {}}
         self.verifying.note = note
         before = self._sums()
-        rates = self.learning_rates()
+        rates = self.internals.learning_rates()
         super().train_batch()
         note |= {"before": before, "after": self._sums()}
-        note["rates"] = {"before": rates, "after": self.learning_rates()}
+        note["rates"] = {"before": rates, "after": self.internals.learning_rates()}
         with notes_path(self.output_dir, self.rank).open("a") as file:
             # Begins a new line: a kill may have torn the one before.
             file.write(f"\n{json.dumps(note, default=repr)}\n")
@@ -133,7 +134,7 @@ class Verified(ExperimentBase):
 
     def _sums(self) -> dict[str, int]:
         # Excluded objects, too: that one is not saved is a likely cause.
-        tensors, _ = self.stateful_objects().state_dict()
+        tensors, _ = self.internals.stateful_objects().state_dict()
         return {name: _checksum(arrays) for name, arrays in tensors.items()}
 
 

@@ -104,7 +104,7 @@ class MultiHead(Prediction):
     def epochs_of(self, name: str) -> int:
         """Returns how many epochs of its data a task has had; self.train_loader is shared."""
         batches = self.task_batches.get(name)
-        return self.epochs_ended if batches is None else batches.epochs_done
+        return self.internals.epochs_ended if batches is None else batches.epochs_done
 
     @on("on_train_begin")  # it may have been so before this start
     @on("on_train_batch_end")
@@ -144,7 +144,7 @@ class MultiHead(Prediction):
             reader = reader.dataset
         layer.reset()
         self.predicted_head = head
-        with self.evaluating():
+        with self.internals.evaluating():
             results = self.predict(loader)
             # Within the phase: what the parts have counted in it is as before afterwards.
             inputs = _epoch_inputs(layer, {"reader": reader, "backbone": model.backbone})

@@ -1,0 +1,169 @@
+"""The door to the parts of a run, for who writes a mixin or a tool: `self.internals`.
+
+A training script needs none of it. What stands here may be read and called; nothing is set here.
+
+    class Noted(ExperimentBase):
+        def train_batch(self):
+            super().train_batch()
+            if self.internals.grad_scaler is None: ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from expbase.data.position import DataPosition
+from expbase.engine.evaluation import Evaluation
+from expbase.engine.life import Life
+from expbase.engine.loop import Loop
+from expbase.engine.start import Start
+from expbase.engine.update import Update
+from expbase.events import Subscribers
+from expbase.state.attributes import UserState
+from expbase.state.parts import StatefulObjects
+
+
+class Internals:
+    """What authors of mixins and tools read and call; `self.internals` of an experiment.
+
+    Args:
+        life: Returns how far the run is.
+        closing: Returns what closes the run after a block.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        *,
+        life: Callable[[], Life],
+        closing: Callable[[], contextlib.AbstractContextManager[None]],
+        events: Subscribers,
+        state: UserState,
+        data: DataPosition,
+        update: Update,
+        evaluation: Evaluation,
+        loop: Loop,
+    ) -> None:
+        self._start = start
+        self._life = life
+        self._closing = closing
+        self._events = events
+        self._state = state
+        self._data = data
+        self._update = update
+        self._evaluation = evaluation
+        self._loop = loop
+
+    # --- how far the run is ---------------------------------------------------------------
+
+    @property
+    def life(self) -> Life:
+        """How far the run is: NEW, IN_SETUP, READY, RESTORED, TRAINING, ENDED or CLOSED."""
+        return self._life()
+
+    @property
+    def phase(self) -> str:
+        """The phase under way: "train", "valid" or "predict"."""
+        return self._evaluation.phase
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this start only looks at a run (--evaluate, --export) and writes nothing."""
+        return self._start.read_only
+
+    @property
+    def epochs_ended(self) -> int:
+        """Epochs whose batches are used up: all that have begun, but for the one under way."""
+        return self._loop.epochs_ended
+
+    @property
+    def batch_in_epoch(self) -> int:
+        """The number of batches that this rank has read in the epoch under way."""
+        return self._data.batch_in_epoch
+
+    # --- the update -----------------------------------------------------------------------
+
+    @property
+    def num_shares(self) -> int:
+        """The number of batches that make one update, over all ranks."""
+        return self._update.batches * self._start.world_size
+
+    @property
+    def share(self) -> int:
+        """Which of the num_shares batches of an update was read last, from 0 on."""
+        return self._data.share(self._update.batches)[0]
+
+    @property
+    def batch_indices(self) -> list[Any] | None:
+        """The data set's indices of the samples in the training batch read last, or None."""
+        return self._data.batches.indices
+
+    @property
+    def stepping(self) -> Sequence[Any]:
+        """The optimizers that step_optimizers is stepping; empty outside of it."""
+        return self._update.stepping
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The paddle.amp.GradScaler among the experiment's attributes; None if there is none."""
+        return self._update.grad_scaler
+
+    # --- validation and prediction --------------------------------------------------------
+
+    @property
+    def evaluated_loader(self) -> Any:
+        """The loader that valid_batches() reads: the one given to evaluate, else valid_loader."""
+        return self._evaluation.evaluated_loader
+
+    @property
+    def evaluated_indices(self) -> list[Any] | None:
+        """The data set's indices of the samples in the last batch of valid_batches(), or None."""
+        return self._evaluation.indices
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context of the phase "predict": eval mode, no gradients, own random numbers.
+
+        What is drawn in it has no effect on training, and log() writes to the text log.
+
+            with self.internals.evaluating():
+                picture = self.model(noise)
+        """
+        return self._loop.evaluating()
+
+    def surround_phases(
+        self, context: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        """Puts a context round each validation, prediction and evaluating() block to come.
+
+        Args:
+            context: Makes the context anew each time, in eval mode already; averaged weights, say.
+        """
+        self._evaluation.surround(context)
+
+    # --- state and events -----------------------------------------------------------------
+
+    def stateful_objects(self) -> StatefulObjects:
+        """Returns the layers, optimizers, schedules and other objects that have state, by name."""
+        return self._state.found()
+
+    def learning_rates(self) -> dict[str, float]:
+        """Returns each optimizer's learning rate, by the name of its curve (`train/lr`)."""
+        return self._state.learning_rates()
+
+    def fire(self, event: str, *args: Any) -> Any:
+        """Calls an event: its method, then its listeners; returns what the method returned."""
+        return self._events.fire(event, *args)
+
+    def closing(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that closes the run, for a script that does not call run().
+
+        An error in the block is logged, and goes on when everything is closed.
+
+            with exp.internals.closing():
+                while exp.going_on():
+                    exp.train_batch()
+                    exp.end_iteration()
+        """
+        return self._closing()
