@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import paddle
+from paddle.io import DataLoader
 
 from expbase.checkpoint import layout
 from expbase.checkpoint.model_files import Rename
@@ -43,17 +44,18 @@ class ExperimentBase(Events):
             `force` are used if there.
     """
 
-    model: Any = None
-    optimizer: Any = None
-    """Yours, as model is; layers and optimizers may have any names, and any number."""
-    train_loader: Any = None
-    """A paddle.io.DataLoader or any iterable of batches; without one there are no epochs."""
-    valid_loader: Any = None
-    """What valid_batches() reads."""
-    test_loader: Any = None
-    """What --evaluate reads, if there is one."""
+    model: Any
+    """The paddle.nn.Layer that training makes better; of several, one. None until you set it."""
+    optimizer: Any
+    """Its paddle.optimizer.Optimizer. Other layers and optimizers may have any names."""
+    train_loader: DataLoader | Any
+    """What read_batch reads: a paddle.io.DataLoader, or any iterable of batches."""
+    valid_loader: DataLoader | Any
+    """What valid_batches() reads, if there is something to validate on."""
+    test_loader: DataLoader | Any
+    """What --evaluate reads, if it is there, instead of valid_loader."""
     visualizer: Visualizer
-    """VisualDL; writes on rank 0 alone."""
+    """Writes curves, images, audio and texts for VisualDL, on rank 0 alone."""
 
     def __new__(cls: type[E], *args: Any, **options: Any) -> E:
         check_arguments(cls, args, options)
@@ -62,6 +64,9 @@ class ExperimentBase(Events):
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
         self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
         self.visualizer = Visualizer(None)
+        for name in ("model", "optimizer", "train_loader", "valid_loader", "test_loader"):
+            if not hasattr(type(self), name) and name not in vars(self):  # by then it may be there
+                setattr(self, name, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_attribute(ExperimentBase, name, value)

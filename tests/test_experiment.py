@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import random
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.io import DataLoader
-from tiny import Notes, Points, Tiny, make, saved, trained, training_config
+from tiny import Notes, Points, Tiny, curve, make, saved, trained, training_config
 
 from expbase import Config, ConfigError, ExperimentBase
 from expbase.engine.life import Life
@@ -79,15 +80,61 @@ def test_an_init_without_super_is_named(tmp_path: Path) -> None:
         make(Lonely, tmp_path / "run").setup()
 
 
+ATTRIBUTES = ("model", "optimizer", "train_loader", "valid_loader", "test_loader")
+
+
+def test_what_a_user_sets_is_an_attribute_and_none_before(tmp_path: Path) -> None:
+    assert not {*ATTRIBUTES, "visualizer"} & {*dir(ExperimentBase)}
+    exp = make(Tiny, tmp_path)
+    assert [getattr(exp, name) for name in ATTRIBUTES] == [None] * 5
+    assert copy.copy(exp).model is None
+
+
+def test_what_is_there_before_it_would_be_none_stays(tmp_path: Path) -> None:
+    class Early(Tiny):
+        optimizer = None
+
+        def __init__(self, config: Config, args: Any) -> None:
+            self.test_loader = [1]
+            super().__init__(config, args)
+
+    assert make(Early, tmp_path).test_loader == [1]
+    assert "optimizer" not in vars(make(Early, tmp_path))
+
+
+def test_a_property_may_take_the_place_of_an_attribute(tmp_path: Path) -> None:
+    class Own(Tiny):
+        def setup_dataloader(self) -> None:
+            self.data = {"train": DataLoader(Points(), batch_size=4, shuffle=True)}
+            self.data["valid"] = DataLoader(Points(10), batch_size=3)
+
+        train_loader = property(lambda self: self.data["train"])
+        valid_loader = property(lambda self: self.data["valid"])
+        model = property(lambda self: self.net, lambda self, net: setattr(self, "net", net))
+
+    trained(Own, tmp_path / "own")
+    trained(Tiny, tmp_path / "run")
+    for name in ("train/loss", "valid/accuracy"):
+        assert curve(tmp_path / "own", name) == curve(tmp_path / "run", name)
+
+
+def test_a_model_is_found_although_somebody_looked_before_it_was_there(tmp_path: Path) -> None:
+    class Looking(Tiny):
+        def setup_dataloader(self) -> None:
+            super().setup_dataloader()
+            assert not self.internals.stateful_objects().layers
+
+    assert trained(Looking, tmp_path, max_iteration=1).finished
+
+
 # --- setup -------------------------------------------------------------------------------------
 
 
 def test_setup_goes_in_the_order_of_the_design(tmp_path: Path) -> None:
     calls: list[str] = []
     names = (
-        "prepare setup_device setup_output_dir dump_config setup_visualizer setup_logger "
-        "setup_checkpointer on_setup_begin setup_dataloader setup_model startup check_setup "
-        "on_setup_end"
+        "prepare setup_output_dir dump_config setup_visualizer setup_logger setup_checkpointer "
+        "on_setup_begin setup_dataloader setup_model startup check_setup on_setup_end"
     ).split()
 
     def wrapped(name: str) -> Any:
@@ -384,7 +431,7 @@ def test_a_run_is_closed_although_an_override_of_close_forgets_it(tmp_path: Path
         def close(self) -> None:
             pass
 
-    assert trained(Closing, tmp_path).life is Life.CLOSED
+    assert trained(Closing, tmp_path).internals.life is Life.CLOSED
 
 
 @pytest.mark.parametrize("name", ["run", "evaluate", "resume_or_load", "going_on"])

@@ -44,7 +44,7 @@ class Best(ExperimentBase):
 
     def on_train_end(self):
         if self.finished:  # this event comes after a failure and a Ctrl-C, too
-            self.load_best()
+            self.load_checkpoint("best")
             self.evaluate(self.test_loader)
 
 

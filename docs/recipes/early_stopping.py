@@ -44,7 +44,7 @@ class Stopping(EarlyStopping, ExperimentBase):
 
     def on_train_end(self):
         if self.finished:  # stopped early counts as finished; a Ctrl-C does not
-            self.load_best()
+            self.load_checkpoint("best")
             self.evaluate()
 
 

@@ -36,7 +36,7 @@ class Told(ExperimentBase):
 
     def terminal(self):  # once, however the start ends; not after a kill -9
         address = os.environ.get("WEBHOOK")
-        if address and self.rank == 0 and not self.read_only:
+        if address and self.rank == 0 and not self.internals.read_only:
             text = f"{self.output_dir.name}: {self.end_reason}, at iteration {self.iteration}"
             body = json.dumps({"text": text}).encode()
             request = urllib.request.Request(address, body, {"Content-Type": "application/json"})

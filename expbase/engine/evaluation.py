@@ -294,7 +294,7 @@ class Evaluation:
     @property
     def evaluated_loader(self) -> Any:
         """What valid_batches() reads by default."""
-        return self._state.everything.get("valid_loader") if self.loader is None else self.loader
+        return self._state.value_at("valid_loader") if self.loader is None else self.loader
 
     @property
     def indices(self) -> list[Any] | None:

@@ -49,6 +49,7 @@ from expbase.engine.advice import (
 )
 from expbase.engine.evaluation import Evaluation
 from expbase.engine.internals import Internals
+from expbase.engine.left import overrides_nobody_calls
 from expbase.engine.life import Life, Step
 from expbase.engine.loop import Loop
 from expbase.engine.report import Report
@@ -381,7 +382,9 @@ class Run:
             is_divided = start.parallel and not self.update.has_shares
             alone = not_synchronized(self.state.found(), found) if is_divided else ()
             mistakes = likely_mistakes(start.training, self.data.adapter.loader)
-            for text in (*methods_nobody_calls(type(experiment)), *mistakes, *alone):
+            kind = type(experiment)
+            unused = *methods_nobody_calls(kind), *overrides_nobody_calls(kind)
+            for text in (*unused, *mistakes, *alone):
                 start.warn(text)
         self.life = Life.READY
 

@@ -21,6 +21,7 @@ import paddle
 from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
+from expbase.engine.left import LEFT, check_overrides
 from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
 from expbase.ranks import collectives
@@ -221,7 +222,9 @@ _OF_MIXINS = {
 def raise_no_attribute(experiment: object, name: str) -> Any:
     """Raises the AttributeError of an experiment that lacks an attribute, with what to do."""
     owner = type(experiment)
-    if name in _OF_MIXINS:
+    if name in LEFT and not hasattr(owner, name):
+        what = LEFT[name]
+    elif name in _OF_MIXINS:
         module, _, mixin = _OF_MIXINS[name].rpartition(".")
         what = (
             f"It is the mixin {mixin}'s: `from {module} import {mixin}`, and "
@@ -268,6 +271,7 @@ def check_attribute(base: type, name: str, value: Any) -> None:
 
 def check_class(experiment: type, base: type, training: Any, options: Options) -> None:
     """Raises a TypeError if a method is missing, or cannot be called as the base class calls it."""
+    check_overrides(experiment)
     required = ["setup_dataloader", "setup_model", "train_batch"]
     if options.inspected is not None or due.is_wanted(training, "valid"):
         required += ["valid"]

@@ -149,7 +149,7 @@ def _check(cls: type, method: str, place: str) -> None:
             f"`def {method}(self)` or `def {method}(self, context)`."
         )
     for name in {name for name in dir(cls) if not name.startswith("__")} - _ALLOWED:
-        if hasattr(ExperimentBase, name):
+        if hasattr(ExperimentBase, name) or name in ExperimentBase.__annotations__:
             raise ConfigError(
                 f"{place}: {cls.__name__}.{name} would hide what the experiment has "
                 "under that name. Choose another name."

@@ -51,7 +51,7 @@ class UserState:
         self._owner = owner
         self._optimizers: dict[str, Any] = {}  # as they were found last
         self._walk: Walk | None = None  # the last one, by which what has a form is found
-        self._names_then: list[str] = []  # of all attributes, at that walk
+        self._names_then: list[str] = []  # of the attributes that were something at that walk
 
     def register(self, names: tuple[str, ...], *, by_share: bool = False) -> None:
         """Names values that are state, maybe one of each share; see ExperimentBase."""
@@ -75,7 +75,7 @@ class UserState:
 
     def _is_code(self, path: str) -> bool:
         """Returns whether a path goes on from a function, or to the hooks of a layer."""
-        above = self._value_at(path.rpartition(".")[0]) if "." in path else None
+        above = self.value_at(path.rpartition(".")[0]) if "." in path else None
         return isinstance(above, CODE) or (isinstance(above, Layer) and path.endswith(" hooks"))
 
     def owner_of(self, path: str) -> tuple[Any, str]:
@@ -89,7 +89,8 @@ class UserState:
             owner = unwrap(owner)
         return owner, name
 
-    def _value_at(self, path: str) -> Any:
+    def value_at(self, path: str) -> Any:
+        """Returns the value of an attribute or an item, a property's, too; None: there is none."""
         owner, name = self.owner_of(path)
         if isinstance(owner, (list, tuple)) and name.isdigit():
             return owner[int(name)] if int(name) < len(owner) else None
@@ -101,8 +102,8 @@ class UserState:
         attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
         kind = type(self._owner)
         attributes |= {n: getattr(self._owner, n) for n in _GIVEN if hasattr(kind, n)}
-        excluded = {path: self._value_at(path) for path in (*self.excluded, *self.by_share)}
-        self._names_then = [*self.everything]
+        excluded = {path: self.value_at(path) for path in (*self.excluded, *self.by_share)}
+        self._names_then = self._names()
         self._walk = Walk(self._owner, attributes, excluded)
         return self._walk
 
@@ -127,10 +128,13 @@ class UserState:
     def _walked(self) -> Walk:
         """Returns the last walk if all that has a form of its own is where it was found then."""
         walk = self._walk
-        if walk is None or self._names_then != [*self.everything]:
+        if walk is None or self._names_then != self._names():
             return self.walk()
         stand = (_stands(walk, path, node, key) for path, (node, key) in walk.found_at.items())
         return walk if all(stand) else self.walk()
+
+    def _names(self) -> list[str]:
+        return [name for name, value in self.everything.items() if value is not None]
 
     def moved_by_forwards(self, layers: Iterable[Any]) -> list[Node]:
         """Returns what a forward of layers may change beside what is trained, and generators."""

@@ -128,7 +128,7 @@ class CharLM(EarlyStopping, GradientClipping, ExperimentBase):
     @on("on_train_batch_end", every=100)
     def write_text(self):
         numbers, state = [0, 0], None
-        with self.evaluating():  # what is drawn has no effect on training
+        with self.internals.evaluating():  # what is drawn has no effect on training
             for _ in range(200):
                 pair = paddle.to_tensor([[numbers[-2] * SIZE + numbers[-1]]])
                 logits, state = self.unwrap(self.model)(pair, state)

@@ -84,7 +84,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         """A warm-up from 0, then a cosine down to 0 at the end of the run."""
         training = self.config.training
         # The same on any number of processes: those of an update have num_shares batches.
-        updates = math.ceil(self.batches_per_epoch * self.world_size / self.num_shares)
+        updates = math.ceil(self.batches_per_epoch * self.world_size / self.internals.num_shares)
         warmup = warmup_epochs * updates
         total = training.max_epoch * updates or training.max_iteration
         cosine = paddle.optimizer.lr.CosineAnnealingDecay(lr, T_max=max(total - warmup, 1))
@@ -111,12 +111,13 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
             logits = self.logits(images)
             losses = F.cross_entropy(logits, labels, reduction="none")
             columns = losses.flatten(), logits.argmax(axis=-1), labels
-            share.append([self.evaluated_indices, *(column.numpy() for column in columns)])
+            indices = self.internals.evaluated_indices
+            share.append([indices, *(column.numpy() for column in columns)])
         batches = [batch for of_rank in self.gather(share) for batch in of_rank]
         indices, *columns = map(np.concatenate, zip(*batches, strict=True))
         # In the order of the data set, whatever rank has had them.
         losses, predicted, labels = (column[np.argsort(indices)] for column in columns)
-        if self.evaluated_loader is self.valid_loader and not self.read_only:
+        if self.internals.evaluated_loader is self.valid_loader and not self.internals.read_only:
             figure = draw_mistakes(self.held_out, losses, predicted, self.names)
             self.visualizer.add_figure("mistakes", figure, self.iteration)
         return {"accuracy": (predicted == labels).mean(), "loss": losses.mean()}
@@ -124,7 +125,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
     def on_train_end(self):
         if self.finished:  # and neither failed nor was interrupted
             if self.config.training.monitor:
-                self.load_best()
+                self.load_checkpoint("best")
             self.evaluate(self.test_loader)
 
 

@@ -81,7 +81,7 @@ class Digits(Prediction, ExperimentBase):
     def on_train_end(self):
         if self.finished:  # and neither failed nor was interrupted
             if self.config.training.monitor:
-                self.load_best()
+                self.load_checkpoint("best")
             self.evaluate(self.test_loader)
             results = self.predict(self.test_loader)
             if self.rank == 0:

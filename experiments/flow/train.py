@@ -117,7 +117,7 @@ class Galaxy(ExperimentBase):
 
     def on_train_batch_end(self):
         if self.iteration % self.config.drawing.interval == 0:
-            with self.evaluating():  # what is drawn has no effect on training
+            with self.internals.evaluating():  # what is drawn has no effect on training
                 self.draw(self.unwrap(self.model), self.config.drawing.num_points)
 
     def draw(self, flow, num_points):

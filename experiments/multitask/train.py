@@ -150,7 +150,7 @@ class Statements(MultiHead):
     def on_train_end(self):
         if self.finished:  # and neither failed nor was interrupted
             if self.config.training.monitor:
-                self.load_best()
+                self.load_checkpoint("best")
             self.evaluate(self.test_loader)
             reader = self.test_loader.dataset.clone("predict")
             reader.register_with(self.unwrap(self.model))

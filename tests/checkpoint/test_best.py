@@ -137,7 +137,7 @@ def test_what_could_not_be_written_is_not_the_best_and_the_best_that_is_there_st
     assert find_in_run(tmp_path / "run", "best").name == "step-00000002"
     exp = make(Full, tmp_path / "run", {"evaluate": "best"}, **EVERY_SECOND)
     exp.setup()
-    exp.load_best()
+    exp.load_checkpoint("best")
     assert exp.iteration == 2
     exp.close()
 

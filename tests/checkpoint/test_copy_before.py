@@ -261,7 +261,7 @@ def test_a_validation_that_is_made_again_writes_no_second_copy(
     exp.setup()
     writes = Notes()
     monkeypatch.setattr(storage, "write", lambda *args: writes.append(args[1]))
-    with exp.closing():
+    with exp.internals.closing():
         assert exp.going_on()
     assert exp.iteration == 9
     assert writes == []

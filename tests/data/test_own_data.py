@@ -37,8 +37,8 @@ def told(exp: ExperimentBase) -> str:
 def test_a_run_without_a_loader_has_iterations_and_nothing_of_data(tmp_path: Path) -> None:
     exp = trained(Own, tmp_path)
     assert exp.finished
-    assert (exp.iteration, exp.epoch, exp.epochs_ended) == (6, 0, 0)
-    assert (exp.batches_per_epoch, exp.batch_in_epoch) == (None, 0)
+    assert (exp.iteration, exp.epoch, exp.internals.epochs_ended) == (6, 0, 0)
+    assert (exp.batches_per_epoch, exp.internals.batch_in_epoch) == (None, 0)
     rows = told(exp)
     for word in ("WARNING", "epoch", "data ", "update ", "batch "):
         assert word not in rows
@@ -98,4 +98,4 @@ def test_a_run_with_a_place_in_its_data_does_not_go_on_without(tmp_path: Path) -
 def test_a_run_without_data_may_go_on_with_some(tmp_path: Path) -> None:
     trained(Own, tmp_path, max_iteration=2)
     exp = trained(Tiny, tmp_path)
-    assert (exp.iteration, exp.epoch, exp.batch_in_epoch) == (6, 1, 4)
+    assert (exp.iteration, exp.epoch, exp.internals.batch_in_epoch) == (6, 1, 4)

@@ -269,7 +269,7 @@ def test_a_metric_of_paddle_s_counts_in_valid(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exp = run_after(after("model_fit", "There and here")["Judged"], "run")
-    with exp.evaluating():
+    with exp.internals.evaluating():
         found = [((exp.model(x) > 0) == (y > 0)).numpy() for x, y in exp.valid_loader]
     last = [line["valid/accuracy"] for line in metrics(Path("run")) if "valid/accuracy" in line]
     assert len(last) == 5
@@ -380,7 +380,7 @@ def test_the_weights_of_fastnlp_are_read(old: Any, monkeypatch: pytest.MonkeyPat
     args = argparse.Namespace(output="new", device="cpu", init_model_path="output/line.pdparams")
     exp = names["Experiment"](names["Experiment"].default_config(), args)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         exp.resume_or_load()
     assert bits(exp.model) == [
         tensor.numpy().tobytes() for tensor in paddle.load("output/line.pdparams").values()

@@ -111,7 +111,7 @@ def test_the_code_of_a_page_runs_and_its_experiments_train(
             exp.setup()
             exp.run()
             assert exp.finished, name
-            assert exp.iteration == 40 or exp.epochs_ended == 3, name
+            assert exp.iteration == 40 or exp.internals.epochs_ended == 3, name
 
 
 def test_the_page_of_validation_transposes_a_linear_of_pytorch_s(

@@ -372,7 +372,7 @@ def test_the_mean_over_an_epoch_is_that_of_all_its_samples_however_it_was_killed
 ) -> None:
     class Noting(experiment_of("epoch_means")):  # type: ignore[misc]
         def log(self, **scalars: Any) -> None:
-            if self.phase == "train":
+            if self.internals.phase == "train":
                 noted.append(scalars["loss"].item())
             super().log(**scalars)
 

@@ -1,4 +1,4 @@
-"""--evaluate, --export and load_best: they look at a run that is there, and leave it as it is."""
+"""--evaluate, --export and load_checkpoint: they look at a run, and leave it as it is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_evaluate_gives_what_was_logged_then_of_a_run_in_use_and_changes_no_file
 ) -> None:
     holder = make(Graded, graded, **SETTINGS)
     holder.setup()
-    with holder.closing():
+    with holder.internals.closing():
         with pytest.raises(SystemExit, match="is in use"):
             main(Graded, argv=["--output", str(graded), "training.seed=5"])
         before = snapshot(graded)
@@ -157,7 +157,7 @@ def test_an_exported_model_gives_the_outputs_of_its_checkpoint_in_eval_mode(
     loaded = paddle.jit.load(given["exported"])
     exp = make(Graded, tmp_path / "other")
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         outputs = {}
         for iteration in (BEST, 6):
             exp.load_model(run / f"checkpoints/step-0000000{iteration}")
@@ -181,7 +181,10 @@ def test_export_without_an_input_spec_says_what_it_needs(graded: Path, tmp_path:
     assert not (graded / "export").exists()
     exp = make(Tiny, tmp_path / "run")
     exp.setup()
-    with exp.closing(), pytest.raises(ValueError, match=r"no input_spec given.*self\.input_spec"):
+    with (
+        exp.internals.closing(),
+        pytest.raises(ValueError, match=r"no input_spec given.*self\.input_spec"),
+    ):
         exp.export(tmp_path / "exported/model")
     assert not (tmp_path / "exported").exists()
 
@@ -204,7 +207,7 @@ def test_any_layer_can_be_exported_at_any_time_and_that_is_done_in_eval_mode(
 
     exp = make(Two, tmp_path / "run")
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         for number, layer in enumerate((exp.offset, Offset())):  # one does not stand on self
             path = tmp_path / f"exported_{number}/offset"
             exp.export(path, [paddle.static.InputSpec([None, 4])], layer)
@@ -221,7 +224,7 @@ class Testing(Graded):
     __test__ = False  # pytest takes the name for its own
 
     def on_train_end(self) -> None:
-        self.load_best()
+        self.load_checkpoint("best")
         self.best_weights = {n: t.numpy().copy() for n, t in self.model.state_dict().items()}
         self.tested = self.evaluate(self.other)
         self.save()
@@ -279,7 +282,7 @@ def test_what_was_brought_back_to_be_looked_at_is_not_saved(graded: Path, tmp_pa
     exp = make(Graded, run, **{**SETTINGS, "max_iteration": 8})
     exp.setup()
     before = steps(run)
-    exp.load_best()
+    exp.load_checkpoint("best")
     with pytest.raises(RuntimeError, match=r"save: the state is that of step-00000004, loaded"):
         exp.save()
     assert steps(run) == before
@@ -298,7 +301,7 @@ def test_load_best_within_training_is_refused_and_changes_nothing(tmp_path: Path
         @on("on_evaluate_end")
         def hurry(self, *results: Any) -> None:
             with pytest.raises(RuntimeError, match="load_checkpoint: called before the end"):
-                self.load_best()
+                self.load_checkpoint("best")
             self.refused.append(self.iteration)
 
         def on_train_begin(self) -> None:
@@ -338,13 +341,13 @@ if __name__ == "__main__":
     facts["evaluated"] = printed("--output", graded, "--evaluate", "best")
     exp = make(Graded, Path(graded), {"evaluate": "last"}, seed=5)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         exp.load_checkpoint("last")
         facts["predicted"] = [np.stack(exp.predict(loader)).tolist()
                               for loader in (exp.valid_loader, exp.other)]
     oracle = make(Oracle, folder / "oracle")
     oracle.setup()
-    with oracle.closing():
+    with oracle.internals.closing():
         kinds = ("in order", "shuffled", "distributed sampler", "ready batches")
         facts["orders"] = [np.stack(oracle.predict(LOADERS[kind]())).tolist() for kind in kinds]
         facts["stream"] = np.stack(oracle.predict([LOADERS["list"]()[oracle.rank]])).tolist()
@@ -370,7 +373,7 @@ class Everything(Graded):
             self.export(self.output_dir / "exported/model")
 
     def on_train_end(self) -> None:
-        self.load_best()
+        self.load_checkpoint("best")
         self.best = self.unwrap(self.model)[0].weight.numpy().tolist()
 
 
@@ -393,7 +396,7 @@ def test_two_ranks_look_together_and_see_what_one_process_sees(
     # predict: the whole list on both ranks, with the bits of one process
     exp = make(Graded, graded, {"evaluate": "last"}, seed=5)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         exp.load_checkpoint("last")
         alone = [np.stack(exp.predict(it)).tolist() for it in (exp.valid_loader, exp.other)]
     assert one["predicted"] == two["predicted"] == alone

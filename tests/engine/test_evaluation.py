@@ -81,7 +81,7 @@ class Predicting(Graded):
         self.log(anything=1.0)
         assert not any(layer.training for layer in self.model.sublayers(include_self=True))
         output = self.model(batch[0])
-        assert (self.phase, output.stop_gradient) == ("predict", True)
+        assert (self.internals.phase, output.stop_gradient) == ("predict", True)
         return output
 
     @on("on_train_batch_end")
@@ -218,19 +218,19 @@ class Noting(Tiny):
         return {}
 
     def on_valid_batch_end(self, batch: Any, indices: Any) -> None:
-        self.noted.append((len(batch[0]), indices, self.wrong, self.phase))
+        self.noted.append((len(batch[0]), indices, self.wrong, self.internals.phase))
 
     def on_evaluate_end(self, results: Any) -> None:
-        self.noted.append(self.evaluated_loader)
+        self.noted.append(self.internals.evaluated_loader)
 
 
 def test_events_of_a_validation_know_its_batches_and_its_loader(tmp_path: Path) -> None:
     exp: Any = make(Noting, tmp_path)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         exp.evaluate(exp.test_loader)
         assert exp.noted == [(3, [0, 1, 2], 3, "valid"), (1, [3], 1, "valid"), exp.test_loader]
-        assert exp.evaluated_loader is exp.valid_loader
+        assert exp.internals.evaluated_loader is exp.valid_loader
         exp.evaluate()
         assert exp.noted[-1] is exp.valid_loader
 
@@ -361,7 +361,7 @@ class Watching(Tiny):
         self.seen = Notes()
 
     def valid(self) -> dict[str, float]:
-        self.seen[:] = [self.phase, self.model.training, self.model[1].training]
+        self.seen[:] = [self.internals.phase, self.model.training, self.model[1].training]
         self.seen.append(paddle.is_grad_enabled())
         paddle.rand([3])
         return {"accuracy": 1.0}
@@ -371,7 +371,7 @@ def test_valid_runs_in_eval_mode_without_gradients_though_it_is_overridden(tmp_p
     exp = trained(Watching, tmp_path / "run")
     assert exp.seen == ["valid", False, False, False]
     assert exp.model.training
-    assert exp.phase == "train"
+    assert exp.internals.phase == "train"
 
 
 def test_layers_get_back_the_mode_that_each_had(tmp_path: Path) -> None:

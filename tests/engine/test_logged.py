@@ -39,7 +39,7 @@ def made(output: Path, valid: Callable[[Any], Any], **training: Any) -> Any:
 
 def results(output: Path, valid: Callable[[Any], Any], loader: Any = None, **training: Any) -> Any:
     exp = made(output, valid, **training)
-    with exp.closing():
+    with exp.internals.closing():
         return exp.evaluate(loader)
 
 
@@ -182,7 +182,7 @@ def test_outside_of_loops_a_call_weighs_what_was_read_since_its_name_was_logged(
             self.log(parts=value)
 
     exp = made(tmp_path, valid)
-    with exp.closing():
+    with exp.internals.closing():
         assert exp.evaluate() == {"error": 10 / 13, "late": 5.0, "parts": 0.5}
         assert exp.evaluate()["error"] == 10 / 13  # what was read before does not count
 
@@ -198,7 +198,7 @@ def test_a_loop_that_is_held_after_a_validation_is_over(tmp_path: Path) -> None:
         self.log(error=1.0)
 
     exp = made(tmp_path, valid)
-    with exp.closing():
+    with exp.internals.closing():
         assert exp.evaluate() == exp.evaluate() == {"error": 4 / 7}
 
 
@@ -213,9 +213,9 @@ def test_each_evaluation_has_its_own_numbers(tmp_path: Path) -> None:
             self.valid_loader = errors(3)
 
         def valid(self) -> None:  # type: ignore[override]
-            self.log({f"of {len(self.evaluated_loader.dataset)}": 1.0})  # weighs nothing
+            self.log({f"of {len(self.internals.evaluated_loader.dataset)}": 1.0})  # weighs nothing
             log_each(self)
-            with self.evaluating():
+            with self.internals.evaluating():
                 self.log(error=100.0)
 
     trained(Twice, tmp_path, max_iteration=1)
@@ -248,7 +248,7 @@ def test_a_listener_of_the_batch_weighs_it(tmp_path: Path) -> None:
 
     exp = make(Listening, tmp_path)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         assert exp.evaluate() == {"error": MEAN}
 
 
@@ -273,8 +273,8 @@ def test_a_logged_tensor_is_not_read_before_the_end(
 
 def test_what_is_logged_while_predicting_weighs_samples_too(tmp_path: Path) -> None:
     exp = made(tmp_path, log_each)
-    with exp.closing():
-        with exp.evaluating():
+    with exp.internals.closing():
+        with exp.internals.evaluating():
             log_each(exp)
         assert "[0] error=10.16" in (tmp_path / "worker_0.log").read_text()
 
@@ -329,7 +329,7 @@ def test_batches_of_a_size_that_nobody_can_tell_weigh_1_and_a_line_says_so_once(
     tmp_path: Path, loader: Any, why: str
 ) -> None:
     exp = made(tmp_path, log_number)
-    with exp.closing():
+    with exp.internals.closing():
         assert exp.evaluate() == {"number": (1 * 4 + 2 * 2) / 10}
         assert exp.evaluate(loader) == exp.evaluate(loader) == {"number": 1 / 2}
     log = (tmp_path / "worker_0.log").read_text()
@@ -343,9 +343,9 @@ def test_who_logs_nothing_is_told_nothing_of_weights(tmp_path: Path) -> None:
         return self.average({"batches": 1.0}, weight=len(list(self.valid_batches([["a"]]))))
 
     exp = made(tmp_path, valid)
-    with exp.closing():
+    with exp.internals.closing():
         exp.evaluate()
-        with exp.evaluating():
+        with exp.internals.evaluating():
             log_each(exp)
     assert "weighs 1" not in (tmp_path / "worker_0.log").read_text()
 
@@ -382,7 +382,7 @@ def log_without_data(self):
 for shares in (0, 2):
     exp = made(OUTPUT / f"shares-{shares}", lambda self: self.way(self), shares=shares)
     facts = {}
-    with exp.closing():
+    with exp.internals.closing():
         for name, way, loader in [
             ("no data", log_without_data, None),
             ("each", log_each, None),

@@ -49,9 +49,9 @@ class ByEpochs(Epochs):
     """The loop of seed 002's runner: over the epochs that are left."""
 
     def train(self) -> None:
-        for epoch in range(self.epochs_ended, 3):
+        for epoch in range(self.internals.epochs_ended, 3):
             self.new_epoch()
-            while self.epochs_ended == epoch and self.going_on():
+            while self.internals.epochs_ended == epoch and self.going_on():
                 self.train_batch()
                 self.end_iteration()
 
@@ -95,7 +95,7 @@ def test_a_loop_of_ones_own_is_the_template_s_and_continues_exactly(
     whole = trained(Epochs, tmp_path / "whole", **OPTIONS)
     exp = died_and_continued(experiment, tmp_path / "own")
     assert exp.noted == whole.noted
-    assert (exp.epoch, exp.epochs_ended) == (3, 2)
+    assert (exp.epoch, exp.internals.epochs_ended) == (3, 2)
     for step in ("checkpoints/step-00000020", "checkpoints/step-00000024"):
         same_bits(tmp_path / "whole" / step, tmp_path / "own" / step)
     assert curve(tmp_path / "own", "train/loss") == curve(tmp_path / "whole", "train/loss")
@@ -104,7 +104,7 @@ def test_a_loop_of_ones_own_is_the_template_s_and_continues_exactly(
 
 def test_a_loop_by_epochs_ends_with_them(tmp_path: Path) -> None:
     exp = died_and_continued(ByEpochs, tmp_path / "own", max_iteration=0, max_epoch=3)
-    assert (exp.iteration, exp.epoch, exp.epochs_ended) == (30, 3, 3)
+    assert (exp.iteration, exp.epoch, exp.internals.epochs_ended) == (30, 3, 3)
     assert exp.finished
 
 
@@ -196,7 +196,7 @@ def test_a_loop_by_hand_needs_no_run(tmp_path: Path) -> None:
     for steps in (2, 9, 1):  # the second time it is continued, the third time it is at its end
         exp = make(Tiny, tmp_path / "own")
         exp.setup()
-        with exp.closing():
+        with exp.internals.closing():
             while steps and exp.going_on():
                 exp.train_batch()
                 exp.end_iteration()
@@ -242,7 +242,7 @@ def test_a_stop_opens_no_further_epoch(tmp_path: Path) -> None:
 
     exp = trained(Stopping, tmp_path / "run", **OPTIONS)
     assert exp.noted == [("begin", 1, 0)]
-    assert (exp.iteration, exp.epoch, exp.epochs_ended) == (3, 1, 0)
+    assert (exp.iteration, exp.epoch, exp.internals.epochs_ended) == (3, 1, 0)
 
 
 def test_the_last_iteration_is_validated_and_saved_off_the_interval(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_an_interval_of_zero_means_never(tmp_path: Path) -> None:
 
 def test_epochs_count_passes_begun_and_max_epoch_ends_the_run(tmp_path: Path) -> None:
     exp = trained(Tiny, tmp_path / "run", max_iteration=0, max_epoch=2)
-    assert (exp.iteration, exp.epoch, exp.batch_in_epoch) == (20, 2, 10)
+    assert (exp.iteration, exp.epoch, exp.internals.batch_in_epoch) == (20, 2, 10)
     assert exp.batches_per_epoch == 10
 
 
@@ -271,7 +271,7 @@ def test_a_train_batch_may_read_any_number_of_batches(tmp_path: Path) -> None:
             super().train_batch()
 
     exp = trained(Greedy, tmp_path / "run", max_iteration=4)
-    assert (exp.epoch, exp.batch_in_epoch) == (2, 2)
+    assert (exp.epoch, exp.internals.batch_in_epoch) == (2, 2)
 
 
 def test_stop_ends_after_the_iteration_with_a_checkpoint(tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_epochs_that_are_asked_for_are_trained_although_there_is_a_limit_by_defa
     monkeypatch.setattr(defaults, "_LIMIT", 50)  # of 10 batches an epoch: 5 epochs
     options = ["--device", "cpu", "training.save_interval=0", "training.valid_interval=0"]
     exp = main(Tiny, argv=["--output", str(tmp_path / "six"), *options, "training.max_epoch=6"])
-    assert (exp.iteration, exp.epochs_ended, exp.finished) == (60, 6, True)
+    assert (exp.iteration, exp.internals.epochs_ended, exp.finished) == (60, 6, True)
     exp = main(Tiny, argv=["--output", str(tmp_path / "five"), *options])
-    assert (exp.iteration, exp.epochs_ended, exp.finished) == (50, 5, True)
+    assert (exp.iteration, exp.internals.epochs_ended, exp.finished) == (50, 5, True)
     assert exp.config.training.max_iteration == 50
     assert load_yaml(tmp_path / "five/config.yaml")["training"]["max_iteration"] == 50
 

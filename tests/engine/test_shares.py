@@ -92,7 +92,7 @@ def test_a_loss_is_the_mean_over_all_shares_and_a_number_of_the_update_counts_on
     class Counting(Helped):
         def train_batch(self) -> None:
             super().train_batch()
-            self.log(share=self.share, shares=self.num_shares)
+            self.log(share=self.internals.share, shares=self.internals.num_shares)
 
     trained(Counting, tmp_path / "run", max_iteration=1, shares=4, log_interval=1)
     (line,) = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
@@ -263,7 +263,7 @@ class Hasty(Helped):
     def train_batch(self) -> None:
         for points, _ in self.micro_batches():
             self.backward(self.model(points).mean())
-            if self.share == 3:
+            if self.internals.share == 3:
                 break
         self.step_optimizers()
 

@@ -135,7 +135,7 @@ def test_accumulation_gives_the_parameters_of_one_large_batch(
 ) -> None:
     large = trained(of_batch_size(experiment, 8), tmp_path / "large", max_iteration=7)
     small = trained(experiment, tmp_path / "small", max_iteration=7, accumulation_steps=2)
-    assert (small.epoch, small.batch_in_epoch) == (2, 4)
+    assert (small.epoch, small.internals.batch_in_epoch) == (2, 4)
     np.testing.assert_allclose(weights_of(small.model), weights_of(large.model), rtol=0, atol=1e-6)
 
 
@@ -189,7 +189,7 @@ def test_an_update_after_part_of_the_batches_is_an_error(
                 self.add_gradients(self.loss_of(batch))
                 if within:
                     self.update()
-                elif self.batch_in_epoch % 3 == 2:
+                elif self.internals.batch_in_epoch % 3 == 2:
                     break
             self.update()
 
@@ -255,7 +255,7 @@ def test_accumulation_goes_over_the_end_of_a_pass(tmp_path: Path) -> None:
 
     exp = trained(Noting, tmp_path / "run", max_iteration=0, max_epoch=3, accumulation_steps=2)
     # 3 passes of 5 batches; the last update has its second batch from a fourth pass.
-    assert (exp.iteration, exp.epoch, exp.batch_in_epoch) == (8, 4, 1)
+    assert (exp.iteration, exp.epoch, exp.internals.batch_in_epoch) == (8, 4, 1)
     passes, ends = exp.read[::2], exp.read[1::2]
     assert ends == ["end"] * 3
     assert [sorted(indices) for _, indices in passes[:3]] == [list(range(20))] * 3
@@ -473,7 +473,7 @@ def test_optimizers_that_are_given_step_alone(tmp_path: Path) -> None:
             self.left = gradient_of(self.model), gradient_of(self.other)
 
         def on_before_optimizers_step(self) -> None:
-            self.stepped = self.stepping
+            self.stepped = self.internals.stepping
 
     exp = trained(Apart, tmp_path / "run", max_iteration=1)
     assert exp.stepped == (exp.other_optimizer,)
@@ -491,7 +491,7 @@ def test_without_a_choice_every_optimizer_steps_once(tmp_path: Path) -> None:
             self.exclude_from_state("other_optimizer")
 
         def on_before_optimizers_step(self) -> None:
-            self.stepped = self.stepping
+            self.stepped = self.internals.stepping
 
     exp = trained(Named, tmp_path / "run", max_iteration=3)
     plain = trained(Pair, tmp_path / "plain", max_iteration=3)
@@ -506,7 +506,7 @@ def test_the_inner_events_come_in_order_and_show_what_they_promise(tmp_path: Pat
             given = [float(loss) == self.loss for loss in args]  # neither divided nor scaled
             stepped = bool((weights_of(self.model) != self.before).any())
             has_gradients = bool(gradient_of(self.model).any())
-            steps = self.stepping == (self.optimizer,)
+            steps = self.internals.stepping == (self.optimizer,)
             self.calls.append((name.removeprefix("on_"), *given, has_gradients, stepped, steps))
 
         return method
@@ -516,7 +516,7 @@ def test_the_inner_events_come_in_order_and_show_what_they_promise(tmp_path: Pat
             self.calls = []
             self.before = weights_of(self.model)
             super().train_batch()
-            self.calls.append(self.stepping)
+            self.calls.append(self.internals.stepping)
 
         def loss_of(self, batch: Any) -> Any:
             loss = super().loss_of(batch)
@@ -527,7 +527,8 @@ def test_the_inner_events_come_in_order_and_show_what_they_promise(tmp_path: Pat
     names += ["on_after_optimizers_step", "on_before_zero_grad", "on_after_zero_grad"]
     traced = type("Traced", (Traced,), {name: noting(name) for name in names})
     exp = trained(traced, tmp_path / "run", max_iteration=2, accumulation_steps=2)
-    assert exp.calls == [  # what was heard, gradients are there, was stepped, is in self.stepping
+    # what was heard, gradients are there, was stepped, is in internals.stepping
+    assert exp.calls == [
         ("before_backward", True, False, False, False),
         ("after_backward", True, False, False),
         ("before_backward", True, True, False, False),

@@ -376,7 +376,7 @@ def test_each_task_has_an_order_of_its_own_and_its_loader_is_closed(
     monkeypatch.setattr(multi_head.EndlessBatches, "close", lambda batches: closed.append(batches))
     exp: Any = make(Twice, tmp_path)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         one, other = (exp.read_task(name)["point"].numpy() for name in "01")
     assert not np.array_equal(one, other)
     assert np.array_equal(np.sort(one, axis=0), np.sort(other, axis=0))

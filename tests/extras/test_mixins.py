@@ -262,7 +262,7 @@ def test_the_prefix_of_the_monitor_is_no_change(tmp_path: Path) -> None:
 def test_a_count_that_does_not_say_by_what_begins_anew(tmp_path: Path) -> None:
     exp = make(scored(1), tmp_path / "run", **stopping())
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         exp.early_stopping = {"best": 7.0, "failures": 9, "iteration": 4}
         exp.begin_count()
     assert (exp.early_stopping["best"], exp.early_stopping["failures"]) == (None, 0)
@@ -339,7 +339,7 @@ def test_results_under_another_name_do_not_count(tmp_path: Path, name: str, end:
 def test_evaluating_outside_of_training_does_not_count(tmp_path: Path) -> None:
     exp = make(scored(1), tmp_path / "run", **stopping())
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         run_of(exp).loop.iteration = 1
         exp.evaluate()
     assert exp.early_stopping == {"monitor": "", "best": None, "failures": 0, "iteration": 0}
@@ -515,7 +515,7 @@ def test_predictions_and_exports_are_those_of_the_averages(tmp_path: Path) -> No
         np.testing.assert_allclose(given, exp.model(points).numpy(), rtol=0, atol=1e-5)
 
 
-def test_load_best_brings_the_averages_of_the_best(tmp_path: Path) -> None:
+def test_the_best_checkpoint_brings_the_averages_of_the_best(tmp_path: Path) -> None:
     class Best(Averaged):
         def valid(self) -> dict[str, float]:
             super().valid()
@@ -523,7 +523,7 @@ def test_load_best_brings_the_averages_of_the_best(tmp_path: Path) -> None:
 
         def on_train_end(self) -> None:
             last = weights_of(self)
-            self.load_best()
+            self.load_checkpoint("best")
             self.evaluate(self.train_loader)  # under the number of the last iteration
             assert not same_weights(weights_of(self), last)
 
@@ -539,7 +539,7 @@ def test_averages_begin_with_the_weights_that_were_loaded(tmp_path: Path, how: s
     args = {how: str(tmp_path / "other")} if how == "init_model_path" else {}
     exp = make(Averaged, tmp_path / "run", args, valid_interval=0, **EMA)
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         exp.resume_or_load()
         if how == "load_model":
             exp.load_model(tmp_path / "other")

@@ -32,7 +32,7 @@ def test_predict_in_valid_keeps_its_phase_and_out_of_the_log_of_it(tmp_path: Pat
 
     class Asking(Graded):
         def predict_batch(self, batch: Any) -> Any:
-            phases.append(self.phase)
+            phases.append(self.internals.phase)
             self.log(inner=1.0)
             return super().predict_batch(batch)
 
@@ -126,7 +126,7 @@ class Oracle(Graded):
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
     exp = make(Oracle, tmp_path_factory.mktemp("oracle") / "run")
     exp.setup()
-    with exp.closing():
+    with exp.internals.closing():
         yield exp
 
 
@@ -190,7 +190,7 @@ def test_outputs_that_are_not_one_per_sample_are_refused(
     exp = asked(gives)
     with pytest.raises(error, match=f"predict_batch: {text}"):
         exp.predict(LOADERS["in order"]())
-    assert exp.phase == "train"
+    assert exp.internals.phase == "train"
     assert exp.model.training
 
 
@@ -262,5 +262,8 @@ def test_predict_without_predict_batch_says_what_is_missing(tmp_path: Path) -> N
 
     exp: Any = make(Silent, tmp_path / "run")
     exp.setup()
-    with exp.closing(), pytest.raises(NotImplementedError, match=r"Silent\.predict_batch: not d"):
+    with (
+        exp.internals.closing(),
+        pytest.raises(NotImplementedError, match=r"Silent\.predict_batch: not d"),
+    ):
         exp.predict(exp.valid_loader)

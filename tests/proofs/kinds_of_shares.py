@@ -75,7 +75,7 @@ class NormOfOneShare(_Shared):
         return [self.norms]
 
     def output(self, batch: Any) -> Any:
-        return self.norms[self.share](self.model(batch))
+        return self.norms[self.internals.share](self.model(batch))
 
 
 class NormUnfrozen(_Shared):

@@ -52,7 +52,7 @@ def _run(script: Path, output: Path, dies_in: int) -> None:
 
 def _deadly(method: Any, dies_in: int) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        if self.iteration == dies_in and self.phase == "train":
+        if self.iteration == dies_in and self.internals.phase == "train":
             saved_at = (dies_in - 1) // SETTINGS["save_interval"] * SETTINGS["save_interval"]
             saved = Path(self.checkpoint_dir) / f"step-{saved_at:08d}"
             deadline = time.monotonic() + _LONG_SECONDS / 2

@@ -106,7 +106,7 @@ class Many(ExponentialMovingAverage, GradientClipping, ExperimentBase):
             mixed = pictures * float(np.random.rand()) + 0.01 * paddle.randn(pictures.shape)
             loss = F.cross_entropy(self.model(mixed), labels)
             # At times infinite in one of the shares.
-            is_over = self.share == 1 and self.iteration % 7 == 3
+            is_over = self.internals.share == 1 and self.iteration % 7 == 3
             self.backward(loss * (math.inf if is_over else self.scale))
             self.log(loss=loss)
         self.step_optimizers()

@@ -96,7 +96,7 @@ class Parts(ExperimentBase):
 
     def on_load_checkpoint(self, states: Any) -> None:
         """Notes the checksum of every tensor that this rank has taken from a checkpoint."""
-        tensors, _ = self.stateful_objects().state_dict()
+        tensors, _ = self.internals.stateful_objects().state_dict()
         sums = {
             f"{file}/{key}": zlib.crc32(array.data)
             for file, arrays in tensors.items()

@@ -201,7 +201,7 @@ MISTAKES = [
     update(
         "counts epochs when they end",
         "super().train_batch()\n"
-        "if self.batch_in_epoch == self.batches_per_epoch:\n    self.epoch += 1",
+        "if self.internals.batch_in_epoch == self.batches_per_epoch:\n    self.epoch += 1",
         r"self\.epoch: 2 given; expected it to be set in startup\(\).* another name for yours",
         78,
         words=["max_iteration=20"],
@@ -684,7 +684,7 @@ ODD = [
 
             def train_batch(self):
                 super().train_batch()
-                if self.batch_in_epoch == self.batches_per_epoch:
+                if self.internals.batch_in_epoch == self.batches_per_epoch:
                     self.rate.step()
         """,
         words=["max_iteration=25"],

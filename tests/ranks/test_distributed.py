@@ -97,7 +97,7 @@ class Probe(Tiny):
         # found the same one `there`.
         path = self.checkpoint_dir / "step-00000008"
         saved = local.open_checkpoint(path if self.rank == 0 else path.with_name(there))
-        tensors, problems = local.take(saved, self.stateful_objects(), 2)
+        tensors, problems = local.take(saved, self.internals.stateful_objects(), 2)
         assert not problems
         flat = {f"{file}/{key}": a for file, of in tensors.items() for key, a in of.items()}
         return [saved.is_seen, {name: zlib.crc32(array.data) for name, array in flat.items()}]
