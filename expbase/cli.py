@@ -99,7 +99,11 @@ class _Given(argparse.Namespace):
 
 
 def default_argument_parser() -> argparse.ArgumentParser:
-    """Returns the parser with the options that every experiment has; add your options to it."""
+    """Makes a parser with the options that every experiment has.
+
+    Returns:
+        The parser; add your own options to it.
+    """
     parser = _Parser(
         allow_abbrev=False,  # `--smok` is a mistake, and no trial
         formatter_class=Paragraphs,

@@ -71,14 +71,28 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         super().__setattr__(name, Config(value) if is_plain else value)
 
     def merge_from_file(self, paths: str | Path | Sequence[str | Path]) -> None:
-        """Changes the values that a YAML file names; of several files a later one wins."""
+        """Changes the values that a YAML file names.
+
+        Args:
+            paths: The file, or several, of which a later one wins.
+
+        Raises:
+            ConfigError: A file cannot be read, or names what is not there.
+        """
         for path in [paths] if isinstance(paths, (str, Path)) else paths:
             loaded = _load(path)
             _refuse_bases({k: v for k, v in loaded.items() if k not in self}, Path(path))
             self.merge_from_other_cfg(loaded, str(path))
 
     def merge_from_list(self, words: Sequence[str]) -> None:
-        """Changes the values that options name: `KEY VALUE …`, `KEY=VALUE …`, or both."""
+        """Changes the values that options name.
+
+        Args:
+            words: `KEY VALUE …`, `KEY=VALUE …`, or both.
+
+        Raises:
+            ConfigError: There is no such key, or its value has another type.
+        """
         known = flatten(self)
         changes = {}
         queue = list(words)
@@ -93,7 +107,15 @@ class Config(CfgNode):  # type: ignore[misc]  # yacs has no types
         self.merge_from_other_cfg(changes, "options")
 
     def merge_from_other_cfg(self, other: Mapping[str, Any], source: str = "config") -> None:
-        """Changes the values that another tree names; errors name its `source`."""
+        """Changes the values that another tree names.
+
+        Args:
+            other: The tree.
+            source: Where it comes from, for messages.
+
+        Raises:
+            ConfigError: There is no such key, or its value has another type.
+        """
         self.update(_merged(self, other, source))
 
 

@@ -57,7 +57,11 @@ _CHOICES = {
 
 
 def get_default_training_config() -> Config:
-    """Returns the `training` section that every experiment has, with its defaults."""
+    """Makes the `training` section that every experiment has.
+
+    Returns:
+        A new one, with the default values.
+    """
     return Config(_TRAINING)
 
 

@@ -123,12 +123,15 @@ class Internals:
         return self._evaluation.indices
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context of the phase "predict": eval mode, no gradients, own random numbers.
+        """Begins the phase "predict": eval mode, no gradients, random numbers of its own.
 
         What is drawn in it has no effect on training, and log() writes to the text log.
 
             with self.internals.evaluating():
                 picture = self.model(noise)
+
+        Returns:
+            A context for the block; within another one it changes nothing.
         """
         return self._loop.evaluating()
 
@@ -145,25 +148,44 @@ class Internals:
     # --- state and events -----------------------------------------------------------------
 
     def stateful_objects(self) -> StatefulObjects:
-        """Returns the layers, optimizers, schedules and other objects that have state, by name."""
+        """Looks for what has state among the attributes; what is excluded from checkpoints, too.
+
+        Returns:
+            The layers, optimizers, schedules and other objects, by the paths of their attributes.
+        """
         return self._state.found()
 
     def learning_rates(self) -> dict[str, float]:
-        """Returns each optimizer's learning rate, by the name of its curve (`train/lr`)."""
+        """Reads the learning rate of each optimizer.
+
+        Returns:
+            The rates by the names of their curves: `train/lr`, or of several `train/lr/optimizer`.
+        """
         return self._state.learning_rates()
 
     def fire(self, event: str, *args: Any) -> Any:
-        """Calls an event: its method, then its listeners; returns what the method returned."""
+        """Calls an event: its method, then its listeners.
+
+        Args:
+            event: The name, `on_log` say.
+            args: What the method and the listeners are called with.
+
+        Returns:
+            What the method returned; None if nothing hears the event.
+        """
         return self._events.fire(event, *args)
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that closes the run, for a script that does not call run().
+        """Closes the run after a block, for a script that does not call run().
 
-        An error in the block is logged, and goes on when everything is closed.
+        An error in the block is logged, and is raised on when everything is closed.
 
             with exp.internals.closing():
                 while exp.going_on():
                     exp.train_batch()
                     exp.end_iteration()
+
+        Returns:
+            A context for the block.
         """
         return self._closing()

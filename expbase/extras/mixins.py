@@ -86,8 +86,13 @@ class EarlyStopping(ExperimentBase):
         return results
 
     def is_better(self, value: float) -> bool:
-        """Returns whether a value is better than the best by more than min_delta; one that is not
-        finite never is.
+        """Compares a value with the best one so far.
+
+        Args:
+            value: Of the metric `training.monitor`.
+
+        Returns:
+            Whether it is better by more than `early_stopping.min_delta`; never if it is not finite.
         """
         mode = self.config.training.monitor_mode
         best = self.early_stopping["best"]
@@ -152,7 +157,11 @@ class WeightAverages:
             }
 
     def update(self, decay: float) -> None:
-        """Moves the averages towards the present weights; `decay` is the share that stays."""
+        """Moves the averages towards the present weights.
+
+        Args:
+            decay: The share of the old averages that stays, from 0 to 1.
+        """
         self.updates += 1
         with paddle.no_grad():
             for name, average in self._averages.items():
@@ -162,7 +171,11 @@ class WeightAverages:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Puts the averages into the layer; its weights are restored afterwards, bit for bit."""
+        """Puts the averages into the layer for a block.
+
+        Yields:
+            Nothing; afterwards the weights are restored, bit for bit.
+        """
         if not self.updates:  # weights that were loaded since are newer than the averages
             yield
             return
@@ -178,11 +191,22 @@ class WeightAverages:
             weight.set_value(values[name].astype(weight.dtype))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the averages, for the checkpoint."""
+        """Gives what a checkpoint holds.
+
+        Returns:
+            The averages, and how often they were updated.
+        """
         return {"updates": self.updates, "averages": self._averages}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores what `state_dict` returned; always exact."""
+        """Restores the averages.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Returns:
+            What could not be put back as it was: nothing.
+        """
         self.updates = state["updates"]
         self._averages = dict(state["averages"])
         return []

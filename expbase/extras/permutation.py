@@ -49,11 +49,19 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
         return self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of an epoch."""
+        """Chooses the order of an epoch.
+
+        Args:
+            epoch: Its number.
+        """
         self._epoch = epoch
 
     def seek(self, position: int) -> None:
-        """Makes the next iteration begin at a position of the order."""
+        """Makes the next iteration begin within the order.
+
+        Args:
+            position: How many of its indices are left out.
+        """
         self._start = position
 
     def __iter__(self) -> Iterator[int]:
@@ -65,7 +73,16 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
 
 
 def permuted(positions: Numbers, size: int, key: int) -> Numbers:
-    """Returns where positions [N] of range(size) go under the key's permutation: size <= 2^62."""
+    """Computes where positions of range(size) go under a permutation.
+
+    Args:
+        positions: [N], from 0 on, below the size.
+        size: At most 2^62.
+        key: Chooses the permutation.
+
+    Returns:
+        [N] numbers, from 0 on, below the size.
+    """
     half_bits = max((size - 1).bit_length() + 1, 2) // 2
     keys = [np.uint64(derive(key, number)) for number in range(_ROUNDS)]
     numbers = _encrypted(positions, half_bits, keys)

@@ -107,10 +107,13 @@ def _placed(results: list[Any], indices: Any, count: int, *, ready: bool) -> lis
 
 
 def split(outputs: Any) -> list[Any]:
-    """Splits the outputs of a batch into those of samples, as numpy arrays and numbers.
+    """Splits the outputs of a batch into those of its samples.
 
     Args:
         outputs: A tensor or array [B, …], a mapping or tuple of such, or a list of B results.
+
+    Returns:
+        B numpy arrays or numbers, or mappings or tuples of them.
 
     Raises:
         TypeError: It is something else.

@@ -85,13 +85,16 @@ class Run:
 def read(
     path: str | Path, *, options: Sequence[str] = (), output: str = "", only: str = ""
 ) -> list[Run]:
-    """Returns the runs that a YAML file describes: the ones of its `mode`, in order.
+    """Reads what a YAML file describes, and checks all of it.
 
     Args:
         path: The file.
         options: KEY VALUE or KEY=VALUE words that change the config of every run.
         output: The folder of the runners' folders, instead of the file's.
         only: The name of the one runner to run, instead of the file's `mode`.
+
+    Returns:
+        The runs of its `mode`, in order.
 
     Raises:
         ConfigError: Something in it cannot be used; the message names the key.
@@ -206,7 +209,11 @@ def _args_of(runner: Config, folder: Path, output: Path) -> argparse.Namespace:
 
 
 def execute(runs: Sequence[Run]) -> None:
-    """Makes the runs, one after the other; ends early if one was stopped."""
+    """Makes the runs, one after the other; ends early if one was stopped.
+
+    Args:
+        runs: What `read` has returned.
+    """
     for number, run in enumerate(runs, 1):
         experiment = run.experiment(run.config, run.args)
         experiment.logger.info("runner %s (%d of %d)", run.runner.name, number, len(runs))

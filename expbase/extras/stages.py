@@ -48,13 +48,16 @@ class EngineMode(enum.IntEnum):
 
 
 def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
-    """Returns the class that a text names.
+    """Imports the class that a text names.
 
     Args:
         text: `file.py:Class`, `file.py` if there is a default name, or `package.module:Class`.
         place: The YAML key of the text, for messages.
         folder: What the path of a file is relative to.
         default: The name of the class if the text has none.
+
+    Returns:
+        The class.
 
     Raises:
         ConfigError: There is no such file, module or class, or it cannot be imported.
@@ -104,7 +107,7 @@ def _import(module: str, place: str) -> ModuleType:
 def with_stages(
     experiment: type[ExperimentBase], stages: Mapping[str, type], place: str, **facts: Any
 ) -> Any:
-    """Returns a subclass of the experiment whose steps are the methods of the stage classes.
+    """Derives from the experiment and the stage classes, whose methods take the place of its steps.
 
     Helper methods of these classes are there, too, and `super()` reaches the step that is replaced.
 
@@ -113,6 +116,9 @@ def with_stages(
         stages: The classes, by the name of the stage in STAGES.
         place: The runner, for messages.
         **facts: What `context` has beside the experiment's attributes: its runner_name, say.
+
+    Returns:
+        The subclass; without stages the experiment itself.
 
     Raises:
         ConfigError: A class lacks its method, or hides something.
@@ -219,7 +225,15 @@ class Context:
         return self.get(name, self) is not self  # self: a default that no attribute is
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the value of a name, or the default."""
+        """Looks for a value, as `context[name]` does.
+
+        Args:
+            name: Of an attribute of the experiment, or of what else the context has.
+            default: What to return if there is none of that name.
+
+        Returns:
+            The value, or the default.
+        """
         try:
             return self[name]
         except KeyError:

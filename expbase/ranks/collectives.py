@@ -51,9 +51,18 @@ def world_size() -> int:
 
 
 def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
-    """Makes a function run on rank 0 only; on the other ranks it returns None.
+    """Makes a function run on rank 0 alone.
+
+        @rank_zero_only
+        def write_report(self): ...
 
     What needs all ranks, `average` or `save_model` say, is an error in it.
+
+    Args:
+        function: The function or method; maybe below another decorator.
+
+    Returns:
+        A function that does the same on rank 0; on the others it does nothing and returns None.
     """
 
     @functools.wraps(function)

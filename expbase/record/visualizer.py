@@ -58,6 +58,11 @@ class Visualizer:
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve.
 
+        Args:
+            tag: The name of the curve.
+            value: One number, or a tensor or array of one.
+            step: The iteration.
+
         Raises:
             TypeError: It is not one number.
         """
@@ -70,8 +75,13 @@ class Visualizer:
         self._add("scalar", tag, number, step)
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
-        """Adds an image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], floats from 0 to 1 or whole
-        numbers up to 255.
+        """Adds an image.
+
+        Args:
+            tag: The name of the series of images.
+            image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], floats from 0 to 1 or whole numbers
+                from 0 to 255.
+            step: The iteration.
 
         Raises:
             TypeError: It does not hold numbers.
@@ -81,7 +91,16 @@ class Visualizer:
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
     def add_figure(self, tag: str, figure: Any, step: int) -> None:
-        """Adds a matplotlib figure; the caller closes it."""
+        """Adds a figure, as an image.
+
+        Args:
+            tag: The name of the series of figures.
+            figure: A matplotlib figure; the caller closes it.
+            step: The iteration.
+
+        Raises:
+            TypeError: It is none.
+        """
         if not hasattr(figure, "savefig"):
             raise TypeError(
                 f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
@@ -90,15 +109,32 @@ class Visualizer:
         self._add("figure", tag, figure, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
-        """Adds a text."""
+        """Adds a text.
+
+        Args:
+            tag: The name of the series of texts.
+            text: The text.
+            step: The iteration.
+
+        Raises:
+            TypeError: It is none.
+        """
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
 
     def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
-        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
+        """Adds a sound. Samples beyond the range are clipped, with a warning.
 
-        Louder samples are clipped, with a warning. A ValueError for another shape or a nan.
+        Args:
+            tag: The name of the series of sounds.
+            samples: [N], floats from -1 to 1 or int16.
+            step: The iteration.
+            sample_rate: Samples per second.
+
+        Raises:
+            TypeError: It does not hold numbers.
+            ValueError: It has another shape, or values that are not finite.
         """
         sound = _numbers("add_audio", tag, samples)
         is_int16 = sound.dtype == np.int16
@@ -114,7 +150,18 @@ class Visualizer:
         self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=int(sample_rate))
 
     def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
-        """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
+        """Adds a histogram.
+
+        Args:
+            tag: The name of the series of histograms.
+            values: Numbers, of any shape.
+            step: The iteration.
+            buckets: The number of bars.
+
+        Raises:
+            TypeError: It does not hold numbers.
+            ValueError: One is not finite.
+        """
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
             raise ValueError(
@@ -155,11 +202,19 @@ class Visualizer:
         self._file = _RecordFile(None)
 
     def size(self) -> int:
-        """Returns the size of the record file now, in bytes."""
+        """Measures the record file, with what is written to it so far.
+
+        Returns:
+            Its size in bytes.
+        """
         return self._file.size()
 
     def cut(self, size: int) -> None:
-        """Removes what was written after the file had this size, in bytes."""
+        """Removes what was written to the record file later.
+
+        Args:
+            size: The size that is left, in bytes.
+        """
         self.close()
         self._file.cut(size)
 

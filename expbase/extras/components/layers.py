@@ -42,7 +42,14 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered: set[str] = set()
 
     def sample(self, index: int) -> Mapping[str, Any]:
-        """Returns the sample of an index: numpy arrays and numbers by the names of outputs_attr."""
+        """Reads one sample; you write it.
+
+        Args:
+            index: From 0 on, below len().
+
+        Returns:
+            Numpy arrays and numbers, without the batch axis, by the names of outputs_attr.
+        """
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -53,7 +60,14 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         return {name: sample[name] for name in sorted(self._registered)}
 
     def require_attr(self, name: str) -> None:
-        """Registers one output by its name; a ValueError says that the reader has none."""
+        """Registers one output: the reader yields it from then on.
+
+        Args:
+            name: Of an InputSpec in outputs_attr.
+
+        Raises:
+            ValueError: The reader does not return it.
+        """
         place = f"reader {type(self).__name__}"
         names = [spec.name for spec in _declared(f"{place}: outputs_attr", self.outputs_attr)]
         if name not in names:
@@ -61,7 +75,10 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered.add(name)
 
     def register_with(self, model: Composed | Backbone) -> None:
-        """Registers all that a model, or a backbone alone, takes in this phase.
+        """Registers all that a model takes in this phase.
+
+        Args:
+            model: The whole model, or its backbone alone.
 
         Raises:
             ValueError: The reader does not return one of them.
@@ -71,19 +88,30 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
             self.require_attr(spec.name)
 
     def clone(self, phase: str = "train") -> Reader:
-        """Returns a reader of the same data for a phase, with no output registered yet."""
+        """Makes a reader of the same data for another phase.
+
+        Args:
+            phase: "train" or "predict".
+
+        Returns:
+            The reader, with no output registered yet.
+        """
         other = copy.copy(self)
         other.phase = phase
         other._registered = set()
         return other
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
+        """Says after the last batch what the heads get that declare epoch_inputs_attrs.
+
+        Returns:
+            Values by name; without an override none.
+        """
         return {}
 
     @property
     def num_examples(self) -> int:
-        """Samples of an epoch."""
+        """The number of samples in an epoch."""
         return len(self)
 
 
@@ -101,7 +129,11 @@ class Backbone(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.phase = phase  # or "predict"; the model sets it
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
+        """Says after the last batch what the heads get that declare epoch_inputs_attrs.
+
+        Returns:
+            Values by name; without an override none.
+        """
         return {}
 
 
@@ -152,7 +184,11 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.results = []
 
     def get_results(self) -> list[Any]:
-        """Returns a copy of the results since the last reset."""
+        """Copies the results.
+
+        Returns:
+            Those since the last reset, one per sample.
+        """
         return copy.deepcopy(self.results)
 
     def epoch_postprocess(
@@ -193,7 +229,17 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
     @contextlib.contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
-        """Sets the phase of all parts for a block: declarations and forward depend on it."""
+        """Sets the phase of all parts for a block: declarations and forward depend on it.
+
+        Args:
+            phase: "train" or "predict".
+
+        Yields:
+            Nothing; afterwards each part has the phase that it had.
+
+        Raises:
+            ValueError: The phase is another one.
+        """
         if phase not in PHASES:
             raise ValueError(f"phase: {phase!r} given; expected train or predict.")
         parts = (self.backbone, *self.heads.values())
@@ -207,12 +253,15 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
                 part.phase = before
 
     def forward(self, batch: Mapping[str, Any], head: str, phase: str = "train") -> dict[str, Any]:
-        """Returns the outputs of one head for a batch.
+        """Computes one head, with the backbone and the heads that it takes from.
 
         Args:
             batch: What the reader returns.
             head: Its name.
             phase: "train" or "predict".
+
+        Returns:
+            The outputs of the head, by the names of its outputs_attr.
 
         Raises:
             ValueError: Something is not as it was declared.
@@ -234,7 +283,18 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return dict(sources[head])
 
     def needed_by(self, head: str, *waiting: str) -> list[str]:
-        """Lists the heads whose outputs a head takes in this phase, in order, and itself last."""
+        """Lists the heads that are to be computed for one of them, in this phase.
+
+        Args:
+            head: Its name.
+            waiting: The heads that ask for it, which it must not take from.
+
+        Returns:
+            Their names, in the order of computing, that of the head last.
+
+        Raises:
+            ValueError: A head takes from one that is not there, or its own output.
+        """
         if head in waiting:
             raise ValueError(f"head {head}: takes its own output: {' ← '.join([*waiting, head])}.")
         found: list[str] = []
@@ -263,14 +323,32 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
             self.needed_by(name)
 
     def find_head(self, name: str) -> Head:
-        """Returns the head of a name; raises a ValueError if there is none."""
+        """Looks for a head by its name.
+
+        Args:
+            name: Its name in the model.
+
+        Returns:
+            The head.
+
+        Raises:
+            ValueError: There is none.
+        """
         if name not in self.heads:
             raise ValueError(f"head {name!r}: not in the model, which has {_names(self.heads)}.")
         head: Head = self.heads[name]
         return head
 
     def reader_inputs(self, phase: str, *heads: str) -> list[InputSpec]:
-        """Returns what the backbone and heads, by default all, take from the reader in a phase."""
+        """Lists what the parts of the model take from the reader.
+
+        Args:
+            phase: "train" or "predict".
+            heads: The names of those that count beside the backbone; by default all.
+
+        Returns:
+            The declarations, each name once.
+        """
         with self.in_phase(phase):
             specs = {spec.name: spec for spec in self.backbone.inputs_attr}
             for head in heads or self.heads:
@@ -279,7 +357,14 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return list(specs.values())
 
     def for_export(self, head: str) -> tuple[list[Any], Any]:
-        """Returns what export takes after the path: the inputs of one head, and a layer."""
+        """Prepares one head for inference: `self.export(path, *model.for_export("tags"))`.
+
+        Args:
+            head: Its name.
+
+        Returns:
+            The input_spec, and a layer that predicts with this head alone.
+        """
         layer = _Prediction(self, head)
         return [layer.inputs], layer
 

@@ -49,7 +49,14 @@ class EndlessBatches(DataPosition):
         return self.epoch - (not self.batches.ended)
 
     def read(self, iteration: int = 0) -> Any:
-        """Returns the next batch of this rank."""
+        """Reads a batch, maybe the first one of a new epoch.
+
+        Args:
+            iteration: The update that it is for.
+
+        Returns:
+            This rank's next batch.
+        """
         if self.needs_epoch:
             self.open(self.epoch + 1)
         return super().read(iteration)
@@ -74,7 +81,11 @@ class MultiHead(Prediction):
         return config
 
     def setup_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Names the tasks; call it in setup_model."""
+        """Names the tasks; call it in setup_model.
+
+        Args:
+            tasks: By a name of each, in an order that is the same in each start.
+        """
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
@@ -91,18 +102,37 @@ class MultiHead(Prediction):
         }
 
     def draw_task(self) -> str:
-        """Draws the task of this update by mix_ratio: the same on every rank."""
+        """Draws the task of this update, by mix_ratio.
+
+        Returns:
+            Its name, the same on every rank.
+        """
         ratios = np.array([task.mix_ratio for task in self.tasks.values()])
         name = list(self.tasks)[self.mix_random.choice(len(ratios), p=ratios / ratios.sum())]
         self.task_steps[name] += 1
         return name
 
     def read_task(self, name: str) -> Any:
-        """Returns the next training batch of a task."""
+        """Reads a training batch of a task, of its own loader or of self.train_loader.
+
+        Args:
+            name: Of the task.
+
+        Returns:
+            This rank's next batch.
+        """
         return self.task_batches[name].read() if name in self.task_batches else self.read_batch()
 
     def epochs_of(self, name: str) -> int:
-        """Returns how many epochs of its data a task has had; self.train_loader is shared."""
+        """Counts the epochs that a task has had.
+
+        Args:
+            name: Of the task.
+
+        Returns:
+            How often its data were read to their end. Tasks without a loader share the count of
+            self.train_loader.
+        """
         batches = self.task_batches.get(name)
         return self.internals.epochs_ended if batches is None else batches.epochs_done
 
