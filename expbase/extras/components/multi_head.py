@@ -81,10 +81,10 @@ class MultiHead(Prediction):
         return config
 
     def setup_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Names the tasks; call it in setup_model.
+        """Sets the tasks. Call it in setup_model.
 
         Args:
-            tasks: By a name of each, in an order that is the same in each start.
+            tasks: By names of your own.
         """
         seed = self.config.training.seed
         self.tasks = dict(tasks)
