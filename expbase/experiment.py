@@ -33,6 +33,7 @@ from expbase.record.visualizer import Visualizer
 from expbase.state.walk import unwrap
 
 E = TypeVar("E", bound="ExperimentBase")
+_NONE_AT_FIRST = ("model", "optimizer", "train_loader", "valid_loader", "test_loader")
 
 
 class ExperimentBase(Events):
@@ -62,14 +63,16 @@ class ExperimentBase(Events):
         return super().__new__(with_mixins(cls))  # within --smoke or verify: those of the tool
 
     def __init__(self, config: Mapping[str, Any], args: argparse.Namespace) -> None:
-        self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
-        self.visualizer = Visualizer(None)
-        for name in ("model", "optimizer", "train_loader", "valid_loader", "test_loader"):
+        for name in _NONE_AT_FIRST:
             if not hasattr(type(self), name) and name not in vars(self):  # by then it may be there
                 setattr(self, name, None)
+        self.__run = Run(self, Start.of(type(self), ExperimentBase, config, args))
+        self.visualizer = Visualizer(None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_attribute(ExperimentBase, name, value)
+        if name in _NONE_AT_FIRST and vars(self).get(name, self) is None:
+            del vars(self)[name]  # state has the name under which the user has set it first
         super().__setattr__(name, value)
 
     __getattr__ = raise_no_attribute  # not a method: to a type checker all would be there

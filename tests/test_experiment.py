@@ -98,8 +98,27 @@ def test_what_is_there_before_it_would_be_none_stays(tmp_path: Path) -> None:
             self.test_loader = [1]
             super().__init__(config, args)
 
-    assert make(Early, tmp_path).test_loader == [1]
-    assert "optimizer" not in vars(make(Early, tmp_path))
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.model, name)
+
+    exp = make(Early, tmp_path)
+    assert exp.test_loader == [1]
+    assert "optimizer" not in vars(exp)
+
+
+def test_state_has_the_name_under_which_it_was_set_first(tmp_path: Path) -> None:
+    class Named(Tiny):
+        def setup_model(self) -> None:
+            self.net = paddle.nn.Linear(4, 2)
+            self.model = self.net
+            self.optimizer = paddle.optimizer.SGD(parameters=self.net.parameters())
+            self.also = self.optimizer
+
+    exp = make(Named, tmp_path / "run")
+    exp.setup()
+    exp.close()
+    found = exp.internals.stateful_objects()
+    assert ([*found.layers], [*found.optimizers]) == (["net"], ["optimizer"])
 
 
 def test_a_property_may_take_the_place_of_an_attribute(tmp_path: Path) -> None:
