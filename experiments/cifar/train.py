@@ -117,7 +117,7 @@ class Cifar(ExponentialMovingAverage, ExperimentBase):
         indices, *columns = map(np.concatenate, zip(*batches, strict=True))
         # In the order of the data set, whatever rank has had them.
         losses, predicted, labels = (column[np.argsort(indices)] for column in columns)
-        if self.internals.evaluated_loader is self.valid_loader and not self.internals.read_only:
+        if self.internals.evaluated_loader is self.valid_loader:
             figure = draw_mistakes(self.held_out, losses, predicted, self.names)
             self.visualizer.add_figure("mistakes", figure, self.iteration)
         return {"accuracy": (predicted == labels).mean(), "loss": losses.mean()}
