@@ -2,8 +2,8 @@
 
 You write four methods, and may override the others. Your model, your loss and your batch are not
 known here: forward, backward, step and schedule are in your `train_batch`, and nothing is moved,
-wrapped, cast or stepped behind your back. The events are in events.py, the keys of the config in
-defaults.py, the life of a run in engine/run.py, and its loop in engine/loop.py.
+wrapped, cast or stepped unless you call the method for it. The events are in events.py, the keys of
+the config in defaults.py, the life of a run in engine/run.py, and its loop in engine/loop.py.
 """
 
 from __future__ import annotations
@@ -41,27 +41,35 @@ class ExperimentBase(Events):
     `main(Experiment)` makes one from the command line, sets it up and runs it. A script or a
     notebook may do that by itself:
 
-        args = default_argument_parser().parse_args(["--output", "runs/line"])
+        args = argparse.Namespace(output="runs/line")   # or default_argument_parser().parse_args()
         exp = Line(Line.default_config(), args)
         exp.setup()
         exp.run()
 
-    What is called, in this order; every name with brackets may be overridden:
+    This is called, in this order; the methods are written with ():
 
         setup   prepare(), the device, init_parallel() with several processes, setup_output_dir(),
                 dump_config(), setup_visualizer(), setup_logger(), setup_checkpointer(), the seed,
                 setup_dataloader(), setup_model(), startup(), check_setup()
-        run     resume_or_load(), on_train_begin(), train(), on_train_end(), close(): terminal()
-        train   while going_on(): train_batch(), end_iteration()
+        run     resume_or_load(), on_train_begin(), train(), on_train_end(), close(), terminal()
+        train   while going_on(): train_batch(), end_iteration(), which logs, saves and validates
 
-    setup_dataloader, setup_model, train_batch and valid are yours. prepare, startup, terminal and
-    the events do nothing until you override them; on_setup_begin and further events come with the
-    mixin AllEvents. All other methods do something here, so an override calls super().
+    After a failure or a signal come on_exception(), on_train_end(), close() and terminal().
+
+    You write setup_dataloader, setup_model, train_batch and, if there is a valid_loader, valid.
+    prepare, startup, terminal and the events (events.py; more of them come with the mixin
+    AllEvents) do nothing until you override them. train may be written anew. Every other method
+    may be overridden, too, and then calls super().
+
+    With several processes each rank runs all of this. All of them must call evaluate, save,
+    load_checkpoint, average and gather. With `training.shares: 8` each update is made of 8 batches
+    however many processes there are, and has the same bits on any number of them.
 
     Args:
-        config: A Config with a `training` section; what is missing in it gets its default.
-        args: `output` is needed; `device`, `checkpoint_path`, `init_model_path`, `fresh` and
-            `force` are used if there. `argparse.Namespace(output="runs/line")` is enough.
+        config: With a section `training`; what is missing in it gets its default.
+        args: The options of the command line, of which `output` is needed: where the run is.
+            `device`, `checkpoint_path`, `init_model_path`, `fresh`, `force`, `evaluate` and
+            `export` are used if there; `--help` of a script explains them.
 
     Raises:
         TypeError: A method is missing, or cannot be called as the base class calls it.
@@ -108,7 +116,8 @@ class ExperimentBase(Events):
     def iteration(self) -> int:
         """Updates that are done; within train_batch the number of the one under way, from 1 on.
 
-        The loop counts. Only startup may set it, to begin at another number.
+        The loop counts. Only startup may set it, to begin at another number; a checkpoint that is
+        restored has its own.
         """
         return self.__run.loop.iteration
 
@@ -200,12 +209,16 @@ class ExperimentBase(Events):
     def setup_model(self) -> None:
         """Sets the layers, the optimizers and whatever else training needs on self.
 
-        At least one layer and one optimizer, under any names: what training changes in an
-        attribute of self is in the checkpoints. `self.input_spec`, a list of
-        paddle.static.InputSpec, is what export and --export use if you set it.
+        At least one layer and one optimizer, under any names. Whatever training changes in an
+        attribute of self, numbers, lists and objects included, is in the checkpoints.
+        `self.input_spec` is needed for --export alone: the shapes and types of the inputs.
 
             self.model = self.data_parallel(Net())
-            self.optimizer = paddle.optimizer.Adam(parameters=self.model.parameters())
+            self.schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
+            self.optimizer = paddle.optimizer.Adam(
+                self.schedule, parameters=self.model.parameters()
+            )
+            self.input_spec = [paddle.static.InputSpec([None, 3])]
         """
         raise NotImplementedError
 
@@ -230,8 +243,8 @@ class ExperimentBase(Events):
                 self.log(error=(self.model(x) - y).abs().mean())
 
         Returns:
-            Numbers by name, beside what was logged, or None. Those of rank 0 count, also against
-            a number that was logged under the same name.
+            Numbers by name, or None. They are taken from rank 0, and replace numbers that were
+            logged under the same name.
         """
         raise NotImplementedError
 
@@ -266,10 +279,13 @@ class ExperimentBase(Events):
     def run(self) -> None:
         """Trains from wherever the state is to the end, or does --evaluate or --export; closes.
 
+        After stop(), or a file named STOP in output_dir, it returns as at the end.
+
         Raises:
+            Exception: What training has raised, when everything is closed.
             SystemExit: A signal or the time limit has stopped it, and the run is saved. Its code
                 is 124 for the time limit, 129 for SIGHUP, 130 for Ctrl-C, 143 for SIGTERM and
-                SIGUSR1. After stop() and a file named STOP it returns.
+                SIGUSR1.
             RuntimeError: Called before setup(), or a second time.
         """
         self.__run.life.need_open(self)
@@ -278,9 +294,9 @@ class ExperimentBase(Events):
         resume.inspect(self.__run)
 
     def close(self) -> None:
-        """Calls terminal(), then ends what each step of setup began, the last one first; once.
+        """Calls terminal(), then undoes the steps of setup, the last one first.
 
-        run() calls it; a script without run() does.
+        A second call does nothing. Call it yourself only if you do not call run().
         """
         self.__run.close()
 
@@ -312,7 +328,7 @@ class ExperimentBase(Events):
         self.__run.open_log()
 
     def setup_checkpointer(self) -> None:
-        """Finds the newest checkpoint of this run that is whole; resume_or_load continues it."""
+        """Finds the newest whole checkpoint of this run, from which resume_or_load goes on."""
         resume.find_own(self.__run)
 
     def check_setup(self) -> None:
@@ -344,10 +360,10 @@ class ExperimentBase(Events):
         """Returns your own layer, with its attributes and methods.
 
         Args:
-            layer: What data_parallel returned, or a layer.
+            layer: What data_parallel returned, or any layer.
 
         Returns:
-            The layer within; a layer that nothing wraps is returned as it is.
+            The layer within a wrapper; else the same layer.
         """
         return unwrap(layer)
 
@@ -390,7 +406,7 @@ class ExperimentBase(Events):
         """Runs the loop; override it to write your own.
 
         Call going_on() before each update and end_iteration() after it: they log, validate, save
-        and hear signals. If it returns before the end, that is a stop(): the run is saved and has
+        and hear signals. A train that returns before the end is a stop(): the run is saved and has
         finished.
         """
         while self.going_on():
@@ -406,16 +422,17 @@ class ExperimentBase(Events):
         return self.__run.loop.going_on()
 
     def end_iteration(self) -> None:
-        """Ends the iteration: on_train_batch_end, the log line, a checkpoint, a validation.
+        """Ends the iteration: on_train_batch_end, then what is due.
 
-        Each if it is due. A stop that was asked for ends training here.
+        In this order: the log line, a checkpoint, a validation, on_train_epoch_end, the validation
+        of an epoch. Then training ends if a stop was asked for, also in a validation.
         """
         self.__run.loop.end_iteration()
 
     def new_epoch(self) -> None:
-        """Begins an epoch; right after a resume within an epoch it goes on with that one.
+        """Begins an epoch. The first call after a resume within an epoch continues that one.
 
-        read_batch calls it when it needs a new epoch; a loop of your own may call it before.
+        going_on and read_batch call it; a loop of your own may call it before they do.
         """
         self.__run.loop.new_epoch()
 
@@ -443,7 +460,9 @@ class ExperimentBase(Events):
             for x, y in self.micro_batches():
                 loss = paddle.nn.functional.mse_loss(self.model(x), y)
                 self.backward(loss)
+                self.log(loss=loss)
             self.step_optimizers()
+            self.schedule.step()
 
         Yields:
             Batches, as read_batch returns them.
@@ -457,8 +476,8 @@ class ExperimentBase(Events):
         """Adds the gradients of a loss: loss.backward(), divided by the number of micro-batches.
 
         A paddle.amp.GradScaler that is an attribute of the experiment scales the loss. Where you
-        call loss.backward() yourself in a loop over micro_batches, divide by their number:
-        accumulation_steps, or with training.shares that.
+        call loss.backward() yourself in a loop over micro_batches, divide the loss by
+        `training.shares or training.accumulation_steps`.
 
         Args:
             loss: A tensor of one element, the mean over the batch.
@@ -484,19 +503,22 @@ class ExperimentBase(Events):
         In train_batch: every training.log_interval iterations there is one line with their means
         since the last line. They are rank 0's.
 
-        In valid: the result is the mean over all samples of all ranks. A call within a loop over
-        valid_batches() counts for the samples of its batch, a call after the loop for all samples
-        that this rank has read in it. Batches whose samples cannot be counted (ready-made ones
-        without indices, or without a tensor) count as 1 each. For a mean over tokens, frames or
-        pixels call average().
+        In valid: the result is the mean over all samples of all ranks.
 
-        Elsewhere: in on_train_end it is a last line, within internals.evaluating() a line of the
-        text log; in setup and in terminal it is an error.
+            in a loop over valid_batches()     counts for the samples of the batch
+            after the loop                     counts for the samples that this rank has read
+            samples that nobody can count      a batch counts as 1: a ready-made one
+                                               (batch_size=None), or one without a tensor
+
+        For a mean over tokens, frames or pixels call average().
+
+        In events of training it belongs to the next line, in on_train_end to a last one; within
+        internals.evaluating() it goes to the text log. In setup and in terminal it is an error.
 
         Args:
             mapping: Numbers or tensors of one element, by name.
-            misplaced: None are expected; they are the values that were given without a name.
-            scalars: The same, as keywords.
+            misplaced: None are expected: a value needs a name.
+            scalars: As `mapping`, by keyword.
 
         Raises:
             TypeError: Something has no name, or is not one number.
@@ -509,26 +531,37 @@ class ExperimentBase(Events):
         self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
-        """Ends training after this iteration, with a checkpoint; the run has finished then.
+        """Ends training after an iteration, with a checkpoint; the run has finished then.
 
         run() returns, and the process answers 0; the same command does not train on.
 
+            if self.loss_ema < 0.01:
+                self.stop("the loss is small enough")
+
         Args:
             reason: For the log, the ledger and end_reason.
-            on_all_ranks: Whether all ranks call it in the same iteration: then it is the last one.
-                Else one rank is enough, and they agree on the last iteration within a second.
+            on_all_ranks: Whether all ranks call it in the same iteration, which is the last one
+                then. Else one rank is enough, and within a second all agree on a last iteration;
+                with one process it is the present one.
         """
         self.__run.stop.add(StopReason.CALL, str(reason), on_all_ranks=on_all_ranks)
 
     def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
         """Calls valid() in eval mode, without gradients, with random numbers of its own.
 
-        The loop calls it when a validation is due. You call it for other data, in on_train_end
-        say: `self.evaluate(self.test_loader)`. All ranks call it.
+        The loop calls it when a validation is due. You call it for other data, at the end say:
 
-        The results are recorded (metrics.jsonl, curves, `ls`) after an update, at the beginning of
-        a new run and in on_train_end, once for each iteration and name. Within train_batch they
-        go into the text log alone, and after run() nowhere.
+            def on_train_end(self):
+                if self.finished:
+                    self.load_checkpoint("best")
+                    self.evaluate(self.test_loader)
+
+        Where the results are recorded:
+
+            in events after an update,         metrics.jsonl, curves and `ls`, once for each
+            on_train_begin, on_train_end       iteration and name
+            within train_batch                 the text log
+            after run()                        nowhere
 
         Args:
             loader: What valid_batches() reads; by default self.valid_loader.
@@ -562,7 +595,7 @@ class ExperimentBase(Events):
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
         """Averages metrics over the ranks by weight, for valid: a mean over tokens, say.
 
-        A mean over samples is what log() gives. All ranks call it, once, after the batches.
+        A mean over samples is what log() gives. All ranks call it, after the loop.
 
             return self.average({"loss": loss_sum / num_tokens}, weight=num_tokens)
 
@@ -577,7 +610,7 @@ class ExperimentBase(Events):
         return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
-        """Collects a value of each rank, for valid. All ranks call it, once, after the batches.
+        """Collects a value of each rank, for valid. All ranks call it, after the loop.
 
         Args:
             value: Anything that pickle takes; tensors as numpy arrays.
@@ -591,9 +624,10 @@ class ExperimentBase(Events):
     # --- checkpoints and model files -----------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint, unless this iteration has one; in train_batch, when it has ended.
+        """Writes a checkpoint; does nothing if this iteration has one.
 
-        The loop calls it when a checkpoint is due. All ranks call it.
+        The loop calls it when a checkpoint is due. Called in train_batch, it waits for the end of
+        the iteration.
 
         Raises:
             RuntimeError: An update has failed, or load_checkpoint has put another state here.
@@ -603,7 +637,7 @@ class ExperimentBase(Events):
     def resume_or_load(self) -> None:
         """Restores this run's checkpoint, else checkpoint_path's, else init_model_path's weights.
 
-        run() calls it if you have not, after setup().
+        So a run begins, or goes on. run() calls it if you have not.
 
         Raises:
             CheckpointError: The checkpoint does not fit the experiment; the text names the entries.
@@ -612,10 +646,7 @@ class ExperimentBase(Events):
         resume.resume_or_load(self.__run)
 
     def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
-        """Loads the state of a checkpoint to use it: for a final test in on_train_end, say.
-
-            self.load_checkpoint("best")
-            self.evaluate(self.test_loader)
+        """Loads the state of a checkpoint when training is over, for a final test (see evaluate).
 
         Iteration and epoch stay as they are, and save() is refused afterwards.
 
@@ -649,7 +680,9 @@ class ExperimentBase(Events):
         partial: bool = False,
         rename: Rename | None = None,
     ) -> None:
-        """Loads weights, and no other state; the log says what fitted. No code in a file is run.
+        """Loads weights alone, to begin with; the log says what fitted. No code in a file is run.
+
+            self.load_model("runs/pretrain/best", partial=True)     # in startup, say
 
         Args:
             path: A file of weights, a folder with one, a run's directory (its newest checkpoint),
