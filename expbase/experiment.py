@@ -2,7 +2,8 @@
 
 You write four methods, and may override the others. Your model, your loss and your batch are not
 known here: forward, backward, step and schedule are in your `train_batch`, and nothing is moved,
-wrapped, cast or stepped behind your back. Read next: engine/run.py and engine/loop.py.
+wrapped, cast or stepped unless you call the method for it. The events are in events.py, the keys of
+the config in defaults.py, the life of a run in engine/run.py, and its loop in engine/loop.py.
 """
 
 from __future__ import annotations
@@ -37,12 +38,44 @@ _NONE_AT_FIRST = ("model", "optimizer", "train_loader", "valid_loader", "test_lo
 
 
 class ExperimentBase(Events):
-    """One start of a run. You write setup_dataloader, setup_model, train_batch and valid.
+    """One start of a run: you write four methods, and it does what surrounds them.
+
+    `main(Experiment)` makes one from the command line, sets it up and runs it. A script or a
+    notebook may do that by itself:
+
+        args = argparse.Namespace(output="runs/line")   # or default_argument_parser().parse_args()
+        exp = Line(Line.default_config(), args)
+        exp.setup()
+        exp.run()
+
+    This is called, in this order; the methods are written with ():
+
+        setup   prepare(), the device, init_parallel() with several processes, setup_output_dir(),
+                dump_config(), setup_visualizer(), setup_logger(), setup_checkpointer(), the seed,
+                setup_dataloader(), setup_model(), startup(), check_setup()
+        run     resume_or_load(), on_train_begin(), train(), on_train_end(), close(), terminal()
+        train   while going_on(): train_batch(), end_iteration(), which logs, saves and validates
+
+    After a failure or a signal come on_exception(), on_train_end(), close() and terminal().
+
+    You write setup_dataloader, setup_model, train_batch and, if there is a valid_loader, valid.
+    prepare, startup, terminal and the events (events.py; more of them come with the mixin
+    AllEvents) do nothing until you override them. train may be written anew. Every other method
+    may be overridden, too, and then calls super().
+
+    With several processes each rank runs all of this. All of them must call evaluate, save,
+    load_checkpoint, average and gather. With `training.shares: 8` each update is made of 8 batches
+    however many processes there are, and has the same bits on any number of them.
 
     Args:
-        config: A Config with a `training` section; what is missing in it gets its default.
-        args: `output` is needed; `device`, `checkpoint_path`, `init_model_path`, `fresh` and
-            `force` are used if there.
+        config: With a section `training`; what is missing in it gets its default.
+        args: The options of the command line, of which `output` is needed: where the run is.
+            `device`, `checkpoint_path`, `init_model_path`, `fresh`, `force`, `evaluate` and
+            `export` are used if there; `--help` of a script explains them.
+
+    Raises:
+        TypeError: A method is missing, or cannot be called as the base class calls it.
+        ConfigError: The config or the args cannot be used.
     """
 
     model: Any
@@ -79,17 +112,21 @@ class ExperimentBase(Events):
 
     @property
     def config(self) -> Config:
-        """The completed config, a copy of what was given; change values of it before setup()."""
+        """The completed config, a copy of what was given; values may be changed until setup()."""
         return self.__run.start.config
 
     @property
     def args(self) -> argparse.Namespace:
-        """The options, as given."""
+        """The options of the command line, as given."""
         return self.__run.start.args
 
     @property
     def iteration(self) -> int:
-        """Updates done; within train_batch the number of the one under way."""
+        """Updates that are done; within train_batch the number of the one under way, from 1 on.
+
+        The loop counts. Only startup may set it, to begin at another number; a checkpoint that is
+        restored has its own.
+        """
         return self.__run.loop.iteration
 
     @iteration.setter
@@ -98,7 +135,7 @@ class ExperimentBase(Events):
 
     @property
     def epoch(self) -> int:
-        """Passes over the training data that have begun."""
+        """Passes over the training data that have begun; only startup may set it, as iteration."""
         return self.__run.loop.epoch
 
     @epoch.setter
@@ -107,20 +144,20 @@ class ExperimentBase(Events):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """This rank's batches per epoch; None: unknown, or not set up yet."""
+        """Batches of an epoch on this rank; None if unknown, or before setup_dataloader."""
         return self.__run.data.adapter.batches_per_epoch
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end, by the config or by stop(); not interrupted."""
+        """Whether training came to its end, by the config or by stop(), and was not interrupted."""
         return self.__run.loop.has_finished
 
     @property
     def end_reason(self) -> str:
-        """Why training has ended: a kind, and after a colon what it was; "" if it has not.
+        """Why training has ended: a word, and after a colon the reason; "" if it has not ended.
 
-        It is known from on_exception and on_train_end on, and after run(); the same on all ranks,
-        but for one that has failed.
+        Known in on_exception and on_train_end, and after run(). The same on all ranks, but for
+        one that has failed.
 
             "finished"                       as far as the config asks
             "stopped: it is good enough"     stop("it is good enough"); also "a file named STOP" and
@@ -169,26 +206,53 @@ class ExperimentBase(Events):
     # --- yours ---------------------------------------------------------------------------
 
     def setup_dataloader(self) -> None:
-        """Sets self.train_loader, and self.valid_loader if valid() uses valid_batches()."""
+        """Sets self.train_loader, and self.valid_loader if there is something to validate.
+
+        A paddle.io.DataLoader, whose order and random numbers follow from training.seed, or any
+        iterable of batches. With several processes a DataLoader is split over them. An experiment
+        that makes its own data sets none, and has no epochs.
+        """
         raise NotImplementedError
 
     def setup_model(self) -> None:
-        """Sets the models, the optimizers and whatever else training needs on self."""
+        """Sets the layers, the optimizers and whatever else training needs on self.
+
+        At least one layer and one optimizer, under any names. Whatever training changes in an
+        attribute of self, numbers, lists and objects included, is in the checkpoints.
+        `self.input_spec` is needed for --export alone: the shapes and types of the inputs.
+
+            self.model = self.data_parallel(Net())
+            self.schedule = paddle.optimizer.lr.CosineAnnealingDecay(0.1, self.total_iterations)
+            self.optimizer = paddle.optimizer.Adam(
+                self.schedule, parameters=self.model.parameters()
+            )
+            self.input_spec = [paddle.static.InputSpec([None, 3])]
+        """
         raise NotImplementedError
 
     def train_batch(self) -> None:
-        """Makes one update: reads a batch, forward, backward, step; logs what you want to see."""
+        """Makes one update: reads a batch, forward, backward, step; logs what you want to see.
+
+            x, y = self.read_batch()
+            loss = paddle.nn.functional.mse_loss(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.clear_grad()
+            self.log(loss=loss)
+
+        A schedule is stepped here, too: `self.schedule.step()`.
+        """
         raise NotImplementedError
 
     def valid(self) -> Mapping[str, Any] | None:
-        """Validates, on every rank; in eval mode and without gradients already.
+        """Validates; called on every rank, in eval mode and without gradients.
 
             for x, y in self.valid_batches():
                 self.log(error=(self.model(x) - y).abs().mean())
 
         Returns:
-            Numbers by name, beside what was logged, or None; those of rank 0 count, and win over
-            what was logged under the same name.
+            Numbers by name, or None. They are taken from rank 0, and replace numbers that were
+            logged under the same name.
         """
         raise NotImplementedError
 
@@ -196,16 +260,41 @@ class ExperimentBase(Events):
 
     @classmethod
     def default_config(cls) -> Config:
-        """Returns the config with all its keys and default values; add sections of your own."""
+        """Returns the config with all its keys and default values; add sections of your own.
+
+            @classmethod
+            def default_config(cls):
+                config = super().default_config()
+                config.optim = Config({"lr": 1e-3})
+                config.training.max_epoch = 20
+                return config
+
+        Returns:
+            The section `training` with the keys of defaults.py; with yours, the whole config.
+        """
         return Config({"training": get_default_training_config()})
 
     def setup(self) -> None:
-        """Does everything before the first batch; raises if a part is missing or does not fit."""
+        """Does everything before the first batch, in the order that the class docstring has.
+
+        Raises:
+            TypeError: An override has not called super().
+            ValueError: A part is missing, or does not fit; a ConfigError if a value of the config
+                or an option is the reason. What a method of yours raises goes on.
+        """
         self.__run.setup()
 
     def run(self) -> None:
-        """Trains to the end, from wherever the state is, or does --evaluate or --export; closes. A
-        SystemExit, with the exit code for that, if a signal or a time limit has stopped it.
+        """Trains from wherever the state is to the end, or does --evaluate or --export; closes.
+
+        After stop(), or a file named STOP in output_dir, it returns as at the end.
+
+        Raises:
+            Exception: What training has raised, when everything is closed.
+            SystemExit: A signal or the time limit has stopped it, and the run is saved. Its code
+                is 124 for the time limit, 129 for SIGHUP, 130 for Ctrl-C, 143 for SIGTERM and
+                SIGUSR1.
+            RuntimeError: Called before setup(), or a second time.
         """
         self.__run.life.need_open(self)
         if not self.__run.start.read_only:
@@ -213,121 +302,235 @@ class ExperimentBase(Events):
         resume.inspect(self.__run)
 
     def close(self) -> None:
-        """Calls terminal(), then undoes each step of setup, the last one first. Once."""
+        """Calls terminal(), then undoes the steps of setup, the last one first.
+
+        A second call does nothing. Call it yourself only if you do not call run().
+        """
         self.__run.close()
 
     def init_parallel(self) -> None:
-        """Connects all processes, once all are there; if one fails, all end."""
+        """Connects the processes when all are there; if one fails later, all end."""
         self.__run.watch_ranks()
         collectives.init_parallel(paddle.device.get_device())
 
     def setup_output_dir(self) -> None:
-        """Makes and locks the output directory; a ConfigError if it is another run's."""
+        """Makes and locks the output directory.
+
+        Raises:
+            ConfigError: It holds a run with another config, or another process has it.
+        """
         self.__run.setup_output_dir()
 
     def dump_config(self) -> None:
-        """Writes the resolved config, once in the life of a run."""
+        """Writes the completed config to config.yaml, at the first start of a run only."""
         if self.__run.start.writes:
             self.__run.directory.dump(self.config)
 
     def setup_visualizer(self) -> None:
-        """Prepares VisualDL; its file is opened at the first record."""
+        """Sets self.visualizer; VisualDL's file is opened at the first record."""
         start = self.__run.start
         self.visualizer = Visualizer(start.output_dir if start.writes else None, start.warn)
 
     def setup_logger(self) -> None:
-        """Opens this rank's text log."""
+        """Opens the text log of this rank, worker_RANK.log."""
         self.__run.open_log()
 
     def setup_checkpointer(self) -> None:
-        """Finds the checkpoint that is to be continued."""
+        """Finds the newest whole checkpoint of this run, from which resume_or_load goes on."""
         resume.find_own(self.__run)
 
     def check_setup(self) -> None:
-        """Raises if something that training needs is missing; logs a summary."""
+        """Checks that training has what it needs, and logs the card of the run.
+
+        Raises:
+            ValueError: Something is missing, does not fit, or differs between the ranks.
+        """
         self.__run.check_setup()
 
     def data_parallel(self, layer: Any, **options: Any) -> Any:
-        """Returns the layer, in a DataParallel if parallel and training.shares is 0."""
+        """Returns the layer to train: in a paddle.DataParallel if there are several processes.
+
+        With one process, and with training.shares, it is the layer itself.
+
+        Args:
+            layer: The paddle.nn.Layer whose gradients are averaged over the ranks.
+            options: Those of paddle.DataParallel, `find_unused_parameters=True` say.
+
+        Returns:
+            What to call in train_batch; unwrap gives your layer back.
+
+        Raises:
+            ValueError: The ranks have parameters of other names or shapes.
+        """
         return self.__run.update.data_parallel(layer, **options)
 
     def unwrap(self, layer: Any) -> Any:
-        """Returns your layer in what data_parallel returned: it has your attributes and methods."""
+        """Returns your own layer, with its attributes and methods.
+
+        Args:
+            layer: What data_parallel returned, or any layer.
+
+        Returns:
+            The layer within a wrapper; else the same layer.
+        """
         return unwrap(layer)
 
     def register_stateful(self, *names: str, by_share: bool = False) -> None:
-        """Names attributes that are state even if training never changes them: what setup measures,
-        say, or `"sampler.position"`. What training changes in an attribute is state anyway. With
-        `by_share` each micro-batch of an update keeps its own: the hidden state of a net.
+        """Makes attributes part of each checkpoint even if training never changes them.
+
+        What training changes in an attribute is in the checkpoint anyway. Call it in setup_model.
+
+            self.mean = measure(self.train_loader)
+            self.register_stateful("mean", "model.scale")
+
+        Args:
+            names: Attributes, `"mean"`, or paths from one, `"model.scale"`.
+            by_share: Whether each micro-batch of an update has a value of its own, as the hidden
+                state of a recurrent net; for training.shares.
+
+        Raises:
+            AttributeError: Nothing of that name exists yet.
+            RuntimeError: Called after setup.
         """
         self.__run.state.register(names, by_share=by_share and self.__run.update.has_shares)
 
     def exclude_from_state(self, *names: str) -> None:
-        """Names what is neither saved nor told, and in a resumed run is what setup makes: a frozen
-        judge, a cache, `"model.cache"`.
+        """Leaves attributes out of the checkpoints: a resumed run has what setup makes of them.
+
+            self.exclude_from_state("judge", "model.cache")     # a frozen net, a cache
+
+        Args:
+            names: Attributes, or paths from one.
+
+        Raises:
+            AttributeError: Nothing of that name exists yet.
+            RuntimeError: Called after setup.
         """
         self.__run.state.exclude(names)
 
     # --- the loop, and an update ---------------------------------------------------------
 
     def train(self) -> None:
-        """Runs the loop. Override it to write yours: going_on() before, end_iteration() after each
-        update, or nothing is logged, validated or saved, and no signal is heard. If it returns
-        early, that counts as a stop(): the run is saved and has finished.
+        """Runs the loop; override it to write your own.
+
+        Call going_on() before each update and end_iteration() after it: they log, validate, save
+        and hear signals. A train that returns before the end is a stop(): the run is saved and has
+        finished.
         """
         while self.going_on():
             self.train_batch()
             self.end_iteration()
 
     def going_on(self) -> bool:
-        """Begins the next iteration, and an epoch if there is none; false if it is over."""
+        """Begins the next iteration, and an epoch if there is none.
+
+        Returns:
+            Whether there is one; False at the end of training, and after a stop.
+        """
         return self.__run.loop.going_on()
 
     def end_iteration(self) -> None:
-        """Ends the iteration under way: on_train_batch_end, then whatever is due."""
+        """Ends the iteration: on_train_batch_end, then what is due.
+
+        In this order: the log line, a checkpoint, a validation, on_train_epoch_end, the validation
+        of an epoch. Then training ends if a stop was asked for, also in a validation.
+        """
         self.__run.loop.end_iteration()
 
     def new_epoch(self) -> None:
-        """Begins an epoch; right after a resume in the middle of one, it goes on with that one."""
+        """Begins an epoch. The first call after a resume within an epoch continues that one.
+
+        going_on and read_batch call it; a loop of your own may call it before they do.
+        """
         self.__run.loop.new_epoch()
 
     def read_batch(self) -> Any:
-        """Returns this rank's next training batch, maybe of a new epoch. For train_batch only."""
+        """Reads the next batch of self.train_loader; after the last one an epoch begins.
+
+        For train_batch only; valid reads valid_batches().
+
+        Returns:
+            The batch, as the loader yields it.
+
+        Raises:
+            RuntimeError: Called in a validation or a prediction.
+            ValueError: There is no train_loader, or it has no batch.
+        """
         return self.__run.loop.read_batch()
 
     def micro_batches(self) -> Iterator[Any]:
-        """Yields this rank's batches of one update, for train_batch. Do not leave the loop early:
-        gradients are averaged at its end. An epoch may end in it. A loss.backward() of yours must
-        divide by accumulation_steps; with shares by num_shares.
+        """Yields the batches of one update: gradients are added up over them.
+
+        They are training.accumulation_steps batches; with training.shares this rank's part of
+        them. An epoch may end between two. The loop has to run to its end, at which gradients are
+        averaged over the ranks.
+
+            for x, y in self.micro_batches():
+                loss = paddle.nn.functional.mse_loss(self.model(x), y)
+                self.backward(loss)
+                self.log(loss=loss)
+            self.step_optimizers()
+            self.schedule.step()
+
+        Yields:
+            Batches, as read_batch returns them.
+
+        Raises:
+            RuntimeError: A loop before was left early.
         """
         return self.__run.update.micro_batches(self.read_batch, self.iteration)
 
     def backward(self, loss: Any) -> None:
-        """Adds the gradients of a loss, a mean over a batch; in micro_batches it divides that by
-        their number. A grad_scaler scales it.
+        """Adds the gradients of a loss: loss.backward(), divided by the number of micro-batches.
+
+        A paddle.amp.GradScaler that is an attribute of the experiment scales the loss. Where you
+        call loss.backward() yourself in a loop over micro_batches, divide the loss by
+        `training.shares or training.accumulation_steps`.
+
+        Args:
+            loss: A tensor of one element, the mean over the batch.
         """
         self.__run.update.backward(loss)
 
     def step_optimizers(self, *optimizers: Any) -> None:
-        """Unscales gradients, steps and clears them; by default of all optimizers. It updates the
-        grad_scaler, so name all that the loss has gradients for. Schedules you step yourself.
+        """Steps optimizers and clears their gradients; with a GradScaler it unscales them first.
+
+        Schedules are yours to step. The scaler is updated at each call, so name all optimizers
+        that the loss has gradients for.
+
+        Args:
+            optimizers: Those to step; by default all that are attributes.
         """
         self.__run.update.step(optimizers)
 
     def log(self, mapping: Any = None, /, *misplaced: Any, **scalars: Any) -> None:
-        """Notes numbers or one-element tensors by name.
+        """Notes numbers by name, for the log line and the curves.
 
-        In training their means over the times they were logged become one line at log_interval;
-        they are rank 0's. In a validation the result is the mean over all samples of all ranks:
-        each call weighs as many samples as the batch in hand of valid_batches() has (by the
-        loader's indices, else by the first axis of its first tensor), and outside of loops as many
-        as this rank has read since the name was last logged there. Ready-made batches
-        (batch_size=None) and those without a tensor or indices weigh 1, and so does what is logged
-        without any data. Means over tokens, frames or pixels are average()'s. Within
-        internals.evaluating() it is this rank's own mean, weighed likewise, in the text log.
+            self.log(loss=loss, accuracy=right / len(labels))
+
+        In train_batch: every training.log_interval iterations there is one line with their means
+        since the last line. They are rank 0's.
+
+        In valid: the result is the mean over all samples of all ranks.
+
+            in a loop over valid_batches()     counts for the samples of the batch
+            after the loop                     counts for the samples that this rank has read
+            samples that nobody can count      a batch counts as 1: a ready-made one
+                                               (batch_size=None), or one without a tensor
+
+        For a mean over tokens, frames or pixels call average().
+
+        In events of training it belongs to the next line, in on_train_end to a last one; within
+        internals.evaluating() it goes to the text log. In setup and in terminal it is an error.
+
+        Args:
+            mapping: Numbers or tensors of one element, by name.
+            misplaced: None are expected: a value needs a name.
+            scalars: As `mapping`, by keyword.
 
         Raises:
             TypeError: Something has no name, or is not one number.
+            RuntimeError: Called where it would be lost.
         """
         scalars |= named_scalars(mapping, misplaced)
         if self.__run.evaluation.phase == "train":
@@ -336,74 +539,144 @@ class ExperimentBase(Events):
         self.__run.evaluation.log(self.iteration, scalars, repeats_rank_zero=repeats)
 
     def stop(self, reason: str = "stop() was called", *, on_all_ranks: bool = False) -> None:
-        """Ends training after this iteration, with a checkpoint. Several ranks agree on it twice a
-        second; with `on_all_ranks`, which all must call in the same iteration, at once. The log,
-        the ledger and end_reason name the reason; of several ranks that of the first one.
+        """Ends training after an iteration, with a checkpoint; the run has finished then.
+
+        run() returns, and the process answers 0; the same command does not train on.
+
+            if self.loss_ema < 0.01:
+                self.stop("the loss is small enough")
+
+        Args:
+            reason: For the log, the ledger and end_reason.
+            on_all_ranks: Whether all ranks call it in the same iteration, which is the last one
+                then. Else one rank is enough, and within a second all agree on a last iteration;
+                with one process it is the present one.
         """
         self.__run.stop.add(StopReason.CALL, str(reason), on_all_ranks=on_all_ranks)
 
     def evaluate(self, loader: Any = None, *, name: str = "") -> dict[str, float]:
         """Calls valid() in eval mode, without gradients, with random numbers of its own.
 
-        The results are recorded after an update, at the beginning of a new run and in
-        on_train_end, once for each iteration and name: in metrics.jsonl, as curves, in `ls`.
-        Elsewhere, within train_batch say, they go into the text log alone; after run() nowhere.
+        The loop calls it when a validation is due. You call it for other data, at the end say:
+
+            def on_train_end(self):
+                if self.finished:
+                    self.load_checkpoint("best")
+                    self.evaluate(self.test_loader)
+
+        Where the results are recorded:
+
+            in events after an update,         metrics.jsonl, curves and `ls`, once for each
+            on_train_begin, on_train_end       iteration and name
+            within train_batch                 the text log
+            after run()                        nowhere
 
         Args:
             loader: What valid_batches() reads; by default self.valid_loader.
-            name: The word before the metrics. By default `valid/…` of self.valid_loader, `test/…`
-                of self.test_loader, and none of another one, which is not recorded.
+            name: The word before the metrics. By default "valid" for self.valid_loader and "test"
+                for self.test_loader; results of another loader are recorded only under a name.
 
         Returns:
-            Rank 0's results, on every rank.
+            The results by name, the same on every rank.
+
+        Raises:
+            ValueError: No rank has a batch of the loader.
         """
         self.__run.life.need_setup("evaluate", self)
         return self.__run.loop.evaluate(loader, name)
 
     def valid_batches(self, loader: Any = None) -> Iterator[Any]:
-        """Yields this rank's part of self.evaluated_loader, or of another; maybe empty. A sample is
-        on one rank, with shares on all. Iterables without indices you split yourself.
+        """Yields this rank's part of the validation data, for valid.
+
+        Over all ranks each sample comes exactly once; a rank may have no batch. With
+        training.shares every rank has all of them. An iterable that is no DataLoader is read
+        whole by each rank: split it yourself, by rank and world_size.
+
+        Args:
+            loader: By default what evaluate was given, else self.valid_loader.
+
+        Yields:
+            Batches, as the loader yields them.
         """
         return self.__run.evaluation.batches(loader, self.iteration)
 
     def average(self, metrics: Mapping[str, Any], weight: float) -> dict[str, float]:
-        """Returns each metric's weighted mean over the ranks, on all; one collective.
+        """Averages metrics over the ranks by weight, for valid: a mean over tokens, say.
 
-        It is for what is no mean over samples, which log() gives: a mean over tokens, say. Call it
-        once, after the batches.
+        A mean over samples is what log() gives. All ranks call it, after the loop.
+
+            return self.average({"loss": loss_sum / num_tokens}, weight=num_tokens)
 
         Args:
             metrics: This rank's means, by name.
-            weight: What they are means over: this rank's number of tokens. With 0 it has no part.
+            weight: How many tokens, or whatever it is, this rank's means are over. A rank with
+                weight 0 does not count.
+
+        Returns:
+            The means over all ranks, the same on each.
         """
         return self.__run.evaluation.average(metrics, weight)
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value, by rank, on all ranks. Call it once, after the batches."""
+        """Collects a value of each rank, for valid. All ranks call it, after the loop.
+
+        Args:
+            value: Anything that pickle takes; tensors as numpy arrays.
+
+        Returns:
+            The values in the order of the ranks, the same list on each. With training.shares, in a
+            validation, it has one: every rank has read all samples.
+        """
         return self.__run.evaluation.gather(value, "self.gather()")
 
     # --- checkpoints and model files -----------------------------------------------------
 
     def save(self) -> None:
-        """Writes a checkpoint, unless this iteration has one; during an iteration, at its end. Call
-        it on all ranks. A RuntimeError after a failed update or load_checkpoint.
+        """Writes a checkpoint; does nothing if this iteration has one.
+
+        The loop calls it when a checkpoint is due. Called in train_batch, it waits for the end of
+        the iteration.
+
+        Raises:
+            RuntimeError: An update has failed, or load_checkpoint has put another state here.
         """
         self.__run.loop.save()
 
     def resume_or_load(self) -> None:
-        """Restores the state: this run's own, else checkpoint_path's, else init_model_path's."""
+        """Restores this run's checkpoint, else checkpoint_path's, else init_model_path's weights.
+
+        So a run begins, or goes on. run() calls it if you have not.
+
+        Raises:
+            CheckpointError: The checkpoint does not fit the experiment; the text names the entries.
+            WeightsError: The weights do not fit.
+        """
         resume.resume_or_load(self.__run)
 
     def load_checkpoint(self, which: str, *, run: str | Path | None = None) -> None:
-        """Loads models, optimizers and values of a checkpoint, to look at them: "best", "last" or
-        an iteration's number; of another run if `run` is its directory, or a checkpoint itself.
-        Iteration and epoch stay; save() is refused afterwards. Not while training is under way.
+        """Loads the state of a checkpoint when training is over, for a final test (see evaluate).
+
+        Iteration and epoch stay as they are, and save() is refused afterwards.
+
+        Args:
+            which: "best" (by training.monitor), "last", or the number of an iteration.
+            run: The directory of another run, or of one checkpoint; by default this run's.
+
+        Raises:
+            RuntimeError: Called before the end of training.
+            CheckpointError: There is no such checkpoint, or it does not fit the experiment.
         """
         resume.load_checkpoint(self.__run, which, run)
 
     def save_model(self, path: str | Path, layer: Any = None) -> None:
-        """Writes the weights of self.model, or of another layer, on rank 0, whole or not at all;
-        into a `.safetensors`, or a `.pdparams` for paddle.load.
+        """Writes the weights of a layer, on rank 0; the file is whole or not there.
+
+        Args:
+            path: A file that ends in `.safetensors`, or in `.pdparams`, for paddle.load.
+            layer: By default self.model.
+
+        Raises:
+            WeightsError: The path has another suffix, or the file cannot be written.
         """
         resume.save_model(self.__run, Path(path), layer)
 
@@ -415,21 +688,36 @@ class ExperimentBase(Events):
         partial: bool = False,
         rename: Rename | None = None,
     ) -> None:
-        """Loads weights, and nothing else; what fitted goes into the log. Nothing in them is run.
+        """Loads weights alone, to begin with; the log says what fitted. No code in a file is run.
+
+            self.load_model("runs/pretrain/best", partial=True)     # in startup, say
 
         Args:
-            path: RUN (its newest checkpoint), `RUN/best`, `RUN/400`, or a model's file or folder.
-            into: The name of the layer among the attributes: for a file with one model, if there
-                are several layers and none is called `model`.
-            partial: Whether missing, additional and differently shaped weights are allowed.
-            rename: From a name in the file to the one here; a mapping may lack what stays.
+            path: A file of weights, a folder with one, a run's directory (its newest checkpoint),
+                `RUN/best` or `RUN/400`.
+            into: The attribute that is the layer to fill: for a file of one model, if there are
+                several layers and none is called `model`.
+            partial: Whether weights may be missing, left over, or of another shape.
+            rename: From a name in the file to the name here: a mapping, in which names that stay
+                may be left out, or a function.
+
+        Raises:
+            WeightsError: The file cannot be read, or does not fit; nothing was changed.
         """
         resume.load_model(self.__run, Path(path), into, rename, partial=partial)
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
     ) -> None:
-        """Writes self.model, or another layer, for inference, by paddle.jit.save, on rank 0. The
-        path has no suffix; `input_spec` is by default self.input_spec, of paddle.static.InputSpec.
+        """Writes a layer for inference by paddle.jit.save, in eval mode, on rank 0.
+
+        Args:
+            path: Of the files, without a suffix.
+            input_spec: A paddle.static.InputSpec for each input; by default self.input_spec.
+            layer: By default self.model.
+
+        Raises:
+            ConfigError: There is no input_spec.
+            ValueError: paddle.jit cannot convert the layer.
         """
         resume.export(self.__run, Path(path), input_spec, layer)

@@ -1,4 +1,4 @@
-"""What has state among the attributes that a user sets on an experiment, or on any object.
+"""The state of an experiment: which of its attributes belong to a checkpoint.
 
 Whatever training changes in an attribute is restored, with no further code; `exclude` leaves
 something out.
@@ -30,11 +30,11 @@ _NO_VALUES = {"_ExperimentBase__run", "visualizer", "train_loader"}
 
 
 class UserState:
-    """The attributes of one object that are its user's, and what is reached from them.
+    """The attributes that a user has set on an object, and everything that they lead to.
 
     Args:
-        owner: The object.
-        warn: Called with a line about values that no checkpoint holds.
+        owner: The experiment, or another object with attributes.
+        warn: Called with a line about a value that no checkpoint holds.
         say: Called with a line that is no warning.
     """
 
@@ -54,15 +54,15 @@ class UserState:
         self._names_then: list[str] = []  # of the attributes that were something at that walk
 
     def register(self, names: tuple[str, ...], *, by_share: bool = False) -> None:
-        """Names values that are state, maybe one of each share; see ExperimentBase."""
+        """Notes paths whose values are always saved; see ExperimentBase.register_stateful."""
         self._name(self.by_share if by_share else self.registered, names)
 
     def exclude(self, names: tuple[str, ...]) -> None:
-        """Names what is no state; see ExperimentBase."""
+        """Notes paths that are never saved; see ExperimentBase.exclude_from_state."""
         self._name(self.excluded, names)
 
     def _name(self, noted: list[str], names: tuple[str, ...]) -> None:
-        """Adds names to `registered` or `excluded`; errors if it is too late or there is none."""
+        """Adds paths to `registered` or `excluded`; an error after setup, or if one is missing."""
         if self.is_named:
             raise RuntimeError("state is named in setup_model; a resumed run must know it then.")
         for name in names:
@@ -79,7 +79,7 @@ class UserState:
         return isinstance(above, CODE) or (isinstance(above, Layer) and path.endswith(" hooks"))
 
     def owner_of(self, path: str) -> tuple[Any, str]:
-        """Returns the object that has the attribute at a path, None: there is none; its name."""
+        """Returns the object that holds the last part of a path, or None, and that part's name."""
         where, _, name = path.rpartition(".")
         owner: Any = self._owner
         for part in where.split(".") if where else ():
@@ -97,7 +97,7 @@ class UserState:
         return owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
 
     def walk(self) -> Walk:
-        """Walks from the experiment on."""
+        """Walks over everything that the experiment holds."""
         own = self.everything.items()
         attributes = {n: v for n, v in own if n not in _NO_VALUES or n in LOADERS}
         kind = type(self._owner)
@@ -108,11 +108,13 @@ class UserState:
         return self._walk
 
     def found(self) -> parts.StatefulObjects:
-        """Returns the objects with a form of their own, excluded ones, too."""
+        """Returns all layers, optimizers and other objects with a state of their own, excluded ones
+        included.
+        """
         return parts.found_in(self._walked(), with_excluded=True)
 
     def saved(self, *, anew: bool = False) -> parts.StatefulObjects:
-        """Returns the objects with a form of their own that a checkpoint holds.
+        """Returns the layers, optimizers and other objects that a checkpoint holds.
 
         Args:
             anew: Whether to look also where there was none the last time.
@@ -126,7 +128,7 @@ class UserState:
         return found
 
     def _walked(self) -> Walk:
-        """Returns the last walk if all that has a form of its own is where it was found then."""
+        """Returns the last walk if every layer, optimizer and the like still is where it was."""
         walk = self._walk
         if walk is None or self._names_then != self._names():
             return self.walk()
@@ -137,19 +139,19 @@ class UserState:
         return [name for name, value in self.everything.items() if value is not None]
 
     def moved_by_forwards(self, layers: Iterable[Any]) -> list[Node]:
-        """Returns what a forward of layers may change beside what is trained, and generators."""
+        """Returns the nodes that a forward may change: on layers, and generators."""
         found = [node for node in self.walk().nodes.values() if isinstance(node.value, GENERATORS)]
         return [*found, *nodes_in_layers(layers)]
 
     def optimizers(self) -> dict[str, Any]:
-        """Returns all of them by name; looked for again unless each is where it was found last."""
+        """Returns all optimizers by name; looks for them again unless each is where it was."""
         known = self._optimizers
         if not known or any(self.everything.get(name) is not o for name, o in known.items()):
             self._optimizers = known = self.found().optimizers
         return known
 
     def learning_rates(self) -> dict[str, float]:
-        """Of each optimizer, excluded ones, too, by the name of its curve."""
+        """Returns the rate of each optimizer by the name of its curve, excluded ones included."""
         found = self.optimizers()
         rates = {f"train/lr/{name}": float(o.get_lr()) for name, o in found.items()}
         return rates if len(rates) > 1 else {"train/lr": rate for rate in rates.values()}
@@ -157,15 +159,15 @@ class UserState:
     # --- over a run ------------------------------------------------------------------------
 
     def note_setup(self) -> None:
-        """Notes what setup has made: another start has it, too."""
+        """Notes the values at the end of setup, which every start makes."""
         self.values.note_setup()
 
     def begin(self) -> tuple[list[str], list[str]]:
-        """Notes what there is when training begins, after on_train_begin: that is the code's.
+        """Notes the values when training begins, after on_train_begin: these are the code's.
 
         Returns:
-            What is not as it was at the checkpoint that was restored, a line each; and what else
-            is to be known of it.
+            One line for each value that differs from the restored checkpoint; and further lines
+            about it.
         """
         self.values.begin()
         not_restored = [*self.values.differences()]
@@ -174,23 +176,23 @@ class UserState:
         return lost, [*lines, *otherwise]
 
     def inventory(self) -> dict[str, Any]:
-        """Returns what the manifest has of values that no checkpoint has."""
+        """Returns the manifest's entry on values that are in no checkpoint."""
         return self.audit.inventory(self._code())
 
     def _code(self) -> dict[str, str]:
-        """Returns checksums of what the code has set, and no option."""
+        """Returns checksums of the values that the code has set, by path, without options."""
         given = tuple(f"{name}." for name in _GIVEN)
         return {p: text for p, text in self.values.code().items() if not p.startswith(given)}
 
     def is_registered(self, path: str) -> bool:
-        """Returns whether a user has named it, or the object that has it."""
+        """Returns whether a path, or a path that it goes on from, was registered."""
         if not self.registered:
             return False
         names, beginnings = _prefixes((*self.registered,))
         return path.removesuffix("[:]") in names or path.startswith(beginnings)
 
     def is_left_out(self, path: str) -> bool:
-        """Returns whether what is there is no value, or excluded."""
+        """Returns whether the value at a path is never saved: it is code, or excluded."""
         if path in _NO_VALUES or path.startswith("config.training."):
             return True
         if not (self.excluded or self.by_share):  # it is asked of each place
@@ -200,7 +202,7 @@ class UserState:
         return name in names or name in self.by_share or path.startswith(beginnings)
 
     def copied(self) -> list[str]:
-        """Returns the paths of what worker processes have copies of, and draw from these."""
+        """Returns the paths of objects of which worker processes use copies: a data set's."""
         loader: Any = self.everything.get("train_loader")
         walk = self._walk
         if walk is None or not getattr(loader, "num_workers", 0):
@@ -210,7 +212,7 @@ class UserState:
 
 
 def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
-    """Returns whether what has a form of its own is where a walk has found it."""
+    """Returns whether a layer, an optimizer or the like still is where a walk has found it."""
     value = node.child(key)
     found = walk.layers[path] if path in walk.layers else walk.nodes[path].value
     return unwrap(value) is found or (value is not None and value is walk.wrapped.get(path))
@@ -218,5 +220,5 @@ def _stands(walk: Walk, path: str, node: Node, key: Any) -> bool:
 
 @functools.lru_cache(8)
 def _prefixes(names: tuple[str, ...]) -> tuple[set[str], tuple[str, ...]]:
-    """Returns paths, and what the paths begin with that go on from them."""
+    """Returns the paths as a set, and the beginnings of all paths that go on from them."""
     return {*names}, tuple(f"{name}." for name in names)

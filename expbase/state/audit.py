@@ -1,10 +1,10 @@
-"""What else has changed since training began, and is in no checkpoint: told, never restored.
+"""The audit: what has changed since training began and is in no checkpoint. Told, never restored.
 
-At each save it is looked at what lies beside the attributes: globals and class attributes of the
-user's own modules, cells and defaults of functions, hooks; and at what attributes hold that cannot
-be saved: files, iterators, generators. Each path is told once, with the ways out. The manifest has
-the paths that were told and checksums of what the code has set, so a resume can say what is not as
-it was, and what setup itself sets otherwise.
+Each save looks at the globals and class attributes of the user's own modules, at cells and defaults
+of functions, at hooks, and at files, iterators and generators in attributes, which cannot be saved.
+A line names each path once, with the ways out. The manifest has these paths and checksums of the
+values that the code has set, so a resume can name what is not as it was, and what setup sets to
+another value now.
 
     audit.begin(walk, names)                # before the first batch
     audit.look(walk, names)                 # at a save
@@ -57,7 +57,7 @@ _DESCRIPTORS = (property, functools.cached_property, types.MemberDescriptorType)
 
 
 class Reached(Protocol):
-    """What can be reached; see attributes.py."""
+    """The part of UserState that is asked here; see attributes.py."""
 
     def is_left_out(self, path: str) -> bool:
         """Returns whether what is there is no value, or excluded."""
@@ -67,7 +67,7 @@ class Reached(Protocol):
 
 
 class _Named(Node):
-    """What has values beside code, by name."""
+    """An object whose values stand among code, each under a name."""
 
     def places(self) -> Mapping[Any, Any]:
         return {n: v for n, v in vars(self.value).items() if _is_value(n, v)}
@@ -109,7 +109,7 @@ class FunctionNode(Node):
 
 
 class Outside(Walk):
-    """What is reached from an experiment through code: classes, modules, functions, hooks."""
+    """Everything that an experiment leads to through code: classes, modules, functions, hooks."""
 
     def __init__(self, inside: Walk) -> None:
         super().__init__(None, {})
@@ -168,11 +168,11 @@ class _NamesOfBoth(Names):
 
 
 class Audit:
-    """Sees what has changed beside the values of a checkpoint, and says so.
+    """Finds values that have changed and are in no checkpoint, and names them.
 
     Args:
-        reached: What can be reached.
-        warn: Called with a line about what is in no checkpoint.
+        reached: What the experiment leads to.
+        warn: Called with a line about a value that is in no checkpoint.
         say: Called with a line that is no warning.
     """
 
@@ -202,7 +202,7 @@ class Audit:
         self._told_then: set[str] = set()
 
     def begin(self, walk: Walk, names: Names) -> None:
-        """Notes what there is: that is the code's."""
+        """Notes the values before the first batch: these are the code's."""
         self._outside = None
         self._begun = self._looked(walk, names)
         assert self._outside is not None
@@ -218,7 +218,7 @@ class Audit:
         self._asked_begun = dict(_in_asked(walk, names))
 
     def look(self, walk: Walk, names: Names) -> None:
-        """Tells what has changed since."""
+        """Names each value that has changed since `begin`, once."""
         for path, seen in self._looked(walk, names).items():
             if path in self._told:
                 self._told[path] = _as_text(seen)
@@ -239,7 +239,7 @@ class Audit:
         }
 
     def tell(self, path: str, value: Any, why: str) -> None:
-        """Tells of an attribute that has changed and is not restored as it is, once."""
+        """Names an attribute that has changed and cannot be restored, once."""
         if why == "order":
             if path not in self._orders:
                 self._orders[path] = None
@@ -261,7 +261,7 @@ class Audit:
             self._pending.append(self._shown(path))
 
     def _shown(self, path: str) -> str:
-        """Returns a path with the class of what stands there, if nobody can look into that."""
+        """Returns a path for a message, with the class of an object that nobody can look into."""
         return shown(path) + (f" ({self._kinds[path]})" if path in self._kinds else "")
 
     def _say_pending(self) -> None:
@@ -276,7 +276,7 @@ class Audit:
             )
 
     def _looked(self, walk: Walk, names: Names) -> dict[str, Any]:
-        """Returns what stands in each place that no checkpoint has, by path."""
+        """Returns the values outside of checkpoints, by path, in a form that can be compared."""
         if self._outside is None or self._num_modules != len(sys.modules):
             # Code is what it was, but for what is imported later.
             self._outside = Outside(walk)
@@ -306,9 +306,9 @@ class Audit:
     # --- over a resume ---------------------------------------------------------------------
 
     def inventory(self, code: Mapping[str, str]) -> dict[str, Any]:
-        """Returns what a manifest has: checksums of what the code has set, and what was told.
+        """Returns the manifest's entry: checksums of the code's values, and the paths told of.
 
-        `code` has the checksums of attributes that training has not changed.
+        `code` has the checksums of the attributes that training has not changed.
         """
         here = {path: _as_text(seen) for path, seen in self._begun.items()}
         other = self._told.keys() | self._filled
@@ -330,14 +330,14 @@ class Audit:
     def differences(
         self, code: Mapping[str, str], restored: Sequence[str]
     ) -> tuple[list[str], list[str]]:
-        """Returns what is not as it was at the checkpoint, before the first batch of a start.
+        """Compares the values before the first batch with those of the checkpoint.
 
         Args:
             code: Checksums of the attributes now, by path.
-            restored: Paths of what was put back, and is not what it was then.
+            restored: Paths of values that were put back and have changed again since.
 
         Returns:
-            What is lost, a line each; and what else is to be known.
+            One line for each value that is lost, and further lines about values that differ.
         """
         now = dict(code) | {path: _as_text(seen) for path, seen in self._begun.items()}
         now |= self._asked_begun  # of which something may have been left out
@@ -369,7 +369,7 @@ class Audit:
 
 
 class Stand:
-    """Where something stands that nobody can look into: comparable in this process."""
+    """The position of an object that nobody can look into, to compare within this process."""
 
     def __init__(self, where: Any, text: str = "") -> None:
         self.where = where
@@ -382,7 +382,7 @@ class Stand:
 
 
 def stands(value: Any) -> Stand | None:
-    """Returns where an iterator, a file or a piece of memory stands; None: it stands nowhere."""
+    """Returns the position of an iterator, a file or a piece of memory; None if it has none."""
     if isinstance(value, CODE):
         return None
     if isinstance(value, types.GeneratorType):
@@ -413,7 +413,7 @@ def stands(value: Any) -> Stand | None:
 
 
 def _numbers_of(value: Any) -> list[Any]:
-    """Returns the numbers that an object of C shows: how many rows a database has changed, say."""
+    """Returns the numbers that an object written in C shows, such as a database's changed rows."""
     found = []
     for name, kind in vars(type(value)).items():
         if isinstance(kind, (types.GetSetDescriptorType, types.MemberDescriptorType)):
@@ -424,7 +424,7 @@ def _numbers_of(value: Any) -> list[Any]:
 
 
 def _in_file(file: Any) -> Stand | None:
-    """Returns where a file is read; what is only written is no state."""
+    """Returns the position at which a file is read; None for a file that is only written."""
     try:
         if not (file.readable() and file.seekable()):
             return None
@@ -437,7 +437,7 @@ def _in_file(file: Any) -> Stand | None:
 
 
 def _in_iterator(iterator: Any, depth: int) -> Any:
-    """Returns where an iterator stands, by what it holds; None if nobody can see that."""
+    """Returns the position of an iterator, from what it holds; None if it does not show it."""
     left = -1 if hasattr(iterator, "__len__") else operator.length_hint(iterator, -1)
     if left >= 0:
         return left
@@ -459,7 +459,7 @@ def _in_iterator(iterator: Any, depth: int) -> Any:
 
 
 def shown(path: str) -> str:
-    """Returns a path in a message."""
+    """Returns a path as a message shows it."""
     path = path.removesuffix("[:]")
     return path if path.startswith(BEYOND) else f"self.{path}"
 
@@ -473,13 +473,13 @@ def _full_name(value: Any) -> str:
 
 
 def _is_value(name: str, value: Any) -> bool:
-    """Returns whether something in a class or module is no code, and no experiment."""
+    """Returns whether a name of a class or module stands for a value, not for code."""
     is_code = isinstance(value, (*CODE, *_DESCRIPTORS))
     return not (name.startswith("__") or is_code or hasattr(value, _RUN))
 
 
 def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
-    """Yields checksums of the attributes of objects that are asked for their state, by path."""
+    """Yields path and checksum for attributes of objects that have a state_dict of their own."""
     for path, node in walk.nodes.items():
         is_asked = isinstance(node, StatefulNode) and not isinstance(node.value, LRScheduler)
         if is_asked and is_users(type(node.value).__module__):
@@ -488,14 +488,14 @@ def _in_asked(walk: Walk, names: Names) -> Iterator[tuple[str, str]]:
 
 
 def _tensors_of(layer: Any) -> Stand:
-    """Returns a checksum of the parameters and buffers of a layer, not of those within it."""
+    """Returns a checksum of a layer's own parameters and buffers, without its sublayers'."""
     tensors = (*layer._parameters.values(), *layer._buffers.values())
     is_there = (t for t in tensors if t is not None and t._is_initialized())
     return Stand(checksum_of(Array.of(tensor).data for tensor in is_there))
 
 
 def _is_of_handle(path: str, walk: Walk) -> bool:
-    """Returns whether it stands in an object that holds a file, say, as a progress bar does."""
+    """Returns whether a path leads into an object that holds a file or the like: a progress bar."""
     owner = walk.nodes.get(path.rpartition(".")[0])
     return owner is not None and type(owner) is Node and holds_handle(owner.value)
 

@@ -1,4 +1,4 @@
-"""What is checked of an experiment's state at the end of setup."""
+"""Checks of an experiment's layers and optimizers at the end of setup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from expbase.state.walk import unwrap
 
 
 def steps_by_itself(value: Any) -> bool:
-    """Returns whether it is an optimizer that is not derived from paddle's."""
+    """Returns whether a value is an optimizer that is not derived from paddle's."""
     methods = (getattr(type(value), name, None) for name in ("step", "clear_grad"))
     return not is_optimizer(value) and all(map(callable, methods))
 
@@ -65,7 +65,7 @@ def _check_sharding(found: StatefulObjects) -> None:
 def not_synchronized(found: StatefulObjects, saved: StatefulObjects) -> Iterator[str]:
     """Yields a line for each layer that each rank trains alone.
 
-    `found` is what has state, excluded attributes too; `saved` is what a checkpoint holds of it.
+    `found` has the excluded attributes, too; `saved` only those that a checkpoint holds.
     """
     updated = _updated(found)
     wrapped = [unwrap(wrapper) for wrapper in saved.parallel.values()]
@@ -80,9 +80,9 @@ def not_synchronized(found: StatefulObjects, saved: StatefulObjects) -> Iterator
 
 
 def left_out(found: StatefulObjects) -> list[str]:
-    """Returns the names of the layers that the loss has given gradients, and no optimizer steps.
+    """Returns the names of layers that have gradients from the loss and are in no optimizer.
 
-    A copy of the model, as an average is one, has none.
+    A copy of the model, such as averaged weights, has no gradients.
     """
     updated = _updated(found)
     return [

@@ -1,7 +1,7 @@
-"""Whose a class is, and what its objects are to an experiment: values, code, the world.
+"""Whether a class is the user's, and whether its objects are values, code or handles to the world.
 
-Installed is what belongs to a distribution (a `*.dist-info` beside the top-level module) or to
-Python; everything else that has a file is the user's own.
+A module is installed if it belongs to a distribution (a `*.dist-info` beside the top-level module)
+or to Python. Every other module that has a file is the user's own.
 
     is_users("train")                 # True
     asks(value)                       # whether it is asked for its state
@@ -59,8 +59,8 @@ def has_attributes(value: Any) -> bool:
 
 
 def state_setter(candidate: Any) -> Any:
-    """Returns the method that loads a state, by either of its names; None if there is no state to
-    save.
+    """Returns the method that loads a state, `set_state_dict` or `load_state_dict`; None if the
+    object has no `state_dict`.
     """
     kind = type(candidate)  # an object itself may answer to any name
     if not hasattr(kind, "state_dict"):
@@ -70,8 +70,8 @@ def state_setter(candidate: Any) -> Any:
 
 
 def asks(value: Any) -> bool:
-    """Returns whether an object is asked for its state: one with `state_dict`, of a class that
-    writes it; paddle's schedules and optimizers are walked.
+    """Returns whether an object is asked for its state, and not walked: its class defines
+    `state_dict`, and it is no layer, schedule or optimizer of paddle's alone.
     """
     if isinstance(value, (type, Layer)) or state_setter(value) is None:
         return False
@@ -81,13 +81,13 @@ def asks(value: Any) -> bool:
 
 
 def definer(kind: type, name: str) -> type:
-    """Returns the class of which a method is inherited."""
+    """Returns the class that defines the method which another class inherits."""
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Returns whether a module is the user's own, of no distribution, and has a file."""
+    """Returns whether a module is the user's own: it has a file and is not installed."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     root = module.partition(".")[0]
     if not file or root in (*sys.stdlib_module_names, "expbase", "paddle"):
@@ -117,8 +117,8 @@ class _Everything:
 
 
 def is_written(value: Any) -> bool:
-    """Returns whether it is a file that is not read, or closed, or talks to the world otherwise, as
-    progress bars and clients do.
+    """Returns whether an object only writes to the world, or is closed: an output file, a progress
+    bar, a client.
     """
     if isinstance(value, io.IOBase):
         return value.closed or not value.readable()
@@ -126,8 +126,8 @@ def is_written(value: Any) -> bool:
 
 
 def is_handle(value: Any) -> bool:
-    """Returns whether it stands for something outside of the program that can be opened again: a
-    file, a socket, a data base, a progress bar or a client that holds one.
+    """Returns whether an object is a handle to something outside of the program that can be opened
+    again: a file, a socket, a database, or a progress bar or client that holds one.
     """
     if isinstance(value, (io.BytesIO, io.StringIO, *CODE)):
         return False
@@ -143,7 +143,7 @@ def is_handle(value: Any) -> bool:
 
 
 def holds_handle(value: Any, depth: int = 0) -> bool:
-    """Returns whether an object has a file, a socket or a thread; many have a lock."""
+    """Returns whether an object holds a file, a socket or a thread; a lock does not count."""
     items = attributes_of(value).values() if has_attributes(value) else ()
     return any(
         isinstance(item, _HANDLES) or (depth > 0 and holds_handle(item, depth - 1))
@@ -153,7 +153,7 @@ def holds_handle(value: Any, depth: int = 0) -> bool:
 
 
 def is_memory(value: Any) -> bool:
-    """Returns whether an object is a piece of memory: a number of C, say."""
+    """Returns whether an object is a piece of memory, such as a number of ctypes."""
     try:
         return memoryview(value) is not None
     except TypeError:

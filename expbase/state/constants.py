@@ -1,4 +1,4 @@
-"""What optimizers and schedules were made with: training has not changed it, so it is the code's.
+"""The constants of optimizers and schedules: what they were made with, and training leaves alone.
 
 A run that is made longer follows the curve that the config describes now: a schedule that is
 another one than at the checkpoint is stepped from its start to where it was, if it is paddle's and
@@ -26,14 +26,14 @@ _MOVING = ("last_lr", "last_epoch")  # of a schedule; they follow from the rest
 
 @dataclass
 class Given:
-    """What the code gives anew."""
+    """The constants that the code gives anew at a resume."""
 
     paths: set[str] = field(default_factory=set)  # of values that do not come from the checkpoint
     lines: list[str] = field(default_factory=list)
 
 
 def constants_in(walk: Walk) -> dict[str, str]:
-    """Returns what optimizers and schedules were made with, by path, as texts."""
+    """Returns the constants of optimizers and schedules as texts, by path."""
     return dict(_constants_in(walk))
 
 
@@ -43,10 +43,10 @@ def follow(
     decoded: Mapping[str, Any],
     nodes: Mapping[str, Node],
 ) -> Given:
-    """Follows what the code says of schedules and rates now, where it is not what it was then.
+    """Makes schedules and rates follow the code of now where their constants have changed.
 
     Args:
-        now: The constants at the end of setup.
+        now: The constants of this start, at the end of setup.
         then: Those of the checkpoint.
         decoded: The values of the checkpoint by path: a node, a key and a value each.
         nodes: What has places, by name.
@@ -81,7 +81,7 @@ def _follow_schedule(
     nodes: Mapping[str, Node],
     lines: Sequence[str],
 ) -> None:
-    """Steps a fresh schedule to where it was, if that can be done."""
+    """Steps a fresh schedule to the iteration of the checkpoint, if that can be done."""
     schedule = nodes[name].value
     within = [part for path, part in nodes.items() if f"{path}.".startswith(f"{name}.")]
     if not all(map(_steps_alone, within)):
@@ -96,7 +96,7 @@ def _follow_schedule(
 
 
 def _constants_in(walk: Walk) -> Iterator[tuple[str, str]]:
-    """Yields what optimizers and schedules were made with, by path, as texts."""
+    """Yields the path and the text of each constant of optimizers and schedules."""
     outer = [
         f"{path}."
         for path, node in walk.nodes.items()
@@ -127,13 +127,13 @@ def _differs(path: str, now: Mapping[str, str], then: Mapping[str, str]) -> str:
 
 
 def _is_inside(name: str, nodes: Mapping[str, Node]) -> bool:
-    """Returns whether it is a part of another schedule."""
+    """Returns whether a name is that of a schedule within another one."""
     ends = [i for i, letter in enumerate(name) if letter == "."]
     return any(isinstance(nodes.get(name[:end]), ScheduleNode) for end in ends)
 
 
 def _steps_alone(node: Node) -> bool:
-    """Returns whether a part of a schedule goes on by step() without a metric, as paddle's do."""
+    """Returns whether a schedule, or one within it, steps without a metric, as paddle's do."""
     kind = type(node.value)
     is_paddles = isinstance(node, ScheduleNode) and kind.__module__ == lr.__name__
     return kind is list or (is_paddles and kind is not lr.ReduceOnPlateau)

@@ -1,7 +1,7 @@
-"""What has places, and how they are read and filled: a class for each kind of object.
+"""Nodes: how the places of an object are read and filled, a class for each kind of object.
 
-A place is an attribute, an item of a dict, a cell of a function; a list, an array or a generator is
-changed as a whole, in place, so that two names of it stay one.
+A place is an attribute, an item of a dict or a cell of a function. A list, an array or a generator
+is changed as a whole, in place, so that two names of it stay names of one object.
 
     node = Node(meter)
     node.places()                     # {"sum": 1.5, "count": 3}
@@ -49,11 +49,11 @@ class Node:
         self.value = value
 
     def places(self) -> Mapping[Any, Any]:
-        """Returns what stands in each place, by its key."""
+        """Returns the value in each place, by key."""
         return attributes_of(self.value)
 
     def child(self, key: Any) -> Any:
-        """Returns what `children` yields by a key; None if there is none any more."""
+        """Returns the child of a key, as `children` yields it; None if it is gone."""
         return next((value for name, value in self.children() if name == key), None)
 
     def put(self, key: Any, value: Any) -> None:
@@ -61,23 +61,23 @@ class Node:
         set_attribute(self.value, key, value)
 
     def remove(self, key: Any) -> None:
-        """Takes a place away."""
+        """Removes a place."""
         if key in self.places():
             object.__delattr__(self.value, key)
 
     def children(self) -> Iterator[tuple[Any, Any]]:
-        """Yields what one comes to from here, by key."""
+        """Yields the key and the value of each object that this one leads to."""
         yield from self.places().items()
 
 
 class WholeNode(Node):
-    """What is changed as a whole: a list, a set, an array, a tensor, a generator."""
+    """An object that is changed as a whole: a list, a set, an array, a tensor, a generator."""
 
     def places(self) -> Mapping[Any, Any]:
         return {WHOLE: self.value}
 
     def put(self, key: Any, value: Any) -> None:
-        """Gives the thing what another one of its class holds; two names of it stay one."""
+        """Makes the object hold what another one of its class holds, in place."""
         thing = self.value
         if isinstance(thing, paddle.Tensor):
             thing.copy_(value, True)
@@ -126,7 +126,7 @@ class DictNode(Node):
             yield from items
 
     def order(self, keys: Sequence[Any]) -> None:
-        """Brings the items into an order, and takes away what is not in it."""
+        """Puts the items into an order, and removes those that are not in it."""
         base = _dict_of(self.value)
         items = {key: self.value[key] for key in keys if key in self.value}
         base.clear(self.value)
@@ -135,7 +135,7 @@ class DictNode(Node):
 
 
 class LayerNode(Node):
-    """A layer: what its class or its user has set on it, and buffers that no checkpoint has."""
+    """A layer: the attributes of its class and user, and buffers that paddle does not save."""
 
     def places(self) -> Mapping[Any, Any]:
         layer = self.value
@@ -151,7 +151,7 @@ class LayerNode(Node):
         return own
 
     def has_with_weights(self, key: Any) -> bool:
-        """Returns whether it is a buffer that is saved beside the parameters."""
+        """Returns whether a key is that of a buffer that is saved with the parameters."""
         layer = self.value
         return key in layer._buffers and key not in layer._non_persistable_buffer_names_set
 
@@ -179,7 +179,7 @@ def _inside_layer(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 class ParameterNode(Node):
-    """A parameter: what is set on it beside what is trained."""
+    """A parameter: the attributes that are set on it, without its value."""
 
     def places(self) -> Mapping[Any, Any]:
         return {name: getattr(self.value, name) for name in ("stop_gradient", "optimize_attr")}
@@ -192,7 +192,7 @@ class ParameterNode(Node):
 
 
 class OptimizerNode(Node):
-    """An optimizer: its settings, and what its class adds to paddle's."""
+    """An optimizer: its settings, and the attributes that a class of the user's adds."""
 
     def places(self) -> Mapping[Any, Any]:
         return optimizers.settings(self.value)
@@ -220,15 +220,15 @@ class GroupNode(Node):
 
 
 class ScheduleNode(Node):
-    """A learning rate schedule: all that it has but an automatic name of paddle's."""
+    """A learning rate schedule: all its attributes but paddle's automatic name."""
 
     def places(self) -> Mapping[Any, Any]:
         return {name: v for name, v in attributes_of(self.value).items() if name != "_var_name"}
 
 
 class StatefulNode(Node):
-    """An object that is asked for its state; of a class derived from a package's, what that class
-    adds.
+    """An object that is asked for its state; its places are the attributes that a class of the
+    user's adds to an installed one.
     """
 
     def places(self) -> Mapping[Any, Any]:
@@ -247,7 +247,7 @@ class LoaderNode(Node):
 
 
 class CellsNode(Node):
-    """A function that collates: the variables that it shares with the one that has made it."""
+    """A collate function: the variables that it shares with the function that has made it."""
 
     def places(self) -> Mapping[Any, Any]:
         return cells_of(self.value)
@@ -258,7 +258,7 @@ class CellsNode(Node):
 
 
 def cells_of(function: Any) -> dict[str, Any]:
-    """Returns the variables that a function shares with the one that has made it."""
+    """Returns the variables that a function shares with the function that has made it."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__":
@@ -270,7 +270,7 @@ def cells_of(function: Any) -> dict[str, Any]:
 
 
 def _may_hold_objects(items: Sequence[Any]) -> bool:
-    """Returns whether a long list may hold more than data."""
+    """Returns whether a long list may hold objects beside numbers and texts."""
     if len(items) < MANY:
         return True
     some = (items[0], items[len(items) // 2], items[-1])

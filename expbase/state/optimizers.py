@@ -91,7 +91,7 @@ def make_accumulators(
 
 
 def _make_others(optimizer: Any, saved: Mapping[str, Array], parameters: Mapping[str, Any]) -> None:
-    """Makes those that a class of the user's adds in its `step`."""
+    """Makes the accumulators that a class of the user's adds in its `step`."""
     if type(optimizer).__module__.startswith("paddle."):
         return
     for key, array in saved.items():
@@ -107,8 +107,8 @@ def _make_others(optimizer: Any, saved: Mapping[str, Array], parameters: Mapping
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
-    """Returns what an optimizer was made with, and training may change: its rate, betas, decay,
-    clipping; and what a class of the user's adds, unless its `state_dict` says it.
+    """Returns an optimizer's settings by name: rate, betas, decay, clipping; and the attributes of
+    a class of the user's, unless its `state_dict` has them.
     """
     theirs = stored_by(type(optimizer), _is_paddles)
     has_own = not writes_state(optimizer)
@@ -139,32 +139,32 @@ def set_setting(optimizer: Any, name: str, value: Any) -> None:
 
 
 def groups(optimizer: Any) -> list[Any]:
-    """Returns the groups of parameters, if there are any: each is a dict."""
+    """Returns the parameter groups, a dict each; empty if the optimizer has none."""
     return [group for group in optimizer._param_groups or [] if isinstance(group, dict)]
 
 
 def writes_state(optimizer: Any) -> bool:
-    """Returns whether a class of the user's says what its state is."""
+    """Returns whether the optimizer's class, one of the user's, defines its own `state_dict`."""
     kind = type(optimizer)
     methods = (getattr(kind, "state_dict", None), getattr(kind, "set_state_dict", None))
     return methods[0] is not Optimizer.state_dict and methods[1] is not Optimizer.set_state_dict
 
 
 def own_state(optimizer: Any) -> dict[str, Any]:
-    """Returns what a class of the user's adds to the state that paddle's own has."""
+    """Returns the entries that a class of the user's adds to the state of paddle's optimizer."""
     of_paddle = Optimizer.state_dict(optimizer)
     return {key: v for key, v in optimizer.state_dict().items() if key not in of_paddle}
 
 
 def set_own_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Gives `own_state` back, with paddle's own part as it is now."""
+    """Sets the entries of `own_state`, together with paddle's own part as it is now."""
     optimizer.set_state_dict({**Optimizer.state_dict(optimizer), **state})
     # What paddle keeps of it would be asked for the tensors of each parameter that steps first.
     optimizer._accumulators_holder = {}
 
 
 def stored_by(kind: type, is_theirs: Callable[[type], bool]) -> frozenset[str]:
-    """Returns the names of the attributes that the code of some bases of a class sets."""
+    """Returns the names of the attributes that some of a class's bases set in their code."""
     return frozenset(n for base in kind.__mro__ if is_theirs(base) for n in _stored(base))
 
 

@@ -1,8 +1,8 @@
-"""What has a form of its own in a checkpoint: layers, optimizers, and what is asked for its state.
+"""The parts with a form of their own in a checkpoint: layers, optimizers, objects with state_dict.
 
 Tensors are keyed by structured names (`moment1/model.linear.weight`), never by paddle's automatic
 ones, so another process, or another order of construction, can read them. Layers are walked and
-never asked; what a class of the user's writes in `state_dict` is the checkpoint's, whole.
+never asked; of an object with a `state_dict` of its own the checkpoint has all that it returns.
 
     found = find(vars(experiment), {"judge": experiment.judge})
     state = found.state_dict()               # tensors by file, states by name
@@ -43,7 +43,7 @@ _RUNNING = {
 
 @dataclass
 class StatefulObjects:
-    """What has a form of its own in an experiment, by the names under which it was found."""
+    """The layers, optimizers, schedules and other objects with a state, by name."""
 
     layers: dict[str, Any] = field(default_factory=dict)  # without a DataParallel round them
     optimizers: dict[str, Any] = field(default_factory=dict)  # in the wrappers that step them
@@ -60,7 +60,7 @@ class StatefulObjects:
         return [name for found in of_all for name in found]
 
     def state_dict(self) -> State:
-        """Tensors by file and key, and the states by name.
+        """Returns the tensors by file and key, and the states of other objects by name.
 
         Tensors on the CPU are views of the live memory: copy them before training goes on.
         """
@@ -73,8 +73,8 @@ class StatefulObjects:
         return tensors, {name: [kind, states.get(name)] for name, kind in self._kinds().items()}
 
     def shapes(self) -> dict[str, str]:
-        """Returns what all ranks have, by name: type and shape of tensors, and the kind of the
-        rest.
+        """Returns what must be the same on all ranks, by name: type and shape of tensors, and the
+        class of other objects.
         """
         shapes = {f"self.{name}": kind for name, kind in self._kinds().items()}
         shapes |= {f"self.{name}": generator_kind(g) for name, g in self.generators.items()}
@@ -87,7 +87,7 @@ class StatefulObjects:
         return shapes
 
     def outline(self) -> dict[str, str]:
-        """Returns what there is, by path: classes, and what tensors are like."""
+        """Returns the class of each part, and type and shape of each tensor, by path."""
         names = parameter_names(self)
         layers = self.layers.items()
         updated = {
@@ -104,15 +104,13 @@ class StatefulObjects:
         }
 
     def pieces(self) -> set[str]:
-        """Returns the structured names of the tensors of which each rank holds another part."""
+        """Returns the structured names of tensors that are split over the ranks."""
         layers = self.layers.items()
         named = {f"{n}.{key}": t for n, layer in layers for key, t in tensors_of(layer).items()}
         return {name for name, tensor in {**named, **self.parameters}.items() if is_piece(tensor)}
 
     def sharded(self) -> dict[str, set[str]]:
-        """Returns the parameters of this rank, for each optimizer whose ranks have some of them
-        each.
-        """
+        """Returns this rank's parameters for each optimizer that is sharded over the ranks."""
         names = parameter_names(self)
         return {
             name: {names[p.name] for p in parameters_of(inner)}
@@ -127,10 +125,10 @@ class StatefulObjects:
         return key if file == PARAMETERS else f"{file}.{key}"
 
     def problems(self, state: State) -> list[str]:
-        """Returns everything that keeps a state from being restored, from what, to what.
+        """Returns one line for each entry of a state that does not fit, from what, to what.
 
-        Changes nothing but this: an optimizer that has not made a step yet gets the tensors that
-        its first step would make, because they are compared, too.
+        It changes one thing: an optimizer without a step yet gets the tensors of its first step,
+        because they are compared, too.
         """
         tensors, values = state
         names = parameter_names(self)
@@ -142,7 +140,7 @@ class StatefulObjects:
         return misfits(saved | _described(tensors), here, "checkpoint")
 
     def load_state_dict(self, state: State) -> list[str]:
-        """Restores a state that has no `problems`; always exact."""
+        """Restores a state without `problems`; returns no reasons, since it is always exact."""
         tensors, values = state
         live = self._live_tensors()
         for file, arrays in tensors.items():
@@ -165,7 +163,7 @@ class StatefulObjects:
         return {file: {k: local(t) for k, t in tensors.items()} for file, tensors in live.items()}
 
     def _asked(self) -> dict[str, Any]:
-        """Returns what is asked for its state, by name."""
+        """Returns the objects that are asked for their state, by name."""
         innermost = self._innermost()
         return {n: o for n, o in innermost.items() if optimizers.writes_state(o)} | self.objects
 
@@ -174,7 +172,7 @@ class StatefulObjects:
         return {name: kind_of(other) for name, other in others.items()}
 
     def sublayers(self) -> list[tuple[str, Any]]:
-        """Returns all layers with their paths, those within others, too."""
+        """Returns the path and the layer of all layers, sublayers included."""
         return [
             (f"{name}.{path}".rstrip("."), part)
             for name, layer in self.layers.items()
@@ -188,12 +186,12 @@ class StatefulObjects:
 def find(
     attributes: Mapping[str, Any], excluded: Mapping[str, Any] | None = None
 ) -> StatefulObjects:
-    """Returns what has a form of its own among attributes."""
+    """Finds the layers, optimizers and other objects with a state among attributes."""
     return found_in(Walk(None, attributes, excluded))
 
 
 def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
-    """Returns what has a form of its own among what was reached.
+    """Finds the layers, optimizers and other objects with a state that a walk has reached.
 
     Raises:
         ValueError: A name cannot be that of a file.
@@ -231,8 +229,8 @@ def found_in(walk: Walk, *, with_excluded: bool = False) -> StatefulObjects:
 
 
 def tensors_of(layer: Any) -> dict[str, Any]:
-    """Returns parameters and buffers of a layer by the keys of paddle's state_dict, whatever its
-    class makes of that.
+    """Returns parameters and buffers of a layer under the keys of paddle's own state_dict, also
+    where the class overrides that method.
     """
     return dict(_tensors_in(layer, "", ()))
 
@@ -256,7 +254,7 @@ def kind_of(stateful: Any) -> str:
 
 
 def get_state(value: Any) -> Any:
-    """Returns what an object with a state of its own holds."""
+    """Returns the state of an object that is asked for it."""
     if optimizers.is_optimizer(value):
         return optimizers.own_state(value)
     return value.state_dict()
@@ -273,14 +271,14 @@ def set_state(value: Any, state: Any) -> None:
 
 
 def parameter_names(found: StatefulObjects) -> dict[str, str]:
-    """Returns structured names of all parameters, `model.linear.weight`, by paddle's automatic
-    ones.
+    """Returns the structured name, `model.linear.weight`, of each parameter, by paddle's automatic
+    name.
     """
     return {parameter.name: name for name, parameter in named_parameters(found)}
 
 
 class ParameterKeys(Names):
-    """Names of parameters, where they, their ids or automatic names are the keys of a dict."""
+    """Finds the structured name of a dict's key that is a parameter, its id or automatic name."""
 
     def __init__(self, found: StatefulObjects) -> None:
         named = [*named_parameters(found)]
@@ -312,7 +310,7 @@ def named_parameters(found: StatefulObjects) -> list[tuple[str, Any]]:
 
 
 def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
-    """Yields every buffer, and what a normalization keeps of the batches that it has seen."""
+    """Yields every buffer, and the running mean and variance of every normalization."""
     for path, part in found.sublayers():
         for name, tensor in {**running_statistics(part), **part._buffers}.items():
             if tensor is not None and tensor._is_initialized():
@@ -320,7 +318,7 @@ def statistics(found: StatefulObjects) -> Iterator[tuple[str, Any]]:
 
 
 def running_statistics(part: Any) -> dict[str, Any]:
-    """Returns the parameters of a layer, not of those within it, that its forward writes."""
+    """Returns a layer's own parameters that its forward writes: running mean and variance."""
     names = [n for kind, names in _RUNNING.items() if isinstance(part, kind) for n in names]
     return {name: part._parameters.get(name) for name in names}
 
@@ -334,7 +332,7 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Returns type and shape of tensors by their names in a message."""
+    """Returns the type and shape of tensors as text, by their names in a message."""
     return {
         f"{file}: {key!r}": describe(tensor)
         for file, by_key in tensors.items()
@@ -343,7 +341,7 @@ def _described(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def misfits(saved: Mapping[str, str], here: Mapping[str, str], where: str) -> list[str]:
-    """Returns one line for each name that only one side has, or that is described otherwise."""
+    """Returns one line for each name that one side lacks or describes otherwise."""
     return [
         *(f"{name}: missing in the {where}." for name in here if name not in saved),
         *(f"{name}: in the {where}, and not here." for name in saved if name not in here),

@@ -1,4 +1,4 @@
-"""What nodes hold at a moment, to be put back: a validation has no effect on training.
+"""A copy of what nodes hold, to be put back: so a validation has no effect on training.
 
 before = Rollback(nodes)
 before.restore()
@@ -19,13 +19,13 @@ _NOTHING: Any = object()
 
 
 class Rollback:
-    """What nodes hold at a moment, to be put back."""
+    """A copy of what nodes hold, to be put back."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._kept = [(node, _kept(node)) for node in nodes if not _is_empty(node.value)]
 
     def restore(self) -> None:
-        """Puts back what has changed, and takes away what is new."""
+        """Puts back the values that have changed, and removes those that are new."""
         for node, before in self._kept:
             if isinstance(node.value, GENERATORS):
                 set_generator_state(node.value, before)
@@ -43,7 +43,7 @@ class Rollback:
 
 
 def _is_empty(value: Any) -> bool:
-    """Returns whether it is a tensor without memory, as each recurrent layer of paddle has."""
+    """Returns whether a value is a tensor without memory, as paddle's recurrent layers have one."""
     return isinstance(value, paddle.Tensor) and value.size > 0 and not value._is_initialized()
 
 

@@ -63,7 +63,7 @@ _BY_PATH = (LayerNode, ParameterNode, OptimizerNode, ScheduleNode, StatefulNode)
 
 
 class Seen(NamedTuple):
-    """What stood in a place."""
+    """The value that stood in a place."""
 
     content: str  # a checksum
     thing: Any = None  # what cannot be saved, and is the same as long as it is the same object
@@ -80,12 +80,12 @@ class Place(NamedTuple):
     value: Any
 
     def look(self, names: Names) -> Any:
-        """Returns what it holds: a simple value itself, of others a checksum."""
+        """Returns the value to compare later: a simple value itself, else a checksum."""
         return look(self.value, names, is_whole=self.key is WHOLE)
 
 
 class Reached(Protocol):
-    """What can be reached; see attributes.py."""
+    """The part of UserState that is asked here; see attributes.py."""
 
     registered: list[str]  # paths of attributes that are state in any case
 
@@ -103,20 +103,20 @@ class Reached(Protocol):
 
 
 class Teller(Protocol):
-    """Who tells what is not restored; see audit.py."""
+    """The part of Audit that is used here; see audit.py."""
 
     def tell(self, path: str, value: Any, why: str) -> None:
-        """Tells of a place that has changed and is in no checkpoint, once."""
+        """Names a place that has changed and is in no checkpoint, once."""
 
     def begin(self, walk: Walk, names: Names) -> None:
-        """Notes what else there is."""
+        """Notes the values outside of checkpoints."""
 
     def look(self, walk: Walk, names: Names) -> None:
-        """Tells what else has changed."""
+        """Names the values outside of checkpoints that have changed."""
 
 
 class NamesNow(Names):
-    """The names of the end of setup; of what is saved by its path, the path."""
+    """The names of objects at the end of setup; of an object that is saved by path, its path."""
 
     def __init__(self, setup: WalkedNames, walk: Walk) -> None:
         self._setup = setup
@@ -146,11 +146,11 @@ class NamesNow(Names):
 
 
 class Values:
-    """What training has changed beside the objects with a form of their own: an Entry.
+    """The values that training has changed: an entry of the checkpoint.
 
     Args:
-        reached: What can be reached.
-        audit: Is told what cannot be restored.
+        reached: What the experiment leads to.
+        audit: Names the values that cannot be restored.
         say: Called with a line about sizes.
     """
 
@@ -178,7 +178,7 @@ class Values:
     # --- what there is ---------------------------------------------------------------------
 
     def note_setup(self) -> None:
-        """Notes what setup has made: another start has it, too."""
+        """Notes the objects at the end of setup, which every start makes."""
         walk = self._reached.walk()
         self._setup = walk.names()
         self._shapes = {p: _shape(n.value) for p, n in walk.nodes.items() if _is_whole(n)}
@@ -186,12 +186,12 @@ class Values:
         self.begin()  # a loop of the user's own may not say that it begins
 
     def has_setup_made(self, path: str) -> bool:
-        """Returns whether something was at a path when setup ended."""
+        """Returns whether an object was at a path when setup ended."""
         return self._setup.has(path)
 
     @no_garbage_collection()
     def begin(self) -> None:
-        """Notes what stands in each place: that is the code's."""
+        """Notes the value in each place before the first batch: these are the code's."""
         walk, names, nodes = self._nodes()
         self._begun = {}
         self._keys = {name: [] for name in nodes}
@@ -206,7 +206,7 @@ class Values:
         self._audit.begin(walk, names)
 
     def _nodes(self) -> tuple[Walk, NamesNow, dict[str, Node]]:
-        """Returns the walk, its names, and by name the nodes that another start has, too."""
+        """Returns the walk, its names, and by name the nodes that every start has."""
         walk = self._reached.walk()
         names = NamesNow(self._setup, walk)
         nodes = {"": walk.nodes[""]}
@@ -226,13 +226,13 @@ class Values:
                     yield Place(where, name, node, key, value)
 
     def looked(self) -> dict[str, tuple[Any, Any]]:
-        """Returns what stands in each place, by path: a checksum of it, and itself."""
+        """Returns the value in each place, by path: in a form to compare, and itself."""
         walk, names, nodes = self._nodes()
         places = self._places(nodes, walk)
         return {place.path: (place.look(names), place.value) for place in places}
 
     def code(self) -> dict[str, str]:
-        """Returns checksums of what the code has set and training has not changed, by path."""
+        """Returns checksums of the values that training has not changed, by path."""
         return {
             path: text
             for path, text in self._texts.items()
@@ -243,7 +243,7 @@ class Values:
 
     @no_garbage_collection()
     def state_dict(self) -> dict[str, Any]:
-        """Returns the values by path, each with its node and key; and what was deleted."""
+        """Returns the changed values by path, each with its node and key, and the deleted ones."""
         walk, names, nodes = self._nodes()
         encoder = Encoder({}, names)
         state: dict[str, Any] = {}
@@ -271,7 +271,7 @@ class Values:
         return state
 
     def _leave_flags(self, state: dict[str, Any], nodes: Mapping[str, Node]) -> None:
-        """Leaves out what an object has noted of a handle that it has opened since setup.
+        """Leaves out flags that say that an object has opened a handle since setup.
 
         With `if not self.is_open: self._open()` a flag without the handle would end the next start.
         """
@@ -297,7 +297,7 @@ class Values:
         self._deleted = [place for place in self._deleted if place[1] not in keys.get(place[0], ())]
 
     def _is_still(self, name: str, node: Node) -> bool:
-        """Returns whether all that a node has are the numbers and texts that it had; most have."""
+        """Returns whether a node has only numbers and texts, unchanged; most nodes do."""
         held = self._still.get(name)
         if held is None or name in self._moved or self._reached.registered:
             return False
@@ -314,7 +314,7 @@ class Values:
         return before is _NOTHING or not is_same(before, place.look(names))
 
     def _encoded(self, place: Place, encoder: Encoder) -> Encoded | None:
-        """Returns what a checkpoint has of a place; None, and it is told, if that cannot be."""
+        """Returns a place's value as a checkpoint has it; None, with a line, if that cannot be."""
         is_whole = place.key is WHOLE
         if type(place.value) in _SIMPLE and type(place.key) is str:
             return Encoded(
@@ -346,7 +346,7 @@ class Values:
         return encoded
 
     def _beyond(self, state: Mapping[str, Any], encoder: Encoder) -> dict[str, Any]:
-        """Returns what a user has named, and the walk does not reach."""
+        """Returns the registered values that the walk does not reach."""
         found = {}
         for path in self._reached.registered:
             owner, name = self._reached.owner_of(path)
@@ -380,7 +380,7 @@ class Values:
     # --- restoring -------------------------------------------------------------------------
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """One line for each value that was named and is not there, or that has no place here."""
+        """Returns one line for each value that is missing in the state or has no place here."""
         _, names, nodes = self._nodes()
         encoded = {path: value for path, value in state.items() if isinstance(value, Encoded)}
         decoder = Decoder(next((e.arrays for e in encoded.values()), {}), names)
@@ -430,7 +430,7 @@ class Values:
         return [f"{path}: a value in the checkpoint, and no value here."] * is_taken
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Puts back what has no `problems`; what is not as it was `differences` says."""
+        """Restores a state without `problems`; `differences` says later what is not exact."""
         _, names, nodes = self._nodes()
         decoded, self._decoded = self._decoded, {}
         then = {p: t for p, t in state[_CONSTANTS].items() if not self._reached.is_left_out(p)}
@@ -464,8 +464,8 @@ class Values:
         return []
 
     def differences(self) -> Iterator[str]:
-        """Yields the paths of what a restore has put back, and was not as it was then when
-        training began: on_train_begin has set something else, say.
+        """Yields the paths of restored values that had changed again when training began, by
+        on_train_begin, say.
         """
         for path, then in self._restored.items():
             if not is_same(then, self._begun.get(path, _NOTHING)):
@@ -474,9 +474,9 @@ class Values:
 
 
 def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
-    """Returns what a place holds: a simple value itself, of others a checksum.
+    """Returns a place's value to compare later: a simple value itself, else a checksum.
 
-    With `is_whole` it is of what a thing with a name holds.
+    With `is_whole` it is a checksum of what the object itself holds.
     """
     if type(value) in _SIMPLE:
         return value
@@ -490,7 +490,7 @@ def look(value: Any, names: Names, *, is_whole: bool = False) -> Any:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Returns whether a place holds what it held."""
+    """Returns whether two looks at a place saw the same value."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Seen):
@@ -502,17 +502,17 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _has_under(path: str, state: Mapping[str, Any]) -> bool:
-    """Returns whether a state has a path, or one that goes on from it."""
+    """Returns whether a state has a path, or a path that goes on from it."""
     return any(p == path or p.startswith((f"{path}.", f"{path}[:]")) for p in state)
 
 
 def _is_known(seen: Any) -> bool:
-    """Returns whether another process can compare what was seen."""
+    """Returns whether another process can compare a value that was seen."""
     return not (isinstance(seen, Seen) and seen.thing is not None)
 
 
 def as_text(seen: Any) -> str:
-    """Returns what was seen as a text that another process can compare."""
+    """Returns a value that was seen as a text, which another process can compare."""
     if isinstance(seen, Seen):
         return seen.content
     is_long = type(seen) is int and seen.bit_length() > 63  # Python shows none of 4,300 digits
@@ -525,7 +525,7 @@ def _is_whole(node: Node) -> bool:
 
 
 def _shape(value: Any) -> str:
-    """Returns what a thing must have in common with one that is to get what it holds."""
+    """Returns class and shape, which an object must share with one that its content goes into."""
     if isinstance(value, paddle.Tensor):
         return describe(value)
     if isinstance(value, np.ndarray):
@@ -534,7 +534,7 @@ def _shape(value: Any) -> str:
 
 
 def _is_taken(node: Node, key: Any, value: Any) -> bool:
-    """Returns whether a name is that of a method, a property or an object that has a state."""
+    """Returns whether a key is the name of a method, a property or an object with a state."""
     if isinstance(node, DictNode):
         return False
     of_class = getattr(type(node.value), str(key), None)

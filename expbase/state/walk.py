@@ -96,12 +96,12 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 class Walk:
-    """What was reached from an experiment, by path.
+    """All objects that an experiment leads to, by path.
 
     Args:
         root: The experiment.
         attributes: Those of its attributes that are its user's, and its loaders.
-        excluded: Values by the paths by which they are no state.
+        excluded: The excluded values, by path.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class Walk:
         self.enter((name, v, self.nodes[""], name) for name, v in attributes.items())
 
     def names(self) -> WalkedNames:
-        """Returns by which names another start finds what was reached."""
+        """Returns the names by which another start finds the same objects."""
         return WalkedNames(self)
 
     def enter(self, ways: Iterable[tuple[str, Any, Node, Any]]) -> None:
-        """Goes on from objects, each with its path, and the node and key where it stands."""
+        """Walks on from objects; each comes with its path, its node and its key."""
         self._queue.extend(ways)
         with no_garbage_collection():
             while (self._queue or self._later) and self.is_whole:
@@ -178,7 +178,7 @@ class Walk:
             self.found_at[path] = (parent, key)
 
     def _meet(self, path: str, value: Any, parent: Node, key: Any) -> None:
-        """Notes an object that was met for the first time, and what is reached from it."""
+        """Notes an object that is met for the first time, and the objects that it leads to."""
         if not isinstance(value, _OFTEN) and isinstance(value, _PASSED):
             return self._pass_through(path, value, parent)
         if isinstance(parent, LayerNode) and parent.has_with_weights(key):
@@ -212,7 +212,7 @@ class Walk:
             self._enter(path, node)
 
     def _pass_through(self, path: str, value: Any, parent: Node) -> None:
-        """Goes on from what has no places, and holds what may have some."""
+        """Walks on through an object that has no places itself, such as a tuple."""
         if isinstance(value, types.MethodType):  # each time that it is asked for it is another one
             self._extend(path, parent, [("__self__", value.__self__)])
             if self._sees_function(path):
@@ -255,7 +255,7 @@ class Walk:
 
     def path_of(self, path: str, key: Any) -> str:
         """Returns the path of a place; a key that is a parameter, its id or its automatic name is
-        its path. What a thing holds as a whole is another place than the one where it stands.
+        written as that parameter's path. The content of an object as a whole ends in `[:]`.
         """
         if key is WHOLE:
             return f"{path}[:]"
@@ -295,7 +295,7 @@ class Walk:
             self._note(path, optimizers.innermost(value))
 
     def _node_of(self, path: str, value: Any) -> Node | None:
-        """Returns what has the places of an object; None if it has none."""
+        """Returns the node of an object; None if it has no places."""
         if isinstance(value, Layer):
             return LayerNode(value)
         if isinstance(value, EagerParamBase):
@@ -363,8 +363,8 @@ class Walk:
 
 
 class WalkedNames(Names):
-    """By which names another start finds what was reached; nothing is kept alive that can be
-    watched.
+    """The names by which another start finds the same objects; it keeps them alive only where
+    they cannot be watched.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -380,11 +380,11 @@ class WalkedNames(Names):
         self._closed = {*walk.closed}
 
     def has(self, name: str) -> bool:
-        """Returns whether something had this name, even if it is gone."""
+        """Returns whether an object had this name, even if the object is gone."""
         return name in self._refs
 
     def is_closed(self, value: Any) -> bool:
-        """Returns whether it has a name, and no places: a file, say."""
+        """Returns whether an object has a name and no places: a file, say."""
         return self.name_of(value) in self._closed
 
     def name_of(self, value: Any) -> str | None:
@@ -413,14 +413,14 @@ class WalkedNames(Names):
 
 
 class _InLayers(Walk):
-    """What stands in layers, and in collections there; no objects."""
+    """A walk over layers and the collections in them, but not over other objects."""
 
     def _is_open(self, value: Any) -> bool:
         return False
 
 
 def nodes_in_layers(layers: Iterable[Any]) -> list[Node]:
-    """Returns what a forward may change: what is set on layers, and their buffers."""
+    """Returns the nodes that a forward may change: attributes and buffers of layers."""
     walk = _InLayers(None, {str(number): layer for number, layer in enumerate(layers)})
     found = [node for path, node in walk.nodes.items() if path]
     buffers = [node.value._buffers for node in found if isinstance(node, LayerNode)]
@@ -438,7 +438,7 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 def unwrap(layer: Any) -> Any:
-    """Returns the user's layer in a DataParallel or a wrapper of fleet's; others as they are."""
+    """Returns the user's layer in a DataParallel or a wrapper of fleet; another layer itself."""
     while (inner := _wrapped(layer)) is not None:
         layer = inner
     return layer
@@ -458,7 +458,7 @@ def _is_collate(path: str) -> bool:
 
 
 def _is_of_process(key: Any) -> bool:
-    """Returns whether a key may mean nothing in another process: a parameter, its id or name."""
+    """Returns whether a key is a parameter, its id or automatic name: valid in one process only."""
     if type(key) is int:
         return key >= _SMALLEST_ID
     return isinstance(key, paddle.Tensor) or (type(key) is str and bool(_AUTOMATIC.match(key)))
