@@ -30,6 +30,7 @@ from expbase.base.exit_codes import ExitCode
 from expbase.base.processes import handling, hears_signals, ignore_signals_at_exit
 from expbase.base.streams import say
 from expbase.ranks import collectives, store
+from expbase.record.ledger import STOP_FILE
 from expbase.record.speed import Stopwatch
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
@@ -47,7 +48,7 @@ class StopReason(enum.IntEnum):
 
     NONE = 0, "nothing", 0
     CALL = 1, "stop() was called", 0
-    FILE = 2, "a file named STOP", 0
+    FILE = 2, STOP_FILE, 0
     TIME_LIMIT = 3, "training.time_limit_seconds", ExitCode.TIME_LIMIT
     SIGUSR1 = 4, "SIGUSR1", ExitCode.SIGTERM  # the scheduler's warning that SIGTERM will come
     SIGHUP = 5, "SIGHUP", ExitCode.SIGHUP  # the terminal is gone

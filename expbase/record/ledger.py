@@ -19,6 +19,7 @@ from expbase.base.files import AppendedFile
 from expbase.config import flatten
 
 LEDGER = "ledger.jsonl"
+STOP_FILE = "a file named STOP"  # the `reason` of an end that somebody has asked for by it
 
 
 class Ledger(AppendedFile):
