@@ -13,7 +13,6 @@ import argparse
 import datetime
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from expbase.base.streams import shown
 from expbase.config import nearest
 from expbase.record.metrics import json_value
 from expbase.tools import add_tool, seeds
-from expbase.tools.runs import Run, find, printable, read_run
+from expbase.tools.runs import Run, find, find_differences, printable, read_run
 
 _WIDTH = 70  # characters of a cell; --json has all of it
 _COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
@@ -172,21 +171,6 @@ def _sort_key(row: Row, name: str) -> tuple[int, Any]:
     if isinstance(value, (bool, int, float)):
         return 1, value
     return (0, 0) if value in (None, "") else (2, str(value))
-
-
-def find_differences(runs: Sequence[Run]) -> None:
-    """Notes of each run the config values that are others in another run of its experiment.
-
-    Those of the training section come last: the others are more often what one has tried.
-    """
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for run in runs:
-        for key, value in run.config.items():
-            values[run.experiment, key].add(repr(value))
-    for run in runs:
-        for key in sorted(run.config, key=lambda key: key.startswith("training.")):
-            if len(values[run.experiment, key]) > 1:
-                run.differs[key] = run.config[key]
 
 
 def _joined(values: Mapping[str, Any]) -> str:

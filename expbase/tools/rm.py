@@ -16,7 +16,7 @@ from expbase.base.streams import say
 from expbase.checkpoint.layout import FOLDER
 from expbase.engine.run_dir import LOCK
 from expbase.tools import add_tool
-from expbase.tools.ls import print_table
+from expbase.tools.ls import Row, print_table
 from expbase.tools.runs import Run, find, printable, read_run
 
 
@@ -40,7 +40,10 @@ def main(args: argparse.Namespace) -> int:
     if not failed:
         print(f"no failed starts in {printable(str(args.dir))}")
         return 0
-    print_table([*failed.values()], ["run", "experiment", "state", "age", "differs in"])
+    print_table(
+        [[Row([run]) for run in failed.values()]],
+        ["run", "experiment", "state", "age", "differs in"],
+    )
     if not args.yes and not _is_wanted(len(failed)):
         print("nothing was removed")
         return 1

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,21 @@ def read_run(path: Path, name: str) -> Run:
     newest = max((file.stat().st_mtime for file in files), default=now)
     run.age = max(round(now - newest, 1), 0.0)  # a clock may have been set back
     return run
+
+
+def find_differences(runs: Sequence[Run]) -> None:
+    """Notes of each run the config values that are others in another run of its experiment.
+
+    Those of the training section come last: the others are more often what one has tried.
+    """
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in runs:
+        for key, value in run.config.items():
+            values[run.experiment, key].add(repr(value))
+    for run in runs:
+        for key in sorted(run.config, key=lambda key: key.startswith("training.")):
+            if len(values[run.experiment, key]) > 1:
+                run.differs[key] = run.config[key]
 
 
 def _read_progress(run: Run, path: Path) -> None:
