@@ -60,7 +60,10 @@ class Array:
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """Returns what is here of a tensor; without a copy if it is on the CPU and contiguous."""
+        """Returns the local part of a tensor, as bytes.
+
+        It is a view of the tensor's memory if that is contiguous and on the CPU, else a copy.
+        """
         tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
@@ -89,7 +92,7 @@ class Array:
             tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
 
     def copy(self) -> Array:
-        """Returns the same in memory of its own."""
+        """Returns a copy in memory of its own."""
         return Array(self.dtype, self.shape, self.data.copy())
 
     def __eq__(self, other: object) -> bool:
@@ -101,7 +104,7 @@ class Array:
         )
 
     def is_finite(self) -> bool:
-        """Returns whether no element is nan or infinite; what is no real number always is."""
+        """Returns whether no element is nan or infinite; True for types other than real floats."""
         if self.dtype == "bfloat16":  # whose exponent has the same bits as that of float32
             return bool((self.data.view(np.uint16) & 0x7F80 != 0x7F80).all())
         if self.dtype in ("float64", "float32", "float16"):
@@ -113,9 +116,7 @@ class Array:
 
 
 def local(tensor: Any) -> Any:
-    """Returns what this rank holds of a tensor with placements, in the same memory; any other as it
-    is.
-    """
+    """Returns the local part of a tensor with placements, in the same memory; else the tensor."""
     return tensor._local_value() if tensor.is_dist() else tensor
 
 
@@ -127,8 +128,9 @@ def gradient(parameter: Any) -> Any:
 
 
 def is_piece(tensor: Any) -> bool:
-    """Returns whether each rank holds another part: by its placements, or marked by tensor
-    parallel.
+    """Returns whether each rank holds a different part of a tensor.
+
+    Its placements tell it, or the mark `is_distributed` of tensor parallelism.
     """
     if tensor.is_dist():
         return not all(placement.is_replicated() for placement in tensor.placements)
@@ -136,9 +138,7 @@ def is_piece(tensor: Any) -> bool:
 
 
 def to_numpy(tensor: Any) -> Any:
-    """Returns a tensor as a numpy array; bfloat16 becomes float32, because numpy would get its raw
-    bits.
-    """
+    """Returns a tensor as a numpy array; bfloat16, which numpy lacks, becomes float32."""
     return (tensor.astype("float32") if dtype_name(tensor) == "bfloat16" else tensor).numpy()
 
 
@@ -162,7 +162,7 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     """Yields the parts of a file, in order; the data parts are the arrays' own memory.
 
     Raises:
-        TensorFileError: A type that the format does not have.
+        TensorFileError: An array has a type that the format lacks.
     """
     header: dict[str, Any] = {}
     end = 0
@@ -183,8 +183,10 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 
 def parse(content: Any) -> dict[str, Array]:
-    """Returns the arrays of a file, as views of its bytes: bytes, a memory map, or an array of
-    uint8.
+    """Returns the arrays of a file of tensors, as views of its bytes.
+
+    Args:
+        content: Bytes, a memory map, or an array of uint8.
 
     Raises:
         TensorFileError: It is not a safetensors file, or one that contradicts itself.

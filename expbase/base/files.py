@@ -1,4 +1,4 @@
-"""The files of a run: how any of them is opened, and one that grows piece by piece.
+"""The files of a run: how each is opened, and files that grow piece by piece.
 
 data = read_bytes(path, most=1 << 20)              # an OSError if it is a pipe, or larger
 file = AppendedFile(directory / "metrics.jsonl")   # opened at its first piece
@@ -26,14 +26,14 @@ import numpy as np
 from expbase.base.streams import say
 from expbase.base.threads import result_of
 
-# What is raised at a value in a file that is not what it should be.
+# The exceptions that a wrong value in a damaged file may raise.
 DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 
 
 def regular(path: str, flags: int) -> int:
     """Opens a regular file, as the `opener` of `open`; an OSError if it is anything else.
 
-    A pipe would be waited for, and a device may have no end. What is written is written to no link:
+    `open` would wait for a pipe, and a device may have no end. A file to be written may be no link:
     another user may have planted it.
     """
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
@@ -46,7 +46,12 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
-    """Reads a file of at most so many bytes; `or_end`: of a longer one its end.
+    """Returns the content of a file.
+
+    Args:
+        path: The file.
+        most: The greatest size, in bytes.
+        or_end: Return the last `most` bytes of a longer file, instead of an error.
 
     Raises:
         OSError: It is no regular file, or too long.
@@ -60,9 +65,9 @@ def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
 
 
 class AppendedFile:
-    """A file that grows: each piece is the system's when `append` returns; no kill loses it.
+    """A file that grows piece by piece.
 
-    Without a path nothing is written.
+    When `append` returns, the system has the piece, and a kill of the process does not lose it. Without a path nothing is written.
     """
 
     has_lines = True  # each piece ends a line
@@ -93,7 +98,7 @@ class AppendedFile:
             say(f"{self.path}: {text}.")
 
     def append(self, data: bytes) -> None:
-        """Adds a piece at the end; if the system refuses, the piece is lost, and that is told once.
+        """Adds a piece at the end. If the system refuses, the piece is lost, and one line says so.
 
         A full disk must not end a training that may still find room for its checkpoint.
         """
@@ -129,8 +134,9 @@ class AppendedFile:
         return self.path.stat().st_size if self.path and self.path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Removes what was written after the file had this size, in bytes; that the system refuses
-        is told, and ends no training.
+        """Removes what was written after the file had this size, in bytes.
+
+        If the system refuses, a line says so, and training goes on.
         """
         if self.path and self.size() > size:
             try:
@@ -150,10 +156,10 @@ class AppendedFile:
 
 
 def remove(path: Path) -> OSError | None:
-    """Removes a directory, or what is in its place, but for what the system refuses.
+    """Removes a directory or a file, but for what the system refuses to remove.
 
     Returns:
-        The first refusal.
+        The first refusal; None if all is removed.
     """
     is_folder = False
     try:

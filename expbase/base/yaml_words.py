@@ -1,7 +1,8 @@
 """YAML whose scalars know how they were written. A leaf over PyYAML.
 
 YAML 1.1, which PyYAML follows, takes `010` for 8, `1:30` for 90, `no` for false, `2020-01-01` for a
-date. Who has the default knows what was meant; so each scalar without quotes comes as a Word.
+date. Only the default value of a key tells what was meant; so each scalar without quotes comes as a
+Word.
 
     tree = parse("id: 010")       # {"id": Word("010")}
     values_of(tree)               # {"id": "010"}: where nothing tells more
@@ -52,7 +53,11 @@ class Word:
 
 
 def number_in(text: str) -> int | float:
-    """Returns the number that a text is to a person: `010` is ten; a ValueError if it is none."""
+    """Returns the number that a person reads in a text: `010` is ten.
+
+    Raises:
+        ValueError: The text is no number.
+    """
     for read in (int, functools.partial(int, base=0)):  # the second one reads 0x10
         with contextlib.suppress(ValueError):
             return read(text)
@@ -60,7 +65,7 @@ def number_in(text: str) -> int | float:
 
 
 def values_of(tree: Any) -> Any:
-    """Returns what was parsed, with the value of each Word in its place."""
+    """Returns a parsed tree with the value of each Word in the place of the Word."""
     if isinstance(tree, Word):
         return tree.value
     if isinstance(tree, Mapping):
@@ -79,7 +84,9 @@ def values_of(tree: Any) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Returns what the text says, with a Word for each scalar without quotes; keys are texts.
+    """Returns the dicts, lists and scalars of a YAML text; its keys are texts.
+
+    A scalar without quotes is a Word, one with quotes a text.
 
     Raises:
         yaml.YAMLError: It is not YAML, gives a key twice, or stands for too many values.
