@@ -138,7 +138,7 @@ class Encoder:
         self._alive: list[Any] = []  # so that no id is used again
 
     def attempt(self, value: Any, path: str, *, is_inside: bool = False) -> Encoded | None:
-        """Returns a value as JSON, with its arrays; None, with nothing noted, if it cannot be saved.
+        """Returns a value as JSON, with its arrays; None, and notes nothing, if it cannot be saved.
 
         Args:
             value: Any value.

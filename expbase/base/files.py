@@ -67,7 +67,8 @@ def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
 class AppendedFile:
     """A file that grows piece by piece.
 
-    When `append` returns, the system has the piece, and a kill of the process does not lose it. Without a path nothing is written.
+    When `append` returns, the system has the piece, and a kill of the process does not lose it.
+    Without a path nothing is written.
     """
 
     has_lines = True  # each piece ends a line

@@ -41,7 +41,8 @@ from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
 
 _DEAD = "A worker of a DataLoader has died"
-_KILLED = "Blocking queue is killed"  # paddle's words, whatever has happened
+# What paddle says, whatever has happened: paddle/phi/core/operators/reader/blocking_queue.h.
+_KILLED = "Blocking queue is killed"
 
 # A batch, where it stands in the epoch, and whether it is the last one.
 Items = Generator[tuple[Any, IndexBatch, bool], None, None]
@@ -117,10 +118,11 @@ class Fetcher:
 
 
 class ReaderThreads:
-    """Hears what paddle's reader threads raise, of which the main thread is told nothing.
+    """Hears what paddle's reader threads raise; the main thread does not get to know it.
 
-    Each loader with workers that is iterated by hand has such a thread: it gets what a worker has
-    raised, and raises it where nobody is.
+    Each loader with workers that is iterated by hand has such a thread. It gets the exception of a
+    worker and raises it itself (paddle/io/dataloader/dataloader_iter.py,
+    _DataLoaderIterMultiProcess._thread_loop).
     """
 
     _raised = ""  # by the last one, as a traceback
@@ -150,7 +152,7 @@ class ReaderThreads:
             threading.excepthook = before
 
     def explain(self, error: BaseException) -> None:
-        """Adds to what paddle raises, when a loader with workers has failed, what the cause was."""
+        """Adds the cause to the exception that paddle raises when a loader has failed."""
         if self._raised and isinstance(error, SystemError) and _KILLED in str(error):
             add_note(error, self._raised)
         else:
@@ -158,7 +160,7 @@ class ReaderThreads:
 
 
 def _explain_dead_worker(error: BaseException) -> None:
-    """Adds how a worker has ended, once, to what paddle raises then."""
+    """Adds how a worker has ended to the exception that paddle raises, once."""
     raised: BaseException | None = error
     while raised is not None and not isinstance(raised, SystemError):
         # Paddle raises it wherever the main thread is, in a function that makes it another error.
@@ -180,7 +182,7 @@ def _explain_dead_worker(error: BaseException) -> None:
 
 
 def _ended_by(cause: int | str | None) -> str:
-    """Says how a worker has ended: by an exit code of its own, or by a signal, in words."""
+    """Returns a sentence on how a worker has ended: by an exit code, or by a signal, in words."""
     if isinstance(cause, int):
         why = f"it ended itself with code {cause}. Look for os._exit in what its data set calls"
     elif cause in map(signal.strsignal, (signal.SIGKILL, signal.SIGBUS)):
@@ -233,7 +235,7 @@ class _BatchDataset:
         return self._collate(samples if self._makes_batches else samples[0])
 
     def under_way(self, indices: Any) -> str:
-        """Says what an exception has interrupted."""
+        """Returns what was under way when an exception was raised, for its note."""
         indices = list(indices)
         if len(self._samples) < len(indices):
             return f"by sample {indices[len(self._samples)]!r} of the data set"
@@ -252,7 +254,7 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
         self._drop_last = loader.drop_last
 
     def batches(self, cut: int = 0) -> Iterator[Any]:
-        """Yields the batches of the samples behind the first ones."""
+        """Yields the batches of the samples behind the first `cut` ones."""
         size = self._size
         samples: Iterator[Any] = itertools.islice(self._dataset, cut, None)
         by_size = iter(lambda: list(itertools.islice(samples, size)), [])
@@ -275,14 +277,16 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
 
 
 def _sent(error: BaseException, what: str) -> list[Any]:
-    """Returns the batch that tells of an exception; of one without any array paddle would think
-    that the data has ended.
+    """Returns the batch that carries an exception to the training process.
+
+    It holds an array: paddle takes a batch without any for the end of the data
+    (paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__next__).
     """
     return [np.zeros(1), _sendable(error), what]
 
 
 def _raise_sent(batch: Any, name: str) -> None:
-    """Raises the exception that a batch of a worker tells of."""
+    """Raises the exception that a batch of a worker carries."""
     match batch:
         case [_, BaseException() as error, str() as what]:
             add_note(error, f"{name}: raised {what}")
@@ -348,7 +352,7 @@ def _kill(pid: int, iterator: int) -> None:
 
 
 def _end_workers(iterator: Any) -> None:
-    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
+    """Ends the workers of paddle's iterator, and removes the batches that nobody has taken."""
     iterator._try_shutdown_all(1)
     for worker in iterator._workers:
         worker.kill()  # that one is still busy
@@ -357,10 +361,13 @@ def _end_workers(iterator: Any) -> None:
 
 
 def _with_hardened_workers(loader: DataLoader, batches: Any) -> DataLoader:
-    """Copies the loader; its workers end with this process, and survive its group's signals.
+    """Returns a copy of a loader whose workers end with this process, and survive its group's
+    signals.
 
-    `batches` is the data set that they are given. To paddle, a whole batch is one sample of it, and
-    each of its batches has one sample.
+    Args:
+        loader: A DataLoader with workers.
+        batches: The data set of the copy. To paddle, a whole batch is one sample of it, and each of
+            its batches has one sample.
     """
     hardened = copy.copy(loader)
     init_fn = loader.worker_init_fn
@@ -399,7 +406,11 @@ def _end_if_daemonic(_: object) -> None:
 
 @functools.cache  # once in a process
 def _end_with_parent(own: int) -> None:
-    """Makes this process, of this id, end with its parent, and remove then what it has made."""
+    """Makes this process end with its parent, and remove its files in shared memory then.
+
+    Args:
+        own: The id of this process, for the cache: a fork has another one.
+    """
     parent = multiprocessing.parent_process()
     note = leave_note()
 
@@ -430,7 +441,9 @@ def _start_worker(
 def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
     """Yields the batches of an IterableDataset's DataLoader without workers, in this thread.
 
-    `cut` is how many samples are left out at the start.
+    Args:
+        loader: The DataLoader.
+        cut: Samples that are left out at the start.
     """
     place = loader.places[0]
     for batch in _StreamOfBatches(loader).batches(cut):
