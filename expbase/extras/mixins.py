@@ -54,8 +54,8 @@ class EarlyStopping(ExperimentBase):
                 "training.monitor: not given; expected the metric of valid() that early_stopping "
                 "watches."
             )
-        # What it counts by, the best value, the validations without a better one since, and the
-        # iteration of the last that counted.
+        # The metric and mode, the best value, the number of validations since that were not better,
+        # and the iteration of the last validation that was counted.
         self.early_stopping: dict[str, Any] = {
             "monitor": "", "best": None, "failures": 0, "iteration": 0,
         }  # fmt: skip
@@ -82,8 +82,9 @@ class EarlyStopping(ExperimentBase):
         return results
 
     def is_better(self, value: float) -> bool:
-        """Returns whether a value is better than the best by more than min_delta; one that is not
-        finite never is.
+        """Returns whether a value is better than the best one by more than min_delta.
+
+        A value that is not finite never is.
         """
         mode = self.config.training.monitor_mode
         best = self.early_stopping["best"]
@@ -93,7 +94,7 @@ class EarlyStopping(ExperimentBase):
         return bool(gain > self.config.early_stopping.min_delta)
 
     def begin_count(self) -> None:
-        """Begins to count; anew, with a line, if it was by another metric or another mode."""
+        """Begins to count. If another metric or mode was counted before, a line says so."""
         state = self.early_stopping
         before, now = state.get("monitor"), criterion(self.config.training)
         if before == now:
@@ -123,8 +124,8 @@ class EarlyStopping(ExperimentBase):
 class WeightAverages:
     """Moving averages of all weights of a layer; the checkpoint holds them.
 
-    Of frozen ones, too: they may be thawed later. Running statistics (batch norm) and quantized
-    weights are not averaged: they are the layer's own.
+    Frozen weights are averaged, too: they may be thawed later. Running statistics (batch norm) and
+    quantized weights are not averaged: they are the layer's own.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -276,7 +277,8 @@ class GradientClipping(ExperimentBase):
             )
         if not gradients:
             return
-        # In float32: paddle.nn.utils.clip_grad_norm_ fails where types are mixed, as in amp O2.
+        # In float32: paddle/nn/utils/clip_grad_norm_.py, clip_grad_norm_, fails where types are
+        # mixed, as in amp O2.
         with paddle.no_grad():
             squares = [paddle.square(gradient.astype("float32")).sum() for gradient in gradients]
             norm = paddle.add_n(squares).sqrt()

@@ -85,7 +85,7 @@ class Run:
 def read(
     path: str | Path, *, options: Sequence[str] = (), output: str = "", only: str = ""
 ) -> list[Run]:
-    """Returns the runs that a YAML file describes: the ones of its `mode`, in order.
+    """Returns the runs of a YAML file that its `mode` names, in order.
 
     Args:
         path: The file.
@@ -94,7 +94,7 @@ def read(
         only: The name of the one runner to run, instead of the file's `mode`.
 
     Raises:
-        ConfigError: Something in it cannot be used; the message names the key.
+        ConfigError: A value cannot be used; the message names its key.
     """
     path = Path(path)
     folder = path.resolve().parent
@@ -243,7 +243,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
 
 
 def _checkpoints_in(source: Path, which: str) -> list[str]:
-    """Lists what to load, one after the other, as load_checkpoint names it; "" is a file."""
+    """Returns the names of checkpoints, for load_checkpoint; "" stands for a file of weights."""
     if source.is_file():
         return [""]
     if which != "all":

@@ -1,4 +1,4 @@
-"""The device of this process: which one it trains on, its flags, and how much memory it has used.
+"""The device of this process: how it is set, its flags, and the memory that was used.
 
 set_device("gpu", deterministic=True)
 """
@@ -24,9 +24,11 @@ _REPEATABLE = {
 
 
 def set_device(device: str | None, *, deterministic: bool) -> None:
-    """Makes paddle use a device, "cpu" or "gpu:1"; by default the GPU if there is one.
+    """Makes paddle use a device.
 
-    With `deterministic` its kernels are repeatable.
+    Args:
+        device: "cpu", "gpu", "gpu:1" or another one of paddle's; None: the GPU if there is one.
+        deterministic: Also set the flags that make its kernels repeatable.
 
     Raises:
         ConfigError: There is no such device, or the processes would share one.
@@ -49,7 +51,7 @@ def set_device(device: str | None, *, deterministic: bool) -> None:
 
 
 def repeatable_flags() -> dict[str, int]:
-    """Returns the flags that make kernels repeatable, of those that this paddle has."""
+    """Returns the flags of this version of paddle that make kernels repeatable."""
     known = core.globals()
     return {name: value for name, value in _REPEATABLE.items() if known.is_public(name)}
 

@@ -31,7 +31,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def _forget_numbers(progress: Progress) -> None:
-    """Lets a worker, which draws the bar below what it prints, not draw those of its beginning."""
+    """Hides the numbers of the bar in a forked worker, which would draw those of its beginning."""
     progress.live._live_render.set_renderable("train")
 
 
@@ -49,7 +49,7 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
         TextColumn(
             "{task.description}", table_column=Column(overflow="crop", no_wrap=True, ratio=1)
         ),
-        # Soft wrap: what is copied from the terminal has no line breaks of rich's.
+        # Soft wrap: rich adds no line breaks to text that a user copies from the terminal.
         console=Console(file=sys.stderr, soft_wrap=True, force_jupyter=False, highlight=False),
         expand=True,
         auto_refresh=False,

@@ -1,7 +1,7 @@
-"""VisualDL for one run: one record file, opened at first use. The only file that imports VisualDL,
-which it does at the first record.
+"""VisualDL for one run: one record file, opened at the first record.
 
-Every method takes tensors, arrays and numbers, and never changes them.
+This is the only file that imports VisualDL, also at the first record. Every method takes tensors,
+arrays and numbers, and never changes them.
 
     visualizer = Visualizer(directory)      # Visualizer(None) accepts everything, writes nothing
     visualizer.add_scalar("train/loss", 0.25, step=400)
@@ -29,11 +29,11 @@ RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length 
 class Visualizer:
     """Writes one VisualDL record file; a resumed run appends to the same one.
 
-    A tag is for one kind of records: a ValueError for another kind, which the board would not show.
+    A tag is for one kind of records. Another kind raises a ValueError: the board would not show it.
 
     Args:
         directory: Where the file is; None on ranks that write none.
-        warn: Is called with what is shown otherwise than it was given.
+        warn: Called with a text when a record is changed, as when a sound is clipped.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Visualizer:
         self._writer: Any = None
         self.num_scalars = 0  # points of curves, in this start
         self._has_ended = False
-        self._is_told = False  # that it has
+        self._is_told = False  # whether a warning has said that it has ended
 
     @property
     def writer(self) -> Any:
@@ -58,8 +58,13 @@ class Visualizer:
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve.
 
+        Args:
+            tag: The name of the curve, with its group: "train/loss".
+            value: A number, or a tensor or array of one element.
+            step: Where the point is on the axis: self.iteration, say.
+
         Raises:
-            TypeError: It is not one number.
+            TypeError: The value is not one number.
         """
         self.num_scalars += 1
         try:
@@ -70,12 +75,17 @@ class Visualizer:
         self._add("scalar", tag, number, step)
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
-        """Adds an image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], floats from 0 to 1 or whole
-        numbers up to 255.
+        """Adds an image.
+
+        Args:
+            tag: Its name, under which the images of all steps stand.
+            image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]: floats from 0 to 1, or integers from 0
+                to 255.
+            step: self.iteration, say.
 
         Raises:
-            TypeError: It does not hold numbers.
-            ValueError: It has another shape, or holds other values.
+            TypeError: The image does not hold real numbers.
+            ValueError: It has another shape, or other values.
         """
         pixels = _pixels(tag, _numbers("add_image", tag, image))
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
@@ -96,9 +106,17 @@ class Visualizer:
         self._add("text", tag, text, step)
 
     def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
-        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
+        """Adds a sound.
 
-        Louder samples are clipped, with a warning. A ValueError for another shape or a nan.
+        Args:
+            tag: Its name, under which the sounds of all steps stand.
+            samples: [N], floats from -1 to 1 or int16. Louder samples are clipped, with a warning.
+            step: self.iteration, say.
+            sample_rate: Samples per second.
+
+        Raises:
+            TypeError: The samples are no real numbers.
+            ValueError: They have another shape, or one of them is not finite.
         """
         sound = _numbers("add_audio", tag, samples)
         is_int16 = sound.dtype == np.int16
@@ -114,7 +132,18 @@ class Visualizer:
         self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=int(sample_rate))
 
     def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
-        """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
+        """Adds a histogram of numbers.
+
+        Args:
+            tag: Its name, under which the histograms of all steps stand.
+            values: Numbers, of any shape.
+            step: self.iteration, say.
+            buckets: The number of bars.
+
+        Raises:
+            TypeError: The values are no real numbers.
+            ValueError: One of them is not finite.
+        """
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
             raise ValueError(
@@ -141,11 +170,12 @@ class Visualizer:
                 stacklevel=3,
             )
         if self.writer is not None:
-            tag = tag.replace("%", "_")  # VisualDL takes none
+            # VisualDL refuses a tag with one: visualdl/writer/writer.py, LogWriter.add_scalar.
+            tag = tag.replace("%", "_")
             getattr(self.writer, f"add_{kind}")(tag, value, step, **options)
 
     def end(self) -> None:
-        """Closes the file for good: what comes later is not written, and a warning says so once."""
+        """Closes the file for good. Later records are not written, and one warning says so."""
         self.write_no_more()
         self._has_ended = True
 
@@ -172,8 +202,9 @@ class Visualizer:
 class _RecordFile(AppendedFile):
     """The records, written in this thread; VisualDL calls these methods.
 
-    VisualDL's own class hands each record to a thread. That costs 60 µs per record when they come
-    quickly, the last ones are lost with the process, and write errors are swallowed.
+    VisualDL's own classes (visualdl/writer/record_writer.py, RecordFileWriter and _AsyncWriter)
+    hand each record to a thread. That costs 60 µs per record when they come quickly, the last
+    records are lost with the process, and write errors are swallowed.
     """
 
     has_lines = False
@@ -199,7 +230,7 @@ class _RecordFile(AppendedFile):
 
 
 def check_visualizer(visualizer: Any) -> None:
-    """Raises a TypeError if it is none of ours, which has more methods than VisualDL's writer."""
+    """Raises a TypeError if self.visualizer is no Visualizer: VisualDL's writer lacks methods."""
     if not isinstance(visualizer, Visualizer):
         raise TypeError(
             f"self.visualizer: is a {type(visualizer).__name__}; expected a class derived from "
@@ -219,7 +250,7 @@ def _log_writer(file: _RecordFile) -> Any:
 
 
 def _numbers(method: str, tag: Any, value: Any) -> Any:
-    """Returns an array of the value; a TypeError if it does not hold real numbers."""
+    """Returns a value as an array; a TypeError if it does not hold real numbers."""
     from expbase.base.arrays import to_numpy  # here: the board reads files, and needs no paddle
 
     try:
@@ -233,7 +264,7 @@ def _numbers(method: str, tag: Any, value: Any) -> Any:
 
 
 def _said(method: str, tag: Any, value: Any) -> str:
-    """Says what was given under a tag: the beginning of an error."""
+    """Returns the beginning of an error: what was given under a tag."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("paddle.")
         return f"{method}: {tag!r} has the shape {[*value.shape]} of {dtype}"
@@ -241,8 +272,10 @@ def _said(method: str, tag: Any, value: Any) -> str:
 
 
 def _pixels(tag: Any, image: Any) -> Any:
-    """Returns the image as uint8. VisualDL multiplies the caller's array by 255, or shows it in
-    black.
+    """Returns an image as uint8.
+
+    VisualDL would multiply the caller's array by 255, or show it in black
+    (visualdl/component/base_component.py, denormalization).
     """
     channels = image.shape[2:]
     if image.ndim < 2 or not image.size or channels not in [(), (1,), (3,), (4,)]:

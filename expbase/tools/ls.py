@@ -1,4 +1,4 @@
-"""A table of runs: what state they are in, how far they are, what differs in their configs.
+"""A table of runs: their states, their iterations, and what differs in their configs.
 
 Below them stand means: a row for the runs that differ in training.seed alone and have ended by
 themselves, with the sample's standard deviation (n - 1).

@@ -42,7 +42,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered: set[str] = set()
 
     def sample(self, index: int) -> Mapping[str, Any]:
-        """Returns the sample of an index: numpy arrays and numbers by the names of outputs_attr."""
+        """Returns the sample of an index: arrays and numbers by the names of outputs_attr."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered.add(name)
 
     def register_with(self, model: Composed | Backbone) -> None:
-        """Registers all that a model, or a backbone alone, takes in this phase.
+        """Registers all outputs that a model, or a backbone alone, takes in this phase.
 
         Raises:
             ValueError: The reader does not return one of them.
@@ -78,7 +78,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         return other
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
+        """Returns values, by name, for heads that ask for them by epoch_inputs_attrs."""
         return {}
 
     @property
@@ -101,7 +101,7 @@ class Backbone(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.phase = phase  # or "predict"; the model sets it
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
+        """Returns values, by name, for heads that ask for them by epoch_inputs_attrs."""
         return {}
 
 
@@ -210,12 +210,12 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         """Returns the outputs of one head for a batch.
 
         Args:
-            batch: What the reader returns.
-            head: Its name.
+            batch: The outputs of the reader, by name.
+            head: The name of the head.
             phase: "train" or "predict".
 
         Raises:
-            ValueError: Something is not as it was declared.
+            ValueError: An input or output is not as it was declared.
         """
         self.find_head(head)
         backbone = f"backbone {type(self.backbone).__name__}"
@@ -270,7 +270,12 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return head
 
     def reader_inputs(self, phase: str, *heads: str) -> list[InputSpec]:
-        """Returns what the backbone and heads, by default all, take from the reader in a phase."""
+        """Returns the specs of the reader's outputs that the backbone and heads take in a phase.
+
+        Args:
+            phase: "train" or "predict".
+            *heads: Names of heads; by default all.
+        """
         with self.in_phase(phase):
             specs = {spec.name: spec for spec in self.backbone.inputs_attr}
             for head in heads or self.heads:
@@ -279,7 +284,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return list(specs.values())
 
     def for_export(self, head: str) -> tuple[list[Any], Any]:
-        """Returns what export takes after the path: the inputs of one head, and a layer."""
+        """Returns the arguments of `export` after its path: the specs of one head, and a layer."""
         layer = _Prediction(self, head)
         return [layer.inputs], layer
 
@@ -316,7 +321,7 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
 
 def _declared(place: str, specs: Any) -> Specs:
-    """Returns a declaration; a ValueError if it is none."""
+    """Returns a declaration; a ValueError if it is no list of InputSpec with names."""
     if isinstance(specs, Mapping) or not all(isinstance(s, InputSpec) and s.name for s in specs):
         raise ValueError(
             f"{place}: {specs!r} given; expected a list of InputSpec with names, as "
@@ -327,7 +332,7 @@ def _declared(place: str, specs: Any) -> Specs:
 
 
 def _check(place: str, specs: Specs, found: Mapping[str, Any]) -> None:
-    """Compares what there is with a declaration, in each batch: 2 µs for a tensor."""
+    """Compares the tensors of a batch with a declaration; it takes 2 µs for each."""
     for spec in specs:
         if spec.name not in found:
             raise ValueError(f"{place} {spec.name!r}, {describe(spec)}; there is {_names(found)}.")

@@ -33,11 +33,11 @@ class Task:
     head: str  # its name in the model
     loader: Any = None  # where its batches come from; None: self.train_loader
     mix_ratio: float = 1.0  # how often it is drawn, in relation to the others
-    auxiliary: bool = False  # whether training may end before this task has had its epochs
+    auxiliary: bool = False  # training may end before this task has had its epochs
 
 
 class EndlessBatches(DataPosition):
-    """The batches of a loader, epoch after epoch; the checkpoint holds the place."""
+    """The batches of a loader, epoch after epoch; the checkpoint holds the position."""
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         super().__init__()
@@ -74,7 +74,11 @@ class MultiHead(Prediction):
         return config
 
     def setup_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Names the tasks; call it in setup_model."""
+        """Sets the tasks. Call it in setup_model.
+
+        Args:
+            tasks: By names of your own.
+        """
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
@@ -163,7 +167,7 @@ class MultiHead(Prediction):
 
 
 def _epoch_inputs(head: Head, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a head's epoch_inputs_attrs ask the parts for, by component and name."""
+    """Returns the values that a head asks for by epoch_inputs_attrs, by component and name."""
     inputs: dict[str, Any] = {"reader": {}}
     place = f"head {head.head_name}: epoch_inputs_attrs"
     for component, specs in head.epoch_inputs_attrs.items():
