@@ -1,8 +1,8 @@
 """Tensors as bytes, and files of them in the safetensors format.
 
-The library of that name is not used here: it copies the data once more before it writes, does not
-flush the file to disk, labels bfloat16 wrongly when it comes through numpy, and cannot do empty
-tensors of paddle.
+The library of that name (safetensors/paddle.py, save_file) is not used here: it copies the data
+once more before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes
+through numpy, and cannot do empty tensors of paddle.
 
     arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
     for buffer in serialize(arrays): file.write(buffer)
@@ -39,10 +39,11 @@ _TYPES = {  # paddle's name, by the name in a file
     "BOOL": "bool",
     "C64": "complex64",
 }
-# What a type that numpy lacks is viewed as: of the same size. As a smaller one, a slice shows bytes
-# of another tensor (paddle 3.3); as a greater one, any tensor kills the process (3.0.0, 3.1.0).
+# Types that numpy lacks, and the type of the same size as which they are viewed. As a smaller type,
+# a slice shows bytes of another tensor (paddle 3.3); as a greater one, any tensor kills the process
+# (3.0.0, 3.1.0): paddle/tensor/manipulation.py, view.
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-_MOST_AXES = 64  # numpy's limit; paddle's is lower
+_MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
 
@@ -78,7 +79,8 @@ class Array:
 
     def tensor(self) -> Any:
         """Returns a new tensor on the CPU with a copy of the content."""
-        # paddle.empty takes a device since 3.2; what it calls always did.
+        # paddle.empty (paddle/tensor/creation.py) takes a device since 3.2; this operator always
+        # did.
         tensor = paddle._C_ops.empty([*self.shape], getattr(paddle, self.dtype), paddle.CPUPlace())
         self.copy_to(tensor)
         return tensor
@@ -87,7 +89,8 @@ class Array:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
             data = self.data.view(_IN_NUMPY.get(self.dtype, self.dtype))
-            # It shares the array's memory (the fourth argument); paddle.to_tensor would copy it.
+            # It shares the array's memory (the fourth argument, zero_copy); to_tensor of
+            # paddle/tensor/creation.py would copy it.
             flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
             tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
 

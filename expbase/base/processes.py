@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _LOOK_SECONDS = 0.2  # how often a child looks whether its parent is there
+# Gloo's limit is kTimeoutDefault of gloo/context.cc, and paddle does not change it.
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
 # Loaded before a worker is forked, which would take ten times as long for it. Not on Windows.
 _C: Any = ctypes.CDLL(None) if os.name == "posix" else None
@@ -68,8 +69,9 @@ def hears_signals() -> bool:
 def forking() -> Iterator[None]:
     """Surrounds the start of processes by fork: the children never collect their parent's garbage.
 
-    Garbage may hold things whose end waits for a thread, such as paddle's readers, and a child has
-    none of its parent's threads: it would wait for ever.
+    Garbage may hold objects whose end waits for a thread, such as paddle's readers
+    (paddle/io/dataloader/dataloader_iter.py, _shutdown_thread). A child has none of its parent's
+    threads: it would wait for ever.
     """
     gc.freeze()
     try:

@@ -50,7 +50,8 @@ def _of_device() -> list[Any]:
     device = framework._current_expected_place_()
     if isinstance(device, core.CPUPlace):
         return []
-    place = core.Place()  # the classes of paddle 3.0 cannot be asked themselves
+    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like.
+    place = core.Place()
     place.set_place(device)
     if place.is_gpu_place():
         return [core.default_cuda_generator(place.gpu_device_id())]

@@ -67,7 +67,8 @@ class BatchOrder:
         self._begun: tuple[int, Any] | None = None  # an epoch, and the sampler's state before it
         self._listing: tuple[int, list[Any]] | None = None  # an epoch, and its batches or samples
         self.length: int | None = None  # batches in an epoch; None: the sampler does not know
-        # Paddle's WeightedRandomSampler has a length only for some weights.
+        # The length of a WeightedRandomSampler fails if its weights are a list:
+        # paddle/io/dataloader/sampler.py, WeightedRandomSampler.__len__.
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.length = len(self.sampler)
         self.kind = self._find_kind()

@@ -69,8 +69,9 @@ class Fetcher:
             self._idle = None  # a later run over the data starts new ones
 
     def _here(self, numbered: Iterator[IndexBatch], base: int) -> Items:
-        # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
-        # ahead, draws from the same generators as training does, and hangs for ever when the
+        # Synchronous, in this thread. Paddle uses a thread even without workers
+        # (paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterSingleProcess._thread_loop): it
+        # reads ahead, draws from the same generators as training does, and hangs for ever when the
         # data set raises an exception.
         dataset = _BatchDataset(self._loader)
         place = self._loader.places[0]
@@ -91,7 +92,9 @@ class Fetcher:
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
         loader.batch_sampler.keys = ([(base, taken)] for taken, _ in ahead)
-        rng.seed_cpu(base)  # paddle draws a seed from numpy when it makes an iterator
+        # Paddle draws a seed from numpy when it makes an iterator, in
+        # _DataLoaderIterMultiProcess.__init__.
+        rng.seed_cpu(base)
         iterator = _started(loader)
         last = False
         try:
@@ -103,7 +106,8 @@ class Fetcher:
             raise
         finally:
             # After an epoch that was left early persistent workers still hold batches of it, which
-            # paddle would return in the next epoch: such workers are ended.
+            # paddle would return in the next epoch (_DataLoaderIterMultiProcess._reset): such
+            # workers are ended.
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
             else:
@@ -163,7 +167,8 @@ def _explain_dead_worker(error: BaseException) -> None:
     """Adds how a worker has ended to the exception that paddle raises, once."""
     raised: BaseException | None = error
     while raised is not None and not isinstance(raised, SystemError):
-        # Paddle raises it wherever the main thread is, in a function that makes it another error.
+        # A handler of SIGCHLD raises it wherever the main thread is, maybe in a function that makes
+        # another error of it: paddle/io/multiprocess_utils.py, _set_SIGCHLD_handler.
         raised = raised.__cause__ or raised.__context__
     if raised is None or _DEAD in "".join(getattr(raised, "__notes__", raised.args[1:])):
         return
@@ -195,8 +200,8 @@ def _ended_by(cause: int | str | None) -> str:
 class _BatchDataset:
     """The batches of a loader by key: a seed, and the IndexBatch.
 
-    In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
-    without it here.
+    In a worker an exception becomes a batch. Paddle would raise it in a thread of this process, and
+    here a SystemError without it (dataloader_iter.py, _DataLoaderIterMultiProcess._get_data).
     """
 
     failure: Any = None  # the batch that says why worker_init_fn has failed
@@ -346,7 +351,8 @@ def _started(loader: DataLoader) -> Any:
 
 
 def _kill(pid: int, iterator: int) -> None:
-    # Else paddle raises an error for a worker that was killed.
+    # Else paddle raises an error for a worker that was killed: paddle/io/multiprocess_utils.py,
+    # _set_SIGCHLD_handler.
     core._erase_process_pids(iterator)  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)
 

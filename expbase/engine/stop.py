@@ -219,7 +219,8 @@ class StopRequests:
         """Notes signals that ask to stop in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
-        paddle's launcher sends it up to three times to every process of a group.
+        paddle's launcher sends it up to three times to every process of a group
+        (paddle/distributed/launch/utils/process_context.py, ProcessContext.terminate).
         """
         if not hears_signals():
             yield  # only the main thread can set handlers
@@ -236,7 +237,9 @@ class StopRequests:
                     os.write(2, _HEARD)
             self.add(StopReason[signal.Signals(signum).name])
 
-        paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
+        # Paddle's own handler, in C++, would end the process with a trace:
+        # paddle/base/framework.py, disable_signal_handler.
+        paddle.disable_signal_handler()
         signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
         ignore_signals_at_exit(signals)
         with handling(dict.fromkeys(signals, note)):

@@ -171,9 +171,10 @@ class Update:
         return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
 
 
-# Paddle's scaler, seen in its source: it unscales the gradients of an optimizer's list, whatever it
-# unscaled before; with several optimizers it remembers of the last one alone whether its gradients
-# were finite; with a fixed scale it forgets with each step whose gradients were unscaled.
+# Paddle's scaler (paddle/amp/grad_scaler.py: AmpScaler._unscale, GradScaler.step, update): it
+# unscales the gradients of an optimizer's list, whatever it unscaled before; with several
+# optimizers it remembers of the last one alone whether its gradients were finite; with a fixed
+# scale it forgets with each step whose gradients were unscaled.
 
 
 def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:
@@ -204,7 +205,8 @@ def _step(scaler: Any, optimizer: Any) -> None:
 
 
 def _update(scaler: Any) -> None:
-    # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
+    # AmpScaler._update prints float(scale), which numpy 2.4 refuses for the shape [1] that the
+    # kernels want.
     scaler._scale = scaler._scale.reshape([])
     scaler.update()
     scaler._scale = scaler._scale.reshape([1])

@@ -44,7 +44,8 @@ class Wrappers:
     def note_all(self) -> None:
         """Notes the wrappers that a user has made without data_parallel, too.
 
-        Not fleet's: they average whatever has a gradient when its optimizer steps.
+        Not fleet's: they average whatever has a gradient when its optimizer steps
+        (paddle/distributed/fleet/utils/hybrid_parallel_util.py, fused_allreduce_gradients).
         """
         for wrapper in self._find().parallel.values():
             if hasattr(wrapper, "_reducer"):  # not a DataParallel of one process

@@ -1,8 +1,9 @@
 """Collectives, and the number of this rank.
 
 Every function also works with one process, where it has nothing to do. Under gloo a collective
-fails if a rank is more than 30 s late. `barrier` has no such limit, so it stands before work that
-may take long on one rank. It also finds out when the ranks wait at different places.
+fails if a rank is more than 30 s late (gloo/context.cc, kTimeoutDefault). `barrier` has no such
+limit, so it stands before work that may take long on one rank. It also finds out when the ranks
+wait at different places.
 
     all_gather_object(value)          # the values of all ranks, in rank order, on every rank
     broadcast_object(value)           # the value of rank 0, on every rank
@@ -107,8 +108,9 @@ def all_gather_object(value: T) -> list[T]:
 
 def broadcast_object(value: T) -> T:
     """Returns the value of rank 0 on every rank; one collective."""
-    # Not paddle's own broadcast: it makes more tensors on rank 0 than on the others, and then the
-    # automatic names of all later tensors would differ.
+    # Not broadcast_object_list of paddle/distributed/communication/broadcast.py: it makes more
+    # tensors on rank 0 than on the others, and then the automatic names of all later tensors
+    # differ.
     return all_gather_object(cast(T, value if rank() == 0 else None))[0]
 
 

@@ -105,15 +105,17 @@ def spawn(
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
     words = (os.getpid(), function, tuple(args))
     with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
-        if nprocs == 1:  # paddle would change its environment
+        # Of paddle/distributed/spawn.py: _get_subprocess_env_list warns that gloo means the CPU.
+        warnings.simplefilter("ignore")
+        if nprocs == 1:  # _set_trainer_env would set its environment as of one of several
             starter: Any = multiprocessing.get_context(way)
             signals.ranks = [starter.Process(target=_run_rank, args=words)]
             signals.ranks[0].start()
         else:
             how = {"join": False, "backend": "gloo" if on_cpu else "auto", "start_method": way}
             context = dist.spawn(_run_rank, words, nprocs=nprocs, **how)
-            signals.ranks = context.processes  # it must live: it holds queues that they open
+            # The context must live: MultiprocessContext holds queues that the processes open.
+            signals.ranks = context.processes
     try:
         if signals.asked:  # before they were there
             signals.note(signals.asked)

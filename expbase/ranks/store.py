@@ -29,7 +29,8 @@ def add(key: str, number: int) -> int:
     if dist.get_world_size() == 1:
         return 0
     # A signal that interrupts a question, such as the SIGCHLD of a loader's worker, makes it fail;
-    # its answer is then taken for the answer to the next question.
+    # its answer is then taken for the answer to the next question
+    # (paddle/phi/core/distributed/store/tcp_utils.h, receive_bytes).
     with signals_held(signal.valid_signals()):
         store = _connections[-1] if _connections else core.create_or_get_global_tcp_store()
         return int(store.add(key, number))

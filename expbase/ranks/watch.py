@@ -77,7 +77,8 @@ class Watch:
         self._error = ""  # by which this rank has failed
         self._stopped = False
         self._received: dict[socket.socket, bytes] = {}  # over each connection
-        # Paddle may wait for rank 0 without limit, and holds Python's lock then.
+        # Paddle may wait for rank 0 without limit, with Python's lock held:
+        # paddle/phi/core/distributed/store/tcp_store.cc, the constructor of TCPStore.
         faulthandler.dump_traceback_later(self._limit + _TELL_SECONDS, exit=True, file=2)
         try:
             self._door = self._connect()
@@ -195,8 +196,9 @@ class Watch:
     def heard_before_abort(self) -> Iterator[None]:
         """Delays an abort in the block until the thread has named the death that is its cause.
 
-        Gloo aborts a backward milliseconds after the death of another rank, and holds Python's lock
-        then, so that the thread cannot run.
+        Under gloo an error in a backward's collective ends in abort(), milliseconds after the death
+        of another rank (paddle/fluid/distributed/collective/process_group_gloo.cc). Python's lock
+        is held then, so that the thread cannot run.
         """
         libc = ctypes.CDLL(None)
         # Python's own handlers would run too late. In a loader's worker the thread has ended.

@@ -18,7 +18,8 @@ from typing import Any
 from expbase.base.files import write_single_file
 from expbase.record.sources import SOURCES
 
-_SECONDS = 5.0  # for one answer: under gloo the other ranks wait 30 s at most
+# For one answer. Under gloo the other ranks wait 30 s at most: gloo/context.cc, kTimeoutDefault.
+_SECONDS = 5.0
 # Without autoRefreshIndex=false `git diff` writes the index. The user's taste in diffs is
 # overruled: `git apply` could not read every kind.
 _DIFF = (

@@ -77,9 +77,10 @@ def close_log(logger: logging.Logger) -> None:
 def paddle_repeats_nothing() -> Iterator[None]:
     """Silences, in the block, what paddle would say again and again.
 
-    At its import paddle adds a handler to the root logger (distributed/utils/log_utils.py, where a
-    name of "root" is given), which prints what a handler of the author's prints, too. And each
-    BatchNorm warns in training of what everybody expects: Python shows that once, but once more
+    At its import paddle adds a handler to the root logger (paddle/distributed/utils/log_utils.py,
+    get_logger, called with the name "root"), which prints what a handler of the author's prints,
+    too. And each BatchNorm warns in training of what everybody expects (paddle/nn/layer/norm.py,
+    _BatchNormBase.forward): Python shows that once, but once more
     after whatever touches its filters of warnings, such as a subprocess, a picture, a metric of
     sklearn.
     """

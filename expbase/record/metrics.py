@@ -60,8 +60,8 @@ class MetricLog:
         about = {"checkpoint": checkpoint} if checkpoint else {}
         self._file.write(iteration, epoch, {**metrics, **about})
         for name, value in metrics.items():
-            # The board sorts the groups of curves by name and opens the first one, which is to be
-            # train, and not speed.
+            # The board (the program in visualdl/server/dist) sorts the groups of curves by name and
+            # opens the first one, which is to be train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self._visualizer().add_scalar(tag, value, iteration)
         self._num_drawn += len(metrics)

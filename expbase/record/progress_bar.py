@@ -58,6 +58,7 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
     )
     util.register_after_fork(progress, _forget_numbers)
     with progress:
-        progress.console.show_cursor()  # rich hides it; after a kill -9 it would stay hidden
+        # rich/live.py, Live.start, hides it; after a kill -9 it would stay hidden.
+        progress.console.show_cursor()
         task = progress.add_task("", total=total, completed=completed)
         yield functools.partial(progress.update, task, refresh=True)

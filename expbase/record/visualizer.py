@@ -29,7 +29,8 @@ RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length 
 class Visualizer:
     """Writes one VisualDL record file; a resumed run appends to the same one.
 
-    A tag is for one kind of records. Another kind raises a ValueError: the board would not show it.
+    A tag is for one kind of records. Another kind raises a ValueError: the board would not show it
+    (visualdl/reader/reader.py, LogReader.parse_from_bin).
 
     Args:
         directory: Where the file is; None on ranks that write none.

@@ -49,8 +49,9 @@ def update(files: dict[Path, Path]) -> bool:
 def _extend(copy: Path, path: Path) -> bool:
     """Adds the new whole records of a file to its copy; returns False if the copy is not its begin.
 
-    VisualDL (io/bfile.py: LocalFileSystem.read) opens a file by its name for each piece that it
-    reads, and fails for good at half of a record: so what is longer takes the place of the copy.
+    VisualDL opens a file by its name for each piece that it reads (visualdl/io/bfile.py,
+    LocalFileSystem.read), and fails for good at half of a record (visualdl/reader/record_reader.py,
+    RecordReader.get_next). So a longer copy takes the place of the copy.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.touch()
@@ -87,7 +88,9 @@ def show(folder: Path, copies: Path, host: str, port: int) -> None:
     """Runs VisualDL's own command, and adds new records, until new copies must be made."""
     update(record_files(folder, copies))
     # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
-    # read up to 20 s ago. Without -L it answers some browsers with an error.
+    # read up to 20 s ago (visualdl/server/args.py, default_cache_timeout). Without -L it answers an
+    # error to a browser that asks for neither English nor Chinese (visualdl/server/app.py,
+    # get_locale).
     command = [sys.executable, hosts.__file__, host, f"--logdir={copies.name}",
                "--host", host, "--port", str(port), "-L", "en", "--cache-timeout", "1",
                "--disable-telemetry"]  # fmt: skip
@@ -121,7 +124,10 @@ def add_parser(tools: Any) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """Returns the port, or any free one for 0; on one in use VisualDL says that it runs, and hangs.
+    """Returns the port, or any free one for 0.
+
+    On a port in use VisualDL says that it runs, and hangs (visualdl/server/app.py,
+    wait_until_live).
 
     Raises:
         ValueError: It cannot be had.

@@ -292,7 +292,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     """One head's prediction from a list of tensors to a list of tensors.
 
-    paddle.jit.save takes neither mappings nor `*tensors`, but lists.
+    paddle/jit/api.py, save, takes neither mappings nor `*tensors`, but lists.
     """
 
     def __init__(self, model: Composed, head: str) -> None:
