@@ -106,16 +106,28 @@ class Encoded:
 def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     """Returns a value as JSON, from which `decode` makes the same value of the same type.
 
-    Arrays and tensors are put into `arrays`, by the path where they were found.
+    Args:
+        value: Any value, of lists, dicts and objects, too.
+        path: Its name. Arrays in it are named by the path to them, which begins with this one.
+        arrays: Gets the arrays and tensors that are in the value.
 
     Raises:
-        TypeError: Something in it cannot be saved.
+        TypeError: A part of the value cannot be saved.
     """
     return Encoder(arrays).encode(value, path)
 
 
 def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
-    """Returns the value that `encode` has encoded with this path."""
+    """Returns the value that `encode` has encoded.
+
+    Args:
+        value: What `encode` has returned.
+        path: That of `encode`.
+        arrays: Those that `encode` has filled.
+
+    Raises:
+        LookupError: A type, a class or an array of it is unknown.
+    """
     return Decoder(arrays).decode(value, path)
 
 
@@ -129,7 +141,12 @@ def checksum(value: Any) -> str:
 
 
 class Encoder:
-    """Encodes values that may share things; puts their arrays into `arrays`."""
+    """Encodes values that may share things.
+
+    Args:
+        arrays: Gets the arrays and tensors of the values.
+        names: Of things that are written as their names.
+    """
 
     def __init__(self, arrays: dict[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays
@@ -162,7 +179,7 @@ class Encoder:
         """Returns a value as JSON.
 
         Raises:
-            TypeError: Something in it cannot be saved.
+            TypeError: A part of the value cannot be saved.
         """
         kind = type(value)
         if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
@@ -228,7 +245,7 @@ class Encoder:
         return len(kinds) == 1 and is_once and not is_known and not arrays[0].dtype.hasobject
 
     def pairs(self, mapping: Mapping[Any, Any], path: str) -> Any:
-        """Returns keys and items of a dict."""
+        """Returns the keys and items of a dict as JSON, in their order."""
         return [
             [self.key(key, path), self.encode(item, join(path, key))]
             for key, item in [*mapping.items()]
@@ -303,7 +320,12 @@ class Summary(Encoder):
 
 
 class Decoder:
-    """Decodes what an `Encoder` has encoded."""
+    """Decodes what an `Encoder` has encoded.
+
+    Args:
+        arrays: Those of the `Encoder`.
+        names: Of things that the values refer to.
+    """
 
     def __init__(self, arrays: Mapping[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays

@@ -177,7 +177,12 @@ def remove(path: Path) -> OSError | None:
 
 
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:
-    """Writes one file; it appears complete or not at all, and is on disk when this returns."""
+    """Writes one file, which appears complete or not at all, and is on disk when this returns.
+
+    Args:
+        path: Of the file. Its folder is made.
+        parts: Buffers, in order.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{path.name}")
     remove(temporary)  # of a killed process
@@ -197,7 +202,15 @@ def mapped(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def write_flushed(path: Path, parts: Iterable[Any]) -> dict[str, int]:
-    """Writes and flushes a file; returns its size and checksum."""
+    """Writes a new file, and waits until it is on the disk.
+
+    Args:
+        path: Of the file; an OSError if there is one.
+        parts: Buffers, in order.
+
+    Returns:
+        Its `size` in bytes, and its `crc32`.
+    """
     buffers = [memoryview(part).cast("B") for part in parts]
     with ThreadPoolExecutor(1) as executor, path.open("xb") as file:  # no link
         crc32 = executor.submit(checksum_of, buffers)  # while this thread waits for the disk

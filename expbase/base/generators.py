@@ -60,7 +60,12 @@ def set_generator_state(value: Any, state: Any) -> None:
 
 
 def new_generator(kind: str, state: Any) -> Any:
-    """Returns a new generator of a kind, which will spawn generators by the seeds of a state."""
+    """Returns a new generator, whose state is still to be set.
+
+    Args:
+        kind: As `generator_kind` returns it.
+        state: Has the seeds of the generators that it is to spawn.
+    """
     name, _, bits = kind.partition(" of ")
     if not bits:
         return _KINDS[name]()

@@ -43,10 +43,15 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
-    """Makes a thread call `finish` and end this process when its parent, of this id, has ended.
+    """Ends this process when its parent has ended, by a thread.
 
-    Unlike `die_with_parent` it leaves time to tidy up, and it means the whole parent, not the
-    thread that has started this process. Code in C that keeps Python's lock is waited for.
+    Unlike `die_with_parent` it leaves time to tidy up, and it waits for the end of the whole parent,
+    not of the thread that has started this process. It cannot interrupt code in C that keeps
+    Python's lock.
+
+    Args:
+        parent: The id of the parent.
+        finish: Called before the end.
     """
 
     def watch() -> None:

@@ -35,9 +35,11 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def shown(text: str, stream: Any = None) -> str:
-    """Returns a text as a stream can show it, by default stdout.
+    """Returns a text with escapes for the characters that a stream lacks.
 
-    A character that the stream lacks becomes an escape.
+    Args:
+        text: The text.
+        stream: By default stdout.
     """
     encoding = getattr(stream or sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(UnicodeEncodeError):

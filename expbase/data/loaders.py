@@ -65,7 +65,15 @@ class Shard:
 
 
 class Batches:
-    """The batches of one rank in one epoch, or in the rest of one."""
+    """The batches of one rank in one epoch, or in the rest of one.
+
+    Args:
+        items: The batches, with their places.
+        position: Samples of the epoch that come before them.
+        ended: There are no more of them.
+        of: Whose batches they are.
+        keeps_indices: Keep the indices of all samples, to compare them between the ranks.
+    """
 
     def __init__(
         self,
@@ -113,7 +121,13 @@ class Batches:
 
 
 class LoaderAdapter:
-    """A loader's batches, as one rank gets them."""
+    """A loader's batches, as one rank gets them.
+
+    Args:
+        loader: The user's.
+        name: What the user calls it, for messages.
+        shard: Which batches are this rank's.
+    """
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
@@ -246,9 +260,16 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
 
 
 def check_begins_anew(loader: Any, name: str) -> None:
-    """Raises a TypeError for a generator, and for iterators of Python and paddle.
+    """Refuses loaders that can be read only once: a second pass would be empty.
 
-    A second pass over one would be empty. An iterator of the user's may begin anew.
+    An iterator of the user's own class may begin anew.
+
+    Args:
+        loader: The user's.
+        name: What the user calls it, for the message.
+
+    Raises:
+        TypeError: It is a generator, or an iterator of Python or paddle.
     """
     module = type(loader).__module__.partition(".")[0]
     if isinstance(loader, _DataLoaderIterBase):

@@ -53,6 +53,11 @@ class BatchOrder:
     start there. One with a length is listed at the start of an epoch. Any other may be endless:
     its batches are drawn one by one, and those before the start are thrown away. `set_epoch` is
     called on a sampler that has it. A sampler with `state_dict` is part of the checkpoint.
+
+    Args:
+        loader: The DataLoader, for its data set.
+        sampler: Of batches; None: the samples one by one, in order.
+        seed: Of the order, together with the epoch.
     """
 
     def __init__(self, loader: DataLoader, sampler: Any, seed: int) -> None:
@@ -207,7 +212,12 @@ def is_distributed(sampler: Any) -> bool:
 
 
 def undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -> BatchSampler:
-    """Returns a sampler that gives each sample of a distributed sampler once."""
+    """Returns a sampler that gives each sample of a distributed sampler once, on every rank.
+
+    Args:
+        sampler: The distributed one.
+        shuffle: Give them in a random order.
+    """
     return BatchSampler(
         sampler.dataset,
         shuffle=shuffle,

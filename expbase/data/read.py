@@ -59,7 +59,15 @@ def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> 
 
 
 def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> dict[str, str]:
-    """Returns, by the name of its loader, a text about samples that were read more than once."""
+    """Finds samples that the ranks have read more than once.
+
+    Args:
+        loops: The loops of this rank.
+        of_ranks: The records of all ranks, in rank order, with indices; see `what_was_read`.
+
+    Returns:
+        A text for each loader with such samples, by its name.
+    """
     found = {}
     for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
         arrays = [read.indices for read in reads if read.indices is not None]

@@ -59,7 +59,15 @@ class Fetcher:
         self._idle: DataLoader | None = None
 
     def fetch(self, numbered: Iterator[IndexBatch], base: int) -> Items:
-        """Yields the batches as paddle's loader would return them; `base` is their seed."""
+        """Yields the batches as paddle's loader would return them.
+
+        Args:
+            numbered: The batches to load, in order.
+            base: The seed from which, with its position, the seed of each batch is derived.
+
+        Yields:
+            A batch, its IndexBatch, and whether it is the last one.
+        """
         return (self._by_workers if self._loader.num_workers else self._here)(numbered, base)
 
     def close(self) -> None:
@@ -240,7 +248,7 @@ class _BatchDataset:
         return self._collate(samples if self._makes_batches else samples[0])
 
     def under_way(self, indices: Any) -> str:
-        """Returns what was under way when an exception was raised, for its note."""
+        """Returns a text on the step that an exception has interrupted, for its note."""
         indices = list(indices)
         if len(self._samples) < len(indices):
             return f"by sample {indices[len(self._samples)]!r} of the data set"
@@ -492,7 +500,12 @@ def _to_array(value: Any) -> Any:
 
 
 def to_tensors(batch: Any, place: Any) -> Any:
-    """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists."""
+    """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists.
+
+    Args:
+        batch: Arrays, tensors and other values in lists, tuples and mappings.
+        place: The paddle place of the tensors.
+    """
     return _mapped(batch, functools.partial(_to_tensor, place=place))
 
 

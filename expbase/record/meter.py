@@ -171,7 +171,15 @@ class SampleMeter:
         self._weightless = Meter()
 
     def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
-        """Adds one value for each name; a TypeError if it is not one number."""
+        """Adds one value for each name, with the number of its samples as its weight.
+
+        Args:
+            iteration: The one under way, for a message.
+            scalars: Numbers, or tensors of one element, by name.
+
+        Raises:
+            TypeError: A value is not one number.
+        """
         for name, value in scalars.items():
             in_hand = self._reading.in_hand
             weight = self._num_read_for(name) if in_hand is None else in_hand

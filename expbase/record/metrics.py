@@ -25,7 +25,13 @@ _MOST_BYTES = 1 << 30  # of a file of lines
 
 
 class MetricLog:
-    """Writes the metrics of one rank to the text log, metrics.jsonl and VisualDL."""
+    """Writes the metrics of one rank to the text log, metrics.jsonl and VisualDL.
+
+    Args:
+        logger: Of the text log.
+        file: metrics.jsonl.
+        visualizer: Returns the Visualizer.
+    """
 
     def __init__(
         self, logger: logging.Logger, file: MetricsFile, visualizer: Callable[[], Visualizer]
@@ -33,7 +39,7 @@ class MetricLog:
         self.meter = Meter()  # what `log` was given in training since the last line
         self._logger = logger
         self._file = file
-        self._visualizer = visualizer  # a function: setup_visualizer makes it later
+        self._visualizer = visualizer  # called each time, since setup_visualizer makes it later
         self._num_drawn = 0  # points that were drawn here
 
     def write(
@@ -99,7 +105,13 @@ class MetricsFile(AppendedFile):
     """
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line; a number that is not finite is a text in it."""
+        """Appends one line.
+
+        Args:
+            iteration: Of the line.
+            epoch: Of the line; 0: none was begun.
+            metrics: By their full names. A number that is not finite is written as a text.
+        """
         if self.path is None:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(time.time(), 3)}

@@ -37,9 +37,16 @@ def _forget_numbers(progress: Progress) -> None:
 
 @contextlib.contextmanager
 def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., None]]:
-    """Shows a bar on stderr while the block runs; yields what draws it anew.
+    """Shows a bar on stderr while the block runs.
 
     A narrow terminal cuts off its end, the description.
+
+    Args:
+        completed: Iterations that are done already.
+        total: Iterations until the end; None: unknown.
+
+    Yields:
+        A function that draws it anew; it takes `completed` and `description`.
     """
     progress = Progress(
         TextColumn("train"),

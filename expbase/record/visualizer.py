@@ -92,7 +92,16 @@ class Visualizer:
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
     def add_figure(self, tag: str, figure: Any, step: int) -> None:
-        """Adds a matplotlib figure; the caller closes it."""
+        """Adds a figure.
+
+        Args:
+            tag: Its name, under which the figures of all steps stand.
+            figure: Of matplotlib; the caller closes it.
+            step: self.iteration, say.
+
+        Raises:
+            TypeError: It is no figure.
+        """
         if not hasattr(figure, "savefig"):
             raise TypeError(
                 f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
@@ -101,7 +110,16 @@ class Visualizer:
         self._add("figure", tag, figure, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
-        """Adds a text."""
+        """Adds a text.
+
+        Args:
+            tag: Its name, under which the texts of all steps stand.
+            text: The text.
+            step: self.iteration, say.
+
+        Raises:
+            TypeError: It is no text.
+        """
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)

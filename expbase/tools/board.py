@@ -42,7 +42,14 @@ def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
 
 
 def update(files: dict[Path, Path]) -> bool:
-    """Adds the records that are new; returns False if a copy holds what its file has no more."""
+    """Adds the new records of runs to their copies.
+
+    Args:
+        files: The record files, by the paths of their copies.
+
+    Returns:
+        False if a copy holds records that its file does not have any more.
+    """
     return all(_extend(copy, path) for copy, path in files.items())
 
 

@@ -67,9 +67,13 @@ def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
 
 
 def smoothed(values: Sequence[float], weight: float) -> Any:
-    """Returns a line through the values: at each of them the fit to the ones around it.
+    """Returns a smooth line through values: at each of them the fit of a line to those around it.
 
-    A mean of them would lie above all of them at an end of a curve that falls.
+    A mean would lie above all values at the end of a curve that falls.
+
+    Args:
+        values: At equal distances.
+        weight: By which that of a value is multiplied at each step of distance; 0: not smoothed.
     """
     if len(values) < 3 or not weight:
         return values
@@ -88,7 +92,12 @@ def smoothed(values: Sequence[float], weight: float) -> Any:
 
 
 def draw(series: Mapping[str, Series], names: Sequence[str], smooth: float) -> Any:
-    """Draws metrics, by their names, of runs or groups of runs, by the texts of the legend.
+    """Draws curves of runs, and of groups of runs the mean in a band.
+
+    Args:
+        series: Runs and groups, by their texts in the legend.
+        names: Of the metrics; each has its axes.
+        smooth: The weight for metrics of training; see `smoothed`.
 
     Returns:
         A matplotlib figure.
@@ -196,7 +205,7 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def _grouped(found: Mapping[str, Mapping[str, Curve]], runs: Sequence[Run]) -> dict[str, Series]:
-    """Returns what is drawn, by the texts of the legend: runs, and means over their seeds."""
+    """Returns the runs and the groups over seeds that are drawn, by the texts of the legend."""
     find_differences(runs)
     groups = {run.name: group for group in seeds.groups(runs) for run in group.runs}
     several = len({run.experiment for run in runs}) > 1

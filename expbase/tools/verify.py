@@ -141,9 +141,13 @@ def _not_identical(
 
 
 class Side:
-    """One of the runs that are compared: "straight" or "killed", or on another `numbers`.
+    """One of the runs that are compared.
 
-    A start is on one of these numbers of processes; empty: as the script's words say.
+    Args:
+        args: Those of the tool.
+        name: "straight", "killed" or "again", or one with a number of processes.
+        numbers: Each start is on one of these numbers of processes; empty: as the script's words
+            say.
     """
 
     process: subprocess.Popen[bytes]  # that runs, or ran last
@@ -184,7 +188,13 @@ class Side:
         return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
 
     def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
-        """Starts the run in another session: a Ctrl-C is for the tool alone."""
+        """Starts the run in another session, which a Ctrl-C does not reach.
+
+        Args:
+            kill: How it is killed, one of KINDS; "": not at all.
+            at: The iteration from which on it is killed.
+            delay: Seconds from the beginning of that iteration.
+        """
         killed_path(self.directory).unlink(missing_ok=True)
         plan = {"training": self.training, "kill": kill, "at": at, "delay": delay}
         environment = {**os.environ, PLAN: json.dumps(plan)}

@@ -175,7 +175,11 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
 
 class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
-    """A backbone and the heads on it, by name; a head may have several names.
+    """A backbone and the heads on it.
+
+    Args:
+        backbone: The network that the heads share.
+        heads: By names of your own; a head may have several.
 
     Raises:
         ValueError: A declaration is no list of InputSpec, or a head takes what nobody returns.
