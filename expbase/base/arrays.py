@@ -108,7 +108,7 @@ class Array:
 
     def is_finite(self) -> bool:
         """Returns whether no element is nan or infinite; True for types other than real floats."""
-        if self.dtype == "bfloat16":  # whose exponent has the same bits as that of float32
+        if self.dtype == "bfloat16":  # its exponent has the same bits as that of float32
             return bool((self.data.view(np.uint16) & 0x7F80 != 0x7F80).all())
         if self.dtype in ("float64", "float32", "float16"):
             return bool(np.isfinite(self.data.view(self.dtype)).all())

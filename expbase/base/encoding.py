@@ -48,12 +48,12 @@ from expbase.base.generators import (
     set_generator_state,
 )
 
-_LONG = 64  # items of a list that is worth a look at their kinds
-_JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
-_NUMBERS = {float: "d", int: "q"}  # of which a long list is an array
-SAMPLED = 10_000  # items, from which on a summary is of some of them
+_LONG = 64  # a list with so many items may become an array
+_JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
+_NUMBERS = {float: "d", int: "q"}  # types of numbers, a long list of which becomes an array
+SAMPLED = 10_000  # a summary of a collection with so many items covers a sample
 _SAMPLED_BYTES = 1 << 26  # the same for an array
-# What a user's class may be derived from: its items are written beside the attributes.
+# Classes from which a user's class may be derived; their items are written beside the attributes.
 _BASES: Any = (OrderedDict, Counter, defaultdict, dict, list, deque, set, tuple, frozenset)
 _BASES += (int, float, str, bytes, SimpleNamespace, object)
 
@@ -151,8 +151,8 @@ class Encoder:
     def __init__(self, arrays: dict[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays
         self.names = names
-        self._met: dict[int, str] = {}  # where things were met first, by id
-        self._alive: list[Any] = []  # so that no id is used again
+        self._met: dict[int, str] = {}  # the path where each thing was met first, by its id
+        self._alive: list[Any] = []  # the things met, so that no id is used again
 
     def attempt(self, value: Any, path: str, *, is_inside: bool = False) -> Encoded | None:
         """Returns a value as JSON, with its arrays; None, and notes nothing, if it cannot be saved.
@@ -723,7 +723,7 @@ def _can_be_made(kind: Any, base: Any) -> bool:
         return False
     if isinstance(kind, type) and issubclass(kind, _NEVER):
         return False
-    with contextlib.suppress(TypeError):  # what is made in C wants its own __new__
+    with contextlib.suppress(TypeError):  # a class in C wants its own __new__
         return base in (tuple, frozenset, int, float, str, bytes) or bool([base.__new__(kind)])
     return False
 

@@ -44,7 +44,7 @@ def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
         return error.code if isinstance(error.code, int) else ExitCode.ERROR
     cause = error.__cause__
     if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        return ExitCode.ERROR  # a disk that is full, say: another start may do better
+        return ExitCode.ERROR  # such as a full disk: another start may succeed
     if isinstance(error, _MISTAKES) and (in_setup or is_on_purpose(error)):
         return ExitCode.MISTAKE
     return getattr(error, "exit_code", ExitCode.ERROR)

@@ -4,7 +4,7 @@ data = read_bytes(path, most=1 << 20)              # an OSError if it is a pipe,
 file = AppendedFile(directory / "metrics.jsonl")   # opened at its first piece
 file.append(data)
 size = file.size()
-file.cut(size)                                     # what came later is gone
+file.cut(size)                                     # removes later pieces
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class AppendedFile:
         left = data
         try:
             file = self._file or self.open()
-            while left:  # the system may take a part of it
+            while left:  # the system may write only a part of it
                 left = left[file.write(left) :]
             self._is_refused = False
         except OSError as error:
@@ -121,7 +121,7 @@ class AppendedFile:
         if not self._is_refused:
             self._is_refused = True
             lost = f"{self.path}: cannot be written: {error.strerror}; what should be in it is lost"
-            # Not by a logger: its file may be what is refused.
+            # Not by a logger: the file that is refused may be its own.
             say(f"{lost}, and training goes on. Make room, or allow writing.")
 
     def flush(self) -> None:

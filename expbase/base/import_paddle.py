@@ -4,7 +4,8 @@ import warnings
 
 try:
     with warnings.catch_warnings():
-        # Advice for who compiles operators: paddle/utils/cpp_extension, find_ccache_home.
+        # This advice is for users who compile operators:
+        # paddle/utils/cpp_extension/extension_utils.py, find_ccache_home.
         warnings.filterwarnings("ignore", "No ccache found")
         import paddle as paddle
 except ModuleNotFoundError as error:

@@ -45,9 +45,9 @@ def die_with_parent(parent: int | None = None) -> None:
 def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
     """Ends this process when its parent has ended, by a thread.
 
-    Unlike `die_with_parent` it leaves time to tidy up, and it waits for the end of the whole parent,
-    not of the thread that has started this process. It cannot interrupt code in C that keeps
-    Python's lock.
+    Unlike `die_with_parent` it leaves time to tidy up, and it waits for the end of the whole
+    parent, not of the thread that has started this process. It cannot interrupt code in C that
+    keeps Python's lock.
 
     Args:
         parent: The id of the parent.

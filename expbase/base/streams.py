@@ -3,7 +3,7 @@
 Everything that a run prints goes through this file: a run must not end because nobody can read it.
 
     say("starts again in 3 s")    # on stderr; never an error
-    with lasting(): ...           # in the block a print() of the user's is none either
+    with lasting(): ...           # in the block a print() of the user raises none either
     show_any_character()          # in a program's main: characters that are missing are no error
 """
 
@@ -91,7 +91,7 @@ class Lasting(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
-        except UnicodeEncodeError:  # nothing of it was written
+        except UnicodeEncodeError:  # and nothing was written yet
             self.write(shown(text, self._stream))
         except (OSError, ValueError) as error:  # ValueError: it is closed
             self._let_go(error)

@@ -30,8 +30,8 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _PADDED = re.compile(r"0\d+", re.ASCII)
-# Values in a text, where aliases (`*name`) count as what they stand for: a few lines of aliases of
-# aliases may stand for more than any memory holds.
+# The most values in a text. An alias (`*name`) counts as many as it stands for: a few lines of
+# aliases of aliases may stand for more than any memory holds.
 _MOST_VALUES = 20_000
 
 
@@ -73,7 +73,7 @@ def values_of(tree: Any) -> Any:
     if type(tree) is not list:
         return tree
     words = [item.text for item in tree if isinstance(item, Word)]
-    # Of 08, 09 and 10 the last is a text, too.
+    # In a list of 08, 09 and 10 the last one is a text, too.
     are_padded = any(_PADDED.fullmatch(text) for text in words)
     return [
         item.text
@@ -112,7 +112,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         before = self._values
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
-        # One that is in itself has no size yet.
+        # An alias within the node that it names has no size yet.
         self._values += self._sizes.get(id(node), _MOST_VALUES) if is_alias else 1
         self._sizes[id(node)] = self._values - before
         if self._values > _MOST_VALUES:

@@ -38,7 +38,7 @@ from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_wor
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 from expbase.state.classes import state_setter
 
-_NOTHING = object()  # in the place of a batch when there is none
+_NOTHING = object()  # stands for a batch when there is none
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Batches:
         self.of = of
         self.count = 0  # batches returned
         self.has_none = False  # whether the loop came to its end without a batch
-        # Of all samples returned, if they are to be compared between the ranks.
+        # The indices of all samples returned, if they are to be compared between the ranks.
         self.kept: list[Any] | None = [] if keeps_indices else None
         self._items = items
 
@@ -97,7 +97,7 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        # If the data set raises an exception, the batch before is not the one that failed.
+        # If the data set raises an exception, `taken` must not be the batch before.
         self.taken = IndexBatch(self.taken.end, end=self.taken.end)
         try:
             batch, self.taken, self.ended = next(self._items)
@@ -415,7 +415,7 @@ class MapStyleLoader(LoaderAdapter):
             if len(round_) < size:
                 with unmoved(self._order.stateful):  # its sampler goes to the start again
                     start = list(itertools.islice(self._order.batches(epoch), size))
-                # The start may be shorter than what is missing: then it is repeated.
+                # If the epoch is shorter than the gap, it is repeated.
                 round_ += itertools.islice(itertools.cycle(start), size)
             for batch in round_[self.shard.part]:
                 yield batch._replace(end=end)

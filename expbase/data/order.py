@@ -33,9 +33,9 @@ from expbase.state.classes import has_attributes, state_setter
 from expbase.state.nodes import Node, WholeNode
 from expbase.state.rollback import Rollback
 
-_MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
-_MOST_KEPT_BYTES = 1 << 26  # of a sampler's attribute that is put back after a question
-_HEAD = 1 << 10  # batches of an order by which the ranks are compared
+_MOST_LISTED = 1 << 23  # the longest order that a checkpoint holds, in samples or batches
+_MOST_KEPT_BYTES = 1 << 26  # the largest attribute of a sampler that is restored after `ask`
+_HEAD = 1 << 10  # batches by which the orders of the ranks are compared
 
 
 class IndexBatch(NamedTuple):
@@ -138,7 +138,7 @@ class BatchOrder:
             return None, None
         try:
             batches = [batch.indices for batch in self.ask(_HEAD)]
-        except Exception:  # it may need what a later step makes
+        except Exception:  # the sampler may need an object that setup makes later
             return None, None
         count = len(batches) if len(batches) < _HEAD else None
         return zlib.crc32(repr(batches).encode()), count

@@ -54,8 +54,8 @@ class Fetcher:
     def __init__(self, loader: DataLoader, name: str) -> None:
         self._loader = loader
         self._name = name
-        # A loader whose persistent workers wait for an epoch. While they serve one there is none,
-        # and another run over the same data starts workers of its own.
+        # The loader whose persistent workers wait for an epoch. It is None while they serve one:
+        # another run over the same data then starts workers of its own.
         self._idle: DataLoader | None = None
 
     def fetch(self, numbered: Iterator[IndexBatch], base: int) -> Items:
@@ -151,8 +151,9 @@ class ReaderThreads:
                 if "paddle" in frame.f_code.co_filename
             }
             if "_thread_loop" in frames:
-                # The worker's own traceback: a KeyError would show it in one line, and what takes
-                # two arguments cannot even be made of it.
+                # The worker's own traceback. Paddle makes the exception anew with it as its
+                # argument: a KeyError shows it in one line, and a class that takes two arguments
+                # fails (paddle/io/dataloader/worker.py, _WorkerException.reraise).
                 sent = frames["reraise"].f_locals["msg"] if "reraise" in frames else ""
                 self._raised = sent or "".join(traceback.format_exception(args.exc_value))
             before(args)
@@ -244,7 +245,7 @@ class _BatchDataset:
                 return [paddle.index_select(tensor, rows) for tensor in self._tensors]
         for index in indices:
             samples.append(self._dataset[index])
-        # batch_size=None: what the data set holds is a batch already.
+        # With batch_size=None an item of the data set is a batch already.
         return self._collate(samples if self._makes_batches else samples[0])
 
     def under_way(self, indices: Any) -> str:
@@ -263,7 +264,7 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
     def __init__(self, loader: DataLoader) -> None:
         self._dataset = loader.dataset
         self._collate = _collate_fn(loader)
-        self._size = loader.batch_size  # None: what the data set holds is a batch already
+        self._size = loader.batch_size  # None: an item of the data set is a batch already
         self._drop_last = loader.drop_last
 
     def batches(self, cut: int = 0) -> Iterator[Any]:
@@ -440,7 +441,7 @@ def _start_worker(
     dataset: Any, batches: Any, init_fn: Callable[[int], None] | None, worker_id: int
 ) -> None:
     # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
-    # worker that died of it would make the training process fail, which wants to save.
+    # worker that died of it would make the training process fail, before it has saved.
     survive_signals()
     _end_with_parent(os.getpid())
     # get_worker_info().dataset is the user's data set, not the wrapper around it.

@@ -76,7 +76,7 @@ class Run:
     runner: Config  # its section of the file; its keys are RUNNER_KEYS
     experiment: type[ExperimentBase]  # its stages in front
     config: Config  # checked
-    args: argparse.Namespace  # what the experiment is constructed with
+    args: argparse.Namespace  # the second argument of the experiment
 
 
 # --- reading the file ------------------------------------------------------------------------

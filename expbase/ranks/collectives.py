@@ -30,9 +30,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _next_barrier = [0, 0]  # the series and the number of the next barrier, which make its key
-_meanwhile: list[Callable[[], object]] = [lambda: None]  # what a waiting rank calls; the last one
+_meanwhile: list[Callable[[], object]] = [lambda: None]  # a waiting rank calls the last one
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
-_ARRIVED = 1 << 40  # what each rank adds to the counter of a barrier, beside its place's number
+_ARRIVED = 1 << 40  # each rank adds it, and the number of its place, to the counter of a barrier
 
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
 

@@ -11,8 +11,8 @@ from paddle.base import core
 
 from expbase.config import ConfigError
 
-# Flags of paddle; not each version and build has all of them. They are in its file
-# paddle/common/flags.cc. A search takes the fastest kernel, which may be another one each time.
+# Flags of paddle (paddle/common/flags.cc); not each version and build has all of them. A search for
+# the fastest kernel may choose another one each time.
 _REPEATABLE = {
     "FLAGS_cudnn_deterministic": True,
     "FLAGS_embedding_deterministic": 1,

@@ -154,7 +154,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
             rank = running.pop(sentinel)
             code = _code_of(processes[rank])
             codes.append(code)
-            if code < 0:  # else it has said why itself
+            if code < 0:  # with another code it has said why itself
                 deaths.append(f"rank {rank} {ending(processes[rank].pid)[0]}")
             if code not in (0, *STOPPED):
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
@@ -198,7 +198,7 @@ def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...
         code = _code_of_call(function, args)
     except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
         code = ExitCode.SIGINT
-    for signum in _STOP_SIGNALS:  # what this process answers is decided
+    for signum in _STOP_SIGNALS:  # the exit code is decided
         signal.signal(signum, signal.SIG_IGN)
     atexit._run_exitfuncs()
     sys.exit(code)

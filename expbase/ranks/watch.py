@@ -201,7 +201,8 @@ class Watch:
         is held then, so that the thread cannot run.
         """
         libc = ctypes.CDLL(None)
-        # Python's own handlers would run too late. In a loader's worker the thread has ended.
+        # A handler of Python's would run too late. In a fork, such as a loader's worker, the thread
+        # has ended, and joining it takes no time.
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: self._thread.join(_ABORT_SECONDS))
         libc.signal(signal.SIGABRT, handler)
         try:

@@ -80,8 +80,8 @@ def committed(folder: Path, names: Iterable[str]) -> set[str]:
 def _ask(folder: Path, *words: str) -> bytes:
     """Returns the output of a git command; raises an error if it fails."""
     command = ["git", "-C", str(folder), "--no-optional-locks", *words]
-    # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where it
-    # has no terminal on which to ask for a password.
+    # git runs in a session of its own: Ctrl-C, which is for the run, does not reach it, and it has
+    # no terminal on which to ask for a password.
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS,
         start_new_session=True, check=True,

@@ -42,8 +42,8 @@ class Ledger(AppendedFile):
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config by full keys, as JSON values."""
-    # The way through JSON makes two of them comparable: tuples become lists, and a nan, which is
-    # not equal to itself, becomes a text.
+    # JSON makes two configs comparable: tuples become lists, and a nan, which is not equal to
+    # itself, becomes a text.
     text = json.dumps(flatten(config), default=str)
     values: dict[str, Any] = json.loads(text, parse_constant=str)
     return values

@@ -36,7 +36,7 @@ class MetricLog:
     def __init__(
         self, logger: logging.Logger, file: MetricsFile, visualizer: Callable[[], Visualizer]
     ) -> None:
-        self.meter = Meter()  # what `log` was given in training since the last line
+        self.meter = Meter()  # scalars that were logged in training since the last line
         self._logger = logger
         self._file = file
         self._visualizer = visualizer  # called each time, since setup_visualizer makes it later

@@ -61,7 +61,7 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
         expand=True,
         auto_refresh=False,
         transient=True,
-        redirect_stdout=is_terminal(sys.stdout),  # what is printed into a file stays there
+        redirect_stdout=is_terminal(sys.stdout),  # a stdout that is a file stays one
     )
     util.register_after_fork(progress, _forget_numbers)
     with progress:

@@ -94,10 +94,9 @@ def _whole_records(file: BinaryIO) -> Iterator[bytes]:
 def show(folder: Path, copies: Path, host: str, port: int) -> None:
     """Runs VisualDL's own command, and adds new records, until new copies must be made."""
     update(record_files(folder, copies))
-    # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
-    # read up to 20 s ago (visualdl/server/args.py, default_cache_timeout). Without -L it answers an
-    # error to a browser that asks for neither English nor Chinese (visualdl/server/app.py,
-    # get_locale).
+    # The command `visualdl` need not be on the PATH. By default its answers are up to 20 s old
+    # (visualdl/server/args.py, default_cache_timeout). Without -L it answers an error to a browser
+    # that asks for neither English nor Chinese (visualdl/server/app.py, get_locale).
     command = [sys.executable, hosts.__file__, host, f"--logdir={copies.name}",
                "--host", host, "--port", str(port), "-L", "en", "--cache-timeout", "1",
                "--disable-telemetry"]  # fmt: skip

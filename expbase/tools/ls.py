@@ -24,7 +24,7 @@ from expbase.record.metrics import json_value
 from expbase.tools import add_tool, seeds
 from expbase.tools.runs import Run, find, find_differences, printable, read_run
 
-_WIDTH = 70  # characters of a cell; --json has all of it
+_WIDTH = 70  # the most characters of a cell; --json has the whole text
 _COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
 
 

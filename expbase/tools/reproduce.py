@@ -43,7 +43,7 @@ from expbase.tools.process import ended_by_signals, kill, run_script
 from expbase.tools.runs import sessions
 
 PLAN = "EXPBASE_REPRODUCE"
-_WRITE_SECONDS = 600.0  # for a checkpoint, at most; else it is missed when all is compared
+_WRITE_SECONDS = 600.0  # the longest wait for a checkpoint
 # The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
     *("experiment", "config", "sources", "loaders", "first_batch", "ranks", "device"),
@@ -115,7 +115,7 @@ def _part(run: Path, iterations: int | None) -> tuple[dict[str, Any], int, str]:
     starts = [session.start for session in sessions(run) if session.start]
     if not starts or not starts[0]["command"] or "script" not in starts[0]:
         raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
-    # Of several from its beginning the last one: those before it had no checkpoint.
+    # If several starts began at the beginning, the last one: the others had left no checkpoint.
     start = min(reversed(starts), key=lambda one: one["iteration"])
     saved = layout.listed(run / layout.FOLDER)
     last = iterations or (saved and layout.iteration_of(saved[0])) or 0
@@ -140,7 +140,8 @@ def _recorded(run: Path, start: Mapping[str, Any], last: int, last_line: int) ->
         facts["versions"] = storage.verify(checkpoint)["info"]["versions"]
         saved = files(checkpoint) | values(checkpoint)
         facts["checkpoint"] = saved.pop("environment")
-        del saved["loop"]["todo"]  # a stop saves when that is done
+        # A checkpoint of a stop has none: the to-do list was done before.
+        del saved["loop"]["todo"]
     return Recorded(logged(run, last_line), saved, facts)
 
 
@@ -241,13 +242,13 @@ class Reproduced(ExperimentBase):
 
     def on_train_begin(self) -> None:
         """Ends before the first batch if the code is not the run's."""
-        now = Code.of(type(self)).files  # with what was imported since
+        now = Code.of(type(self)).files  # with the files that were imported in setup
         if any(now.get(name) != code for name, code in _plan()["sources"].items()):
             self._leave()
         super().on_train_begin()
 
     def going_on(self) -> bool:
-        """Ends when all that follows the last iteration is done; the run's end is as always."""
+        """Ends when the work after the last iteration is done; the end of the run is as always."""
         last = _plan()["last"]
         if self.iteration == last:
             self.save()

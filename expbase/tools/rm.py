@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
         print("nothing was removed")
         return 1
     refused = 0
-    for path in sorted(failed, reverse=True):  # what is below another one comes first
+    for path in sorted(failed, reverse=True):  # a run below another one comes first
         try:
             with (path / LOCK.format(rank=0)).open("a") as file:
                 os.lockf(file.fileno(), os.F_TLOCK, 0)  # an OSError if it was started meanwhile

@@ -106,7 +106,7 @@ class Run:
     commit: str | None = None  # the code's, at the last start
     dirty: bool = False  # whether there were changes to it
     differs: dict[str, Any] = field(default_factory=dict)  # config values that others have not
-    note: str = ""  # what could not be read
+    note: str = ""  # the first error in reading its files
     experiment: str = ""  # its class; "": unknown
     config: dict[str, Any] = field(default_factory=dict)  # the last start's, by full keys
     sessions: list[Session] = field(default_factory=list)

@@ -36,7 +36,7 @@ from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill
 
-_DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
+_DELAY = 0.02  # the longest time from the beginning of an iteration to a kill, in seconds
 # The fields of a note, each with the likely cause of a first difference in it.
 _CAUSES = {
     "before": "{names} differ before the update",
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("expected a training script, or -m and a module.")
     if args.script and not Path(args.script).is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
-    make_folder(args.output)  # what was there before could not be compared
+    make_folder(args.output)  # a new one: other files in it could not be compared
     straight = Side(args, "straight", args.ranks[:1])
     others = [Side(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
     killed = Side(args, "killed", args.ranks)

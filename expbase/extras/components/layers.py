@@ -25,7 +25,7 @@ from expbase.base.streams import show
 
 Specs = Sequence[InputSpec]
 PHASES = ("train", "predict")
-_BELOW = ("reader", "backbone")  # what a head may take from, beside other heads
+_BELOW = ("reader", "backbone")  # the components from which a head takes inputs, beside heads
 
 
 class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types

@@ -150,7 +150,7 @@ class MultiHead(Prediction):
         self.predicted_head = head
         with self.evaluating():
             results = self.predict(loader)
-            # Within the phase: what the parts have counted in it is as before afterwards.
+            # Within the block: at its end the counts of the parts are restored.
             inputs = _epoch_inputs(layer, {"reader": reader, "backbone": model.backbone})
         layer.results = results  # those of all ranks
         if self.rank == 0:
