@@ -75,7 +75,7 @@ class Row:
         """Returns the value of a column: the mean of numbers, of others the one that all have."""
         values = [_values(run).get(name) for run in self.runs]
         same = all(value == values[0] for value in values)
-        return values[0] if same else seeds.mean(values)
+        return values[0] if same else json_value(seeds.mean(values))
 
     def facts(self) -> dict[str, Any]:
         """Returns the JSON values of the row: those of the run, or the means and deviations."""
