@@ -50,7 +50,8 @@ def _of_device() -> list[Any]:
     device = framework._current_expected_place_()
     if isinstance(device, core.CPUPlace):
         return []
-    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like.
+    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like
+    # (paddle/fluid/pybind/place.cc).
     place = core.Place()
     place.set_place(device)
     if place.is_gpu_place():
@@ -81,7 +82,8 @@ def unmoved() -> Iterator[None]:
 def seed_cpu(seed: int) -> None:
     """Seeds python, numpy and paddle's CPU generator: all that a data set may draw from.
 
-    Touches no device, so it is legal in a loader's worker process (`paddle.seed` is not).
+    Touches no device, so it is legal in a loader's worker process. `paddle.seed` is not: it seeds
+    the generators of all GPUs (paddle/framework/random.py, seed).
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

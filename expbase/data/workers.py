@@ -100,8 +100,8 @@ class Fetcher:
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
         loader.batch_sampler.keys = ([(base, taken)] for taken, _ in ahead)
-        # Paddle draws a seed from numpy when it makes an iterator, in
-        # _DataLoaderIterMultiProcess.__init__.
+        # Paddle draws a seed from numpy when it makes an iterator:
+        # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__init__.
         rng.seed_cpu(base)
         iterator = _started(loader)
         last = False
@@ -187,7 +187,8 @@ def _explain_dead_worker(error: BaseException) -> None:
     elif exited := re.search("exited unexpectedly with code ([0-9]+)", text):
         add_note(error, _ended_by(int(exited[1])))
     elif _KILLED in text:
-        # Its workers stand in the frame of paddle's that has raised it.
+        # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__next__, has raised
+        # it, and its `self` has the workers.
         frames = [frame for frame, _ in traceback.walk_tb(raised.__traceback__)]
         readers = [frame.f_locals.get("self") for frame in frames[-1:]]
         codes = [w.exitcode for reader in readers for w in getattr(reader, "_workers", ())]

@@ -26,7 +26,8 @@ class Wrappers:
     """Every DataParallel that this start has made or found.
 
     All are kept: the hooks of one on its parameters have a bare pointer to its reducer, and with
-    that gone the next backward is a segmentation fault, also where another one has taken its place.
+    that gone the next backward is a segmentation fault, also where another one has taken its place
+    (paddle/fluid/distributed/collective/reducer.cc, EagerReducer).
 
     Args:
         find: Returns what has state now.

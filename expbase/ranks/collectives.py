@@ -134,7 +134,7 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
             value = function()
         except Exception as raised:
             error = raised  # raised below: the others must not wait for a rank that has failed
-    barrier(doing)  # and not in broadcast_object, where gloo gives up after 30 s
+    barrier(doing)  # the others wait here, and not in broadcast_object, where gloo has its limit
     value, text = broadcast_object((value, repr(error) if error else None))
     if error is not None:
         raise error

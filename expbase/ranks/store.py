@@ -104,7 +104,11 @@ def _sockets() -> set[Path]:
 
 
 def _choose_interface(address: str) -> None:
-    """Gives gloo the interface of this address, not that of the host's name, often 127.0.1.1."""
+    """Makes gloo use the interface of an address.
+
+    By default it takes that of the host's name, often 127.0.1.1
+    (paddle/fluid/distributed/collective/process_group_gloo.cc, createDefaultDevice).
+    """
     if not address.startswith("127."):
         import psutil  # comes with VisualDL; one machine alone need not pay 20 ms for it
 
