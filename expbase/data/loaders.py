@@ -50,7 +50,7 @@ class Shard:
     seed: int  # the order and the random numbers are derived from it
     rank: int = 0
     world_size: int = 1
-    batches: int = 1  # that a rank takes in a round
+    batches: int = 1  # of this rank in a round
     has_shares: bool = False  # a round is an update, and no bit depends on the number of ranks
 
     @property
@@ -131,12 +131,12 @@ class LoaderAdapter:
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
-    num_read: int | None = None  # samples that all ranks read in an epoch; None: unknown
-    filled: int = 0  # batches that are read twice in an epoch, to fill its last round
-    sharding: str = ""  # how the ranks get their parts, in words; empty on one rank
-    kind = ""  # the kind of order of the samples, in words
-    is_used_up = False  # whether `once` gave batches before, and none now
-    has_one_order = True  # whether all ranks have one: then a position tells the samples before it
+    num_read: int | None = None  # of them by all ranks in an epoch; None: unknown
+    filled: int = 0  # batches read twice in an epoch, so that its last round has one for each rank
+    sharding: str = ""  # who gives each rank its share, in words; empty: nobody, on one rank
+    kind = ""  # of the order of the samples, in words
+    is_used_up = False  # `once` gave no batch, and gave some before
+    has_one_order = True  # of all ranks, so that a position says which samples were before it
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         self.loader = loader
@@ -162,16 +162,13 @@ class LoaderAdapter:
         raise self.not_set()
 
     def once(self, purpose: int, number: int) -> Batches:
-        """Returns this rank's part of one pass over the data that does not train.
+        """Returns this rank's share of one run over the data that does not train.
 
-        It does not move the data position. Each sample is in it once, over all ranks.
-
-        Args:
-            purpose: rng.VALID or rng.PREDICT; the random numbers depend on it.
-            number: The random numbers depend on it, too: that of the pass.
+        It does not move the data position. Its random numbers depend on the purpose, VALID or
+        PREDICT of rng, and on the number.
 
         Raises:
-            ValueError: There is one rank, and it has no batch; maybe raised at the end of the loop.
+            ValueError: There is one rank, and it has no batch; maybe at the end of the loop only.
         """
         raise NotImplementedError
 
@@ -225,7 +222,7 @@ class LoaderAdapter:
             raise self.dealt_by_rank()
 
     def dealt_by_rank(self) -> ValueError:
-        """Returns the error to raise when the ranks have different batches, in spite of shares."""
+        """Returns the error to raise when the ranks have other batches, and shares are wanted."""
         return ValueError(
             f"{self.name}: has other data on rank 0 than on another one; with training.shares "
             "expected the same on all: they are dealt out over the shares. Look for self.rank."

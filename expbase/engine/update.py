@@ -172,10 +172,9 @@ class Update:
         return next((a for a in attributes if isinstance(a, paddle.amp.AmpScaler)), None)
 
 
-# Paddle's scaler (paddle/amp/grad_scaler.py: AmpScaler._unscale, GradScaler.step, update): it
-# unscales the gradients of an optimizer's list, whatever it unscaled before; with several
-# optimizers it remembers of the last one alone whether its gradients were finite; with a fixed
-# scale it forgets with each step whose gradients were unscaled.
+# Paddle's scaler, seen in its source: it unscales the gradients of an optimizer's list, whatever it
+# unscaled before; with several optimizers it remembers of the last one alone whether its gradients
+# were finite; with a fixed scale it forgets with each step whose gradients were unscaled.
 
 
 def _unscale(scaler: Any, optimizers: Sequence[Any]) -> None:

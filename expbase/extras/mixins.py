@@ -82,9 +82,8 @@ class EarlyStopping(ExperimentBase):
         return results
 
     def is_better(self, value: float) -> bool:
-        """Returns whether a value is better than the best one by more than min_delta.
-
-        A value that is not finite never is.
+        """Returns whether a value is better than the best by more than min_delta; one that is not
+        finite never is.
         """
         mode = self.config.training.monitor_mode
         best = self.early_stopping["best"]
@@ -94,7 +93,7 @@ class EarlyStopping(ExperimentBase):
         return bool(gain > self.config.early_stopping.min_delta)
 
     def begin_count(self) -> None:
-        """Begins to count. If another metric or mode was counted before, a line says so."""
+        """Begins to count; anew, with a line, if it was by another metric or another mode."""
         state = self.early_stopping
         before, now = state.get("monitor"), criterion(self.config.training)
         if before == now:

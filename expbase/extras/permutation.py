@@ -65,16 +65,7 @@ class PermutationSampler(Sampler):  # type: ignore[misc]  # paddle has no types
 
 
 def permuted(positions: Numbers, size: int, key: int) -> Numbers:
-    """Returns the numbers at some positions of a permutation of range(size).
-
-    Args:
-        positions: [N], each less than the size.
-        size: At most 2^62.
-        key: Chooses the permutation.
-
-    Returns:
-        [N] numbers, each less than the size.
-    """
+    """Returns where positions [N] of range(size) go under the key's permutation: size <= 2^62."""
     half_bits = max((size - 1).bit_length() + 1, 2) // 2
     keys = [np.uint64(derive(key, number)) for number in range(_ROUNDS)]
     numbers = _encrypted(positions, half_bits, keys)

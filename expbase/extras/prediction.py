@@ -23,7 +23,7 @@ class Prediction(ExperimentBase):
     """A mixin: `predict` runs `predict_batch` over data, as valid is run."""
 
     def predict_batch(self, batch: Any) -> Any:
-        """Returns the results of a batch, for `predict`. You write this method.
+        """Returns what predict is to return for a batch; you write it.
 
         Args:
             batch: As the loader yields it.

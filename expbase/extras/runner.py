@@ -85,7 +85,7 @@ class Run:
 def read(
     path: str | Path, *, options: Sequence[str] = (), output: str = "", only: str = ""
 ) -> list[Run]:
-    """Returns the runs of a YAML file that its `mode` names, in order.
+    """Returns the runs that a YAML file describes: the ones of its `mode`, in order.
 
     Args:
         path: The file.
@@ -94,7 +94,7 @@ def read(
         only: The name of the one runner to run, instead of the file's `mode`.
 
     Raises:
-        ConfigError: A value cannot be used; the message names its key.
+        ConfigError: Something in it cannot be used; the message names the key.
     """
     path = Path(path)
     folder = path.resolve().parent

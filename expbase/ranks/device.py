@@ -1,4 +1,4 @@
-"""The device of this process: how it is set, its flags, and the memory that was used.
+"""The device of this process: which one it trains on, its flags, and how much memory it has used.
 
 set_device("gpu", deterministic=True)
 """
@@ -11,8 +11,8 @@ from paddle.base import core
 
 from expbase.config import ConfigError
 
-# Flags of paddle (paddle/common/flags.cc); not each version and build has all of them. A search for
-# the fastest kernel may choose another one each time.
+# Flags of paddle; not each version and build has all of them. They are in its file
+# paddle/common/flags.cc. A search takes the fastest kernel, which may be another one each time.
 _REPEATABLE = {
     "FLAGS_cudnn_deterministic": True,
     "FLAGS_embedding_deterministic": 1,
@@ -51,7 +51,7 @@ def set_device(device: str | None, *, deterministic: bool) -> None:
 
 
 def repeatable_flags() -> dict[str, int]:
-    """Returns the flags of this version of paddle that make kernels repeatable."""
+    """Returns the flags that make kernels repeatable, of those that this paddle has."""
     known = core.globals()
     return {name: value for name, value in _REPEATABLE.items() if known.is_public(name)}
 

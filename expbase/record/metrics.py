@@ -87,7 +87,7 @@ class MetricLog:
         self._visualizer().cut(sizes.get("visualdl_bytes", 0))
 
     def write_no_more(self) -> None:
-        """Writes only to the text log from now on: a finished run has its metrics already."""
+        """Writes into the text log alone from now on: a run that has finished has its lines."""
         self._file = MetricsFile(None)
         self._visualizer().write_no_more()
 
@@ -105,13 +105,7 @@ class MetricsFile(AppendedFile):
     """
 
     def write(self, iteration: int, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line.
-
-        Args:
-            iteration: Of the line.
-            epoch: Of the line; 0: none was begun.
-            metrics: By their full names. A number that is not finite is written as a text.
-        """
+        """Appends one line; a number that is not finite is a text in it."""
         if self.path is None:
             return
         record = {"iteration": iteration, "epoch": epoch, "time": round(time.time(), 3)}

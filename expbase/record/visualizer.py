@@ -29,12 +29,11 @@ RECORD_HEAD = struct.Struct("<Q")  # before each record in the file: its length 
 class Visualizer:
     """Writes one VisualDL record file; a resumed run appends to the same one.
 
-    A tag is for one kind of records. Another kind raises a ValueError: the board would not show it
-    (visualdl/reader/reader.py, LogReader.parse_from_bin).
+    A tag is for one kind of records: a ValueError for another kind, which the board would not show.
 
     Args:
         directory: Where the file is; None on ranks that write none.
-        warn: Called with a text when a record is changed, as when a sound is clipped.
+        warn: Is called with what is shown otherwise than it was given.
     """
 
     def __init__(
@@ -59,13 +58,8 @@ class Visualizer:
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Adds one point to a curve.
 
-        Args:
-            tag: The name of the curve, with its group: "train/loss".
-            value: A number, or a tensor or array of one element.
-            step: Where the point is on the axis: self.iteration, say.
-
         Raises:
-            TypeError: The value is not one number.
+            TypeError: It is not one number.
         """
         self.num_scalars += 1
         try:
@@ -76,32 +70,18 @@ class Visualizer:
         self._add("scalar", tag, number, step)
 
     def add_image(self, tag: str, image: Any, step: int) -> None:
-        """Adds an image.
-
-        Args:
-            tag: Its name, under which the images of all steps stand.
-            image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]: floats from 0 to 1, or integers from 0
-                to 255.
-            step: self.iteration, say.
+        """Adds an image: [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], floats from 0 to 1 or whole
+        numbers up to 255.
 
         Raises:
-            TypeError: The image does not hold real numbers.
-            ValueError: It has another shape, or other values.
+            TypeError: It does not hold numbers.
+            ValueError: It has another shape, or holds other values.
         """
         pixels = _pixels(tag, _numbers("add_image", tag, image))
         self._add("image", tag, pixels, step, dataformats="HW" if pixels.ndim == 2 else "HWC")
 
     def add_figure(self, tag: str, figure: Any, step: int) -> None:
-        """Adds a figure.
-
-        Args:
-            tag: Its name, under which the figures of all steps stand.
-            figure: Of matplotlib; the caller closes it.
-            step: self.iteration, say.
-
-        Raises:
-            TypeError: It is no figure.
-        """
+        """Adds a matplotlib figure; the caller closes it."""
         if not hasattr(figure, "savefig"):
             raise TypeError(
                 f"{_said('add_figure', tag, figure)}; expected a figure of matplotlib, of axes "
@@ -110,32 +90,15 @@ class Visualizer:
         self._add("figure", tag, figure, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
-        """Adds a text.
-
-        Args:
-            tag: Its name, under which the texts of all steps stand.
-            text: The text.
-            step: self.iteration, say.
-
-        Raises:
-            TypeError: It is no text.
-        """
+        """Adds a text."""
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"{_said('add_text', tag, text)}; expected a text.")
         self._add("text", tag, text, step)
 
     def add_audio(self, tag: str, samples: Any, step: int, *, sample_rate: int = 8000) -> None:
-        """Adds a sound.
+        """Adds a sound: [N] samples, floats from -1 to 1 or int16; the rate is per second.
 
-        Args:
-            tag: Its name, under which the sounds of all steps stand.
-            samples: [N], floats from -1 to 1 or int16. Louder samples are clipped, with a warning.
-            step: self.iteration, say.
-            sample_rate: Samples per second.
-
-        Raises:
-            TypeError: The samples are no real numbers.
-            ValueError: They have another shape, or one of them is not finite.
+        Louder samples are clipped, with a warning. A ValueError for another shape or a nan.
         """
         sound = _numbers("add_audio", tag, samples)
         is_int16 = sound.dtype == np.int16
@@ -151,18 +114,7 @@ class Visualizer:
         self._add("audio", tag, sound.clip(-1, 1), step, sample_rate=int(sample_rate))
 
     def add_histogram(self, tag: str, values: Any, step: int, *, buckets: int = 10) -> None:
-        """Adds a histogram of numbers.
-
-        Args:
-            tag: Its name, under which the histograms of all steps stand.
-            values: Numbers, of any shape.
-            step: self.iteration, say.
-            buckets: The number of bars.
-
-        Raises:
-            TypeError: The values are no real numbers.
-            ValueError: One of them is not finite.
-        """
+        """Adds a histogram of numbers of any shape; a ValueError if one is not finite."""
         numbers = _numbers("add_histogram", tag, values)
         if not np.isfinite(numbers).all():
             raise ValueError(
@@ -236,6 +188,8 @@ class _RecordFile(AppendedFile):
         return str(self.path)
 
     def add_record(self, record: Any) -> None:
+        # Of a tag with several kinds the board shows the first one:
+        # visualdl/reader/reader.py, LogReader.parse_from_bin.
         for value in record.values:
             kind = value.WhichOneof("one_value").replace("value", "scalar")
             if (first := self._kinds.setdefault(value.tag, kind)) != kind:

@@ -43,9 +43,7 @@ class Rollback:
 
 
 def _is_empty(value: Any) -> bool:
-    """Returns whether it is a tensor without memory, as each recurrent layer of paddle has one
-    (paddle/nn/layer/rnn.py, RNNBase.flatten_parameters).
-    """
+    """Returns whether it is a tensor without memory, as each recurrent layer of paddle has."""
     return isinstance(value, paddle.Tensor) and value.size > 0 and not value._is_initialized()
 
 

@@ -42,7 +42,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered: set[str] = set()
 
     def sample(self, index: int) -> Mapping[str, Any]:
-        """Returns the sample of an index: arrays and numbers by the names of outputs_attr."""
+        """Returns the sample of an index: numpy arrays and numbers by the names of outputs_attr."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         self._registered.add(name)
 
     def register_with(self, model: Composed | Backbone) -> None:
-        """Registers all outputs that a model, or a backbone alone, takes in this phase.
+        """Registers all that a model, or a backbone alone, takes in this phase.
 
         Raises:
             ValueError: The reader does not return one of them.
@@ -78,7 +78,7 @@ class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
         return other
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """Returns values, by name, for heads that ask for them by epoch_inputs_attrs."""
+        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
         return {}
 
     @property
@@ -101,7 +101,7 @@ class Backbone(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         self.phase = phase  # or "predict"; the model sets it
 
     def get_epoch_outputs(self) -> dict[str, Any]:
-        """Returns values, by name, for heads that ask for them by epoch_inputs_attrs."""
+        """Returns what heads that declare epoch_inputs_attrs get after the last batch."""
         return {}
 
 
@@ -175,11 +175,7 @@ class Head(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
 
 class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
-    """A backbone and the heads on it.
-
-    Args:
-        backbone: The network that the heads share.
-        heads: By names of your own; a head may have several.
+    """A backbone and the heads on it, by name; a head may have several names.
 
     Raises:
         ValueError: A declaration is no list of InputSpec, or a head takes what nobody returns.
@@ -214,12 +210,12 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         """Returns the outputs of one head for a batch.
 
         Args:
-            batch: The outputs of the reader, by name.
-            head: The name of the head.
+            batch: What the reader returns.
+            head: Its name.
             phase: "train" or "predict".
 
         Raises:
-            ValueError: An input or output is not as it was declared.
+            ValueError: Something is not as it was declared.
         """
         self.find_head(head)
         backbone = f"backbone {type(self.backbone).__name__}"
@@ -274,12 +270,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return head
 
     def reader_inputs(self, phase: str, *heads: str) -> list[InputSpec]:
-        """Returns the specs of the reader's outputs that the backbone and heads take in a phase.
-
-        Args:
-            phase: "train" or "predict".
-            *heads: Names of heads; by default all.
-        """
+        """Returns what the backbone and heads, by default all, take from the reader in a phase."""
         with self.in_phase(phase):
             specs = {spec.name: spec for spec in self.backbone.inputs_attr}
             for head in heads or self.heads:
@@ -288,7 +279,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
         return list(specs.values())
 
     def for_export(self, head: str) -> tuple[list[Any], Any]:
-        """Returns the arguments of `export` after its path: the specs of one head, and a layer."""
+        """Returns what export takes after the path: the inputs of one head, and a layer."""
         layer = _Prediction(self, head)
         return [layer.inputs], layer
 

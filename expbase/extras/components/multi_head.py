@@ -74,11 +74,7 @@ class MultiHead(Prediction):
         return config
 
     def setup_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Sets the tasks. Call it in setup_model.
-
-        Args:
-            tasks: By names of your own.
-        """
+        """Names the tasks; call it in setup_model."""
         seed = self.config.training.seed
         self.tasks = dict(tasks)
         self.task_steps = dict.fromkeys(tasks, 0)
