@@ -1,6 +1,6 @@
 """The pictures of the docs, made anew from real runs of experiments/digits.
 
-    python tests/docs_pictures.py promise live ls curves elastic board
+    python tests/docs_pictures.py promise live ls curves seeds elastic board
 
 Each word makes one file in docs/; `elastic` needs etcd, and `board` chromium. Commit first: `ls`
 shows the commit. Look at each picture afterwards: nothing here can see. On an idle machine the
@@ -188,13 +188,17 @@ def ended(folder: Path, batch_size: int, number: signal.Signals) -> None:
     process.wait()
 
 
-def started(folder: Path, word: str) -> subprocess.Popen[bytes]:
-    """A run of digits with another value, in a directory of that name."""
+def started(folder: Path, word: str, seed: int | None = None) -> subprocess.Popen[bytes]:
+    """A run of digits with another value, and perhaps seed, in a directory of that name."""
     key = word.partition("=")[0]
     script = ROOT / "experiments/digits/train.py"
     output = f"runs/{'lr' if 'lr' in key else 'batch'}{{{key}}}"
-    words = [script, "--config", script.parent / "config.yaml", "--output", output]
+    words = [script, "--config", script.parent / "config.yaml"]
     words += ["training.log_interval=10", word]
+    if seed is not None:
+        output += "-{training.seed}"
+        words.append(f"training.seed={seed}")
+    words += ["--output", output]
     return subprocess.Popen([sys.executable, *map(str, words)], cwd=folder, env=quiet())
 
 
@@ -217,6 +221,16 @@ def curves(folder: Path) -> None:
     runs(folder)
     expbase("plot", *PLOTTED, "--output", str(DOCS / "curves.png"), cwd=folder)
     reduce(DOCS / "curves.png")
+
+
+def seeds(folder: Path) -> None:
+    """docs/seeds.png, by `plot`: three seeds each of two learning rates."""
+    for lr in ("0.002", "0.0005"):
+        for seed in (1, 2, 3):
+            assert started(folder, f"optim.lr={lr}", seed).wait() == 0
+    words = ["--metrics", "train/loss", "valid/accuracy", "--output", str(DOCS / "seeds.png")]
+    expbase("plot", *(str(run) for run in sorted(folder.glob("runs/lr*-?"))), *words, cwd=folder)
+    reduce(DOCS / "seeds.png")
 
 
 def elastic(folder: Path) -> None:
@@ -328,7 +342,7 @@ def reduce(path: Path) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    makers = {maker.__name__: maker for maker in (promise, live, ls, curves, elastic, board)}
+    makers = {maker.__name__: maker for maker in (promise, live, ls, curves, seeds, elastic, board)}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name in names:
             makers[name](Path(folder))

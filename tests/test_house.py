@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from tiny import Tiny, make, trained
@@ -198,3 +199,23 @@ def test_no_class_uses_a_private_name_of_another_one() -> None:
         if node.attr in ours - own[cls]
     ]
     assert crossing == []
+
+
+SOURCE = re.compile(r"\b((?:paddle|visualdl|rich|safetensors)/[\w/]+\.py)(?:, ([\w.]+))?")
+
+
+def test_a_file_of_another_package_that_a_comment_names_is_there_with_its_function() -> None:
+    """So a reader can look whether the trap of which the comment speaks is there yet."""
+    wrong, count = [], 0
+    for path in FILES:
+        text = re.sub(r"\n *(# )?", " ", path.read_text())
+        for file, name in SOURCE.findall(text):
+            count += 1
+            package, _, rest = file.partition("/")
+            source = Path(str(find_spec(package).origin)).parent / rest  # type: ignore[union-attr]
+            known = source.read_text() if source.is_file() else ""
+            function = name.rstrip(".").rpartition(".")[2]
+            if not known or not re.search(rf"\b{function}\b", known):
+                wrong.append(f"{name_of(path)}: {file}, {name}")
+    assert wrong == []
+    assert count > 30

@@ -1,8 +1,8 @@
 """Tensors as bytes, and files of them in the safetensors format.
 
-The library of that name is not used here: it copies the data once more before it writes, does not
-flush the file to disk, labels bfloat16 wrongly when it comes through numpy, and cannot do empty
-tensors of paddle.
+The library of that name (safetensors/paddle.py, save_file) is not used here: it copies the data
+once more before it writes, does not flush the file to disk, labels bfloat16 wrongly when it comes
+through numpy, and cannot do empty tensors of paddle.
 
     arrays = {"weight": Array.of(tensor)}          # a view, no copy, where the tensor is on the CPU
     for buffer in serialize(arrays): file.write(buffer)
@@ -39,10 +39,11 @@ _TYPES = {  # paddle's name, by the name in a file
     "BOOL": "bool",
     "C64": "complex64",
 }
-# What a type that numpy lacks is viewed as: of the same size. As a smaller one, a slice shows bytes
-# of another tensor (paddle 3.3); as a greater one, any tensor kills the process (3.0.0, 3.1.0).
+# Types that numpy lacks, and the type of the same size as which they are viewed. As a smaller type,
+# a slice shows bytes of another tensor (paddle 3.3); as a greater one, any tensor kills the process
+# (3.0.0, 3.1.0): paddle/tensor/manipulation.py, view.
 _IN_NUMPY = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-_MOST_AXES = 64  # numpy's limit; paddle's is lower
+_MOST_AXES = 64  # NPY_MAXDIMS of numpy's ndarraytypes.h; paddle's limit is lower
 LABELS = {dtype: label for label, dtype in _TYPES.items()}
 
 
@@ -60,7 +61,10 @@ class Array:
 
     @classmethod
     def of(cls, tensor: Any) -> Array:
-        """Returns what is here of a tensor; without a copy if it is on the CPU and contiguous."""
+        """Returns the local part of a tensor, as bytes.
+
+        It is a view of the tensor's memory if that is contiguous and on the CPU, else a copy.
+        """
         tensor = local(tensor)
         dtype, shape = dtype_name(tensor), tuple(tensor.shape)
         if 0 in shape:
@@ -75,7 +79,8 @@ class Array:
 
     def tensor(self) -> Any:
         """Returns a new tensor on the CPU with a copy of the content."""
-        # paddle.empty takes a device since 3.2; what it calls always did.
+        # paddle.empty (paddle/tensor/creation.py) takes a device since 3.2; this operator always
+        # did.
         tensor = paddle._C_ops.empty([*self.shape], getattr(paddle, self.dtype), paddle.CPUPlace())
         self.copy_to(tensor)
         return tensor
@@ -84,12 +89,13 @@ class Array:
         """Overwrites a tensor of the same type and shape, wherever it is."""
         if self.data.size:
             data = self.data.view(_IN_NUMPY.get(self.dtype, self.dtype))
-            # It shares the array's memory (the fourth argument); paddle.to_tensor would copy it.
+            # It shares the array's memory (the fourth argument, zero_copy); to_tensor of
+            # paddle/tensor/creation.py would copy it.
             flat = core.eager.Tensor(data, paddle.CPUPlace(), False, True, "", True)
             tensor.copy_(flat.view(self.dtype).reshape(list(self.shape)), True)
 
     def copy(self) -> Array:
-        """Returns the same in memory of its own."""
+        """Returns a copy in memory of its own."""
         return Array(self.dtype, self.shape, self.data.copy())
 
     def __eq__(self, other: object) -> bool:
@@ -101,8 +107,8 @@ class Array:
         )
 
     def is_finite(self) -> bool:
-        """Returns whether no element is nan or infinite; what is no real number always is."""
-        if self.dtype == "bfloat16":  # whose exponent has the same bits as that of float32
+        """Returns whether no element is nan or infinite; True for types other than real floats."""
+        if self.dtype == "bfloat16":  # its exponent has the same bits as that of float32
             return bool((self.data.view(np.uint16) & 0x7F80 != 0x7F80).all())
         if self.dtype in ("float64", "float32", "float16"):
             return bool(np.isfinite(self.data.view(self.dtype)).all())
@@ -113,9 +119,7 @@ class Array:
 
 
 def local(tensor: Any) -> Any:
-    """Returns what this rank holds of a tensor with placements, in the same memory; any other as it
-    is.
-    """
+    """Returns the local part of a tensor with placements, in the same memory; else the tensor."""
     return tensor._local_value() if tensor.is_dist() else tensor
 
 
@@ -127,8 +131,9 @@ def gradient(parameter: Any) -> Any:
 
 
 def is_piece(tensor: Any) -> bool:
-    """Returns whether each rank holds another part: by its placements, or marked by tensor
-    parallel.
+    """Returns whether each rank holds a different part of a tensor.
+
+    Its placements tell it, or the mark `is_distributed` of tensor parallelism.
     """
     if tensor.is_dist():
         return not all(placement.is_replicated() for placement in tensor.placements)
@@ -136,9 +141,7 @@ def is_piece(tensor: Any) -> bool:
 
 
 def to_numpy(tensor: Any) -> Any:
-    """Returns a tensor as a numpy array; bfloat16 becomes float32, because numpy would get its raw
-    bits.
-    """
+    """Returns a tensor as a numpy array; bfloat16, which numpy lacks, becomes float32."""
     return (tensor.astype("float32") if dtype_name(tensor) == "bfloat16" else tensor).numpy()
 
 
@@ -162,7 +165,7 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     """Yields the parts of a file, in order; the data parts are the arrays' own memory.
 
     Raises:
-        TensorFileError: A type that the format does not have.
+        TensorFileError: An array has a type that the format lacks.
     """
     header: dict[str, Any] = {}
     end = 0
@@ -183,8 +186,10 @@ def serialize(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 
 def parse(content: Any) -> dict[str, Array]:
-    """Returns the arrays of a file, as views of its bytes: bytes, a memory map, or an array of
-    uint8.
+    """Returns the arrays of a file of tensors, as views of its bytes.
+
+    Args:
+        content: Bytes, a memory map, or an array of uint8.
 
     Raises:
         TensorFileError: It is not a safetensors file, or one that contradicts itself.

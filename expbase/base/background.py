@@ -1,6 +1,6 @@
-"""Jobs in threads: saving while training goes on, and what becomes of a job whose thread dies.
-A snapshot into reused memory, and a thread that writes it. One job runs at a time, so the memory is
-never overwritten while it is written.
+"""Saving while training goes on: a snapshot in reused memory, and a thread that writes it.
+
+One job runs at a time, so the memory is never overwritten before it is on the disk.
 
     writer.wait()                          # for the previous job; raises its error
     arrays = buffer.snapshot(live_arrays)
@@ -20,8 +20,10 @@ from expbase.base.threads import result_of
 
 
 class Background:
-    """One job at a time, in a thread that waits for the next: starting one would hold up training,
-    which would wait until the new thread has begun, and then for the interpreter's lock.
+    """Runs one job at a time, in a thread that is kept.
+
+    A new thread for each job would hold up training until it has begun, and then by the
+    interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class SnapshotBuffer:
         self._memory = np.empty(0, np.uint8)
 
     def room(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Returns the memory, of so many bytes, with whatever is in it."""
+        """Returns `size` bytes of the memory, with the content of before."""
         if self._memory.nbytes < size:
             self._memory = np.empty(size, np.uint8)
         return self._memory[:size]

@@ -1,7 +1,7 @@
-"""Values as JSON and arrays: what a checkpoint can carry, and back to the same value and type.
+"""Values as JSON and arrays, for a checkpoint, and back to the same value of the same type.
 
 Arrays and tensors go into a mapping beside the JSON, which becomes a file of tensors (arrays.py).
-What JSON does not know is a dict with one key that begins with `$`: `{"$tuple": [1, 2]}`. How each
+A type that JSON lacks is a dict with one key that begins with `$`: `{"$tuple": [1, 2]}`. How each
 type is written and read stands in one table, FORMS. An object of another class is its attributes,
 under the name of a class that the program has already: no class and no code comes from a file, and
 nothing of the class is called, no `__init__` either. A thing that stands in a value twice is
@@ -48,18 +48,18 @@ from expbase.base.generators import (
     set_generator_state,
 )
 
-_LONG = 64  # items of a list that is worth a look at their kinds
-_JSON = {type(None), bool, int, float, str}  # what Python's JSON has as it is; nan is NaN in it
-_NUMBERS = {float: "d", int: "q"}  # of which a long list is an array
-SAMPLED = 10_000  # items, from which on a summary is of some of them
+_LONG = 64  # a list with so many items may become an array
+_JSON = {type(None), bool, int, float, str}  # types that Python's JSON has; nan is NaN in it
+_NUMBERS = {float: "d", int: "q"}  # types of numbers, a long list of which becomes an array
+SAMPLED = 10_000  # a summary of a collection with so many items covers a sample
 _SAMPLED_BYTES = 1 << 26  # the same for an array
-# What a user's class may be derived from: its items are written beside the attributes.
+# Classes from which a user's class may be derived; their items are written beside the attributes.
 _BASES: Any = (OrderedDict, Counter, defaultdict, dict, list, deque, set, tuple, frozenset)
 _BASES += (int, float, str, bytes, SimpleNamespace, object)
 
 
 class Names:
-    """What values may refer to, by name; this one knows of nothing."""
+    """Names of things that values refer to. This class has none; others are derived from it."""
 
     def name_of(self, value: Any) -> str | None:
         """Returns the name of a thing that another start has, too; None if it has none."""
@@ -70,7 +70,7 @@ class Names:
         return None
 
     def key_of(self, key: Any) -> Any:
-        """Returns JSON for the key of a dict that means nothing in another process; else None."""
+        """Returns JSON for a key that is valid in this process only, such as an id; else None."""
         return None
 
     def key(self, content: Any) -> Any:
@@ -87,18 +87,18 @@ NOTHING = Names()
 
 @dataclass
 class Encoded:
-    """A value that is decoded by who has the things that it refers to."""
+    """An encoded value. It is decoded later, where the things that it refers to are known."""
 
     content: Any
     arrays: Mapping[str, Array]
 
     def size(self) -> int:
-        """Returns how many bytes a checkpoint has of it."""
+        """Returns its size in a checkpoint, in bytes."""
         arrays = sum(array.data.nbytes for array in self.arrays.values())
         return arrays + len(json.dumps(self.content))
 
     def checksum(self) -> int:
-        """Returns a number that depends on the content alone; the same in any process."""
+        """Returns a checksum of the content, which is the same in any process."""
         text = json.dumps(self.content).encode()
         return checksum_of([text, *(array.data for array in self.arrays.values())])
 
@@ -106,40 +106,61 @@ class Encoded:
 def encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     """Returns a value as JSON, from which `decode` makes the same value of the same type.
 
-    Arrays and tensors are put into `arrays`, by the path where they were found.
+    Args:
+        value: Any value, of lists, dicts and objects, too.
+        path: Its name. Arrays in it are named by the path to them, which begins with this one.
+        arrays: Gets the arrays and tensors that are in the value.
 
     Raises:
-        TypeError: Something in it cannot be saved.
+        TypeError: A part of the value cannot be saved.
     """
     return Encoder(arrays).encode(value, path)
 
 
 def decode(value: Any, path: str, arrays: Mapping[str, Array]) -> Any:
-    """Returns the value that `encode` was given with this path."""
+    """Returns the value that `encode` has encoded.
+
+    Args:
+        value: What `encode` has returned.
+        path: That of `encode`.
+        arrays: Those that `encode` has filled.
+
+    Raises:
+        LookupError: A type, a class or an array of it is unknown.
+    """
     return Decoder(arrays).decode(value, path)
 
 
 def checksum(value: Any) -> str:
-    """Returns a number, in hex, that depends on what a value holds; the same in any process.
+    """Returns a checksum of a value, in hex, which is the same in any process.
 
-    Of long collections and large arrays it is of some places, of what cannot be saved of its class.
+    Of long collections and large arrays it covers a sample; of what cannot be saved, the class.
     """
     summary = Summary()
     return f"{Encoded(summary.encode(value, ''), summary.arrays).checksum():08x}"
 
 
 class Encoder:
-    """Encodes values that may have things in common; puts their arrays into `arrays`."""
+    """Encodes values that may share things.
+
+    Args:
+        arrays: Gets the arrays and tensors of the values.
+        names: Of things that are written as their names.
+    """
 
     def __init__(self, arrays: dict[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays
         self.names = names
-        self._met: dict[int, str] = {}  # where things were met first, by id
-        self._alive: list[Any] = []  # so that no id is used again
+        self._met: dict[int, str] = {}  # the path where each thing was met first, by its id
+        self._alive: list[Any] = []  # the things met, so that no id is used again
 
     def attempt(self, value: Any, path: str, *, is_inside: bool = False) -> Encoded | None:
-        """Returns a value as JSON, with its arrays; None, and nothing is noted, if it cannot be
-        saved. With `is_inside` it is what a thing that has a name holds.
+        """Returns a value as JSON, with its arrays; None, and notes nothing, if it cannot be saved.
+
+        Args:
+            value: Any value.
+            path: Its place, under which the arrays are put.
+            is_inside: Encode the content, also of a value that has a name.
         """
         notes: tuple[dict[Any, Any], ...] = (self.arrays, self._met)
         before = [len(note) for note in notes]
@@ -158,7 +179,7 @@ class Encoder:
         """Returns a value as JSON.
 
         Raises:
-            TypeError: Something in it cannot be saved.
+            TypeError: A part of the value cannot be saved.
         """
         kind = type(value)
         if kind in _JSON and (kind is not int or -1 << 63 <= value < 1 << 63):
@@ -180,7 +201,7 @@ class Encoder:
         return self.inside(value, path)
 
     def inside(self, value: Any, path: str) -> Any:
-        """Returns what a thing holds, whatever its name is."""
+        """Returns the content of a value as JSON, also if the value has a name."""
         kind = type(value)
         if kind is list:
             items = self.items(value, path)
@@ -193,7 +214,10 @@ class Encoder:
         return {form.tag: form.write(self, value, path)}
 
     def items(self, items: Any, path: str) -> Any:
-        """Returns a list's items, as arrays of a long one of numbers, rows or arrays of a kind."""
+        """Returns the items of a list as JSON.
+
+        A long list of numbers, of tuples of one length, or of arrays of one shape becomes arrays.
+        """
         items = [*items]  # at once: a thread may add some
         kinds = {*map(type, items)}
         kind = next(iter(kinds)) if len(kinds) == 1 and len(items) >= _LONG else None
@@ -221,7 +245,7 @@ class Encoder:
         return len(kinds) == 1 and is_once and not is_known and not arrays[0].dtype.hasobject
 
     def pairs(self, mapping: Mapping[Any, Any], path: str) -> Any:
-        """Returns keys and items of a dict."""
+        """Returns the keys and items of a dict as JSON, in their order."""
         return [
             [self.key(key, path), self.encode(item, join(path, key))]
             for key, item in [*mapping.items()]
@@ -237,7 +261,7 @@ class Encoder:
         return self.encode(key, f"{path}#")
 
     def class_name(self, kind: type, path: str) -> str:
-        """Returns the name of a class that another start finds by it."""
+        """Returns the name by which another start finds a class; a TypeError if it cannot."""
         name = class_name(kind)
         if self.names.class_named(name) is not kind:
             raise not_savable(path, kind.__qualname__)
@@ -252,14 +276,14 @@ class Encoder:
 
 
 class Summary(Encoder):
-    """Describes values of any kind, by which one sees whether they have changed."""
+    """Describes values of any kind, to find out later whether they have changed."""
 
     def __init__(self, names: Names = NOTHING) -> None:
         super().__init__({}, names)
         self.is_opaque = False  # whether something cannot be saved
 
     def encode(self, value: Any, path: str) -> Any:
-        """Returns a value, or what is known of it, as JSON."""
+        """Returns a value as JSON; its class if it cannot be saved."""
         try:
             return super().encode(value, path)
         except Exception:
@@ -267,7 +291,7 @@ class Summary(Encoder):
             return {"$opaque": class_name(type(value))}
 
     def items(self, items: Any, path: str) -> Any:
-        """Returns the items, of a long list some of them."""
+        """Returns the items of a list; of a long one a sample."""
         kinds = {*map(type, items)} if len(items) >= SAMPLED else {float}
         if kinds in ({float}, {int}):
             return super().items(items, path)
@@ -277,26 +301,31 @@ class Summary(Encoder):
         return [len(items), super().items(items[:: len(items) // 1000], path)]
 
     def inside(self, value: Any, path: str) -> Any:
-        """Returns what a thing holds, of a long dict some of it."""
+        """Returns the content of a value; of a long dict a sample."""
         try:
             if isinstance(value, dict) and len(value) >= SAMPLED:
                 some = islice(value.items(), 0, None, len(value) // 1000)
                 return [len(value), self.items([*map(list, some)], path)]
             return super().inside(value, path)
-        except Exception:  # of the user's, too: what a property of theirs does
+        except Exception:  # of the user's code, too, such as a property
             self.is_opaque = True
             if isinstance(value, np.ndarray) and not value.dtype.hasobject:
                 self.put(bytes_of(np.asarray(value)), path)
             return {"$opaque": getattr(value, "__qualname__", class_name(type(value)))}
 
     def put(self, data: Any, path: str) -> str:
-        """Puts bytes into `arrays`, of many some of them."""
+        """Puts bytes into `arrays`; of many a sample."""
         step = 1 + data.size // _SAMPLED_BYTES
         return super().put(np.ascontiguousarray(data[::step]), path)
 
 
 class Decoder:
-    """Makes values of what an `Encoder` has written."""
+    """Decodes what an `Encoder` has encoded.
+
+    Args:
+        arrays: Those of the `Encoder`.
+        names: Of things that the values refer to.
+    """
 
     def __init__(self, arrays: Mapping[str, Array], names: Names = NOTHING) -> None:
         self.arrays = arrays
@@ -304,7 +333,7 @@ class Decoder:
         self._made: dict[str, Any] = {}  # by the path where they were met first
 
     def decode(self, content: Any, path: str) -> Any:
-        """Returns the value."""
+        """Returns the value that JSON stands for; a LookupError if something of it is unknown."""
         if isinstance(content, list):
             made = self.note(path, [])
             made.extend(self.items(content, path))
@@ -323,12 +352,12 @@ class Decoder:
         return made
 
     def note(self, path: str, made: Any) -> Any:
-        """Notes a thing before its items, which may contain it; returns it."""
+        """Notes a value before its items are decoded, which may contain it; returns it."""
         self._made[path] = made
         return made
 
     def items(self, content: Any, path: str) -> list[Any]:
-        """Returns what `Encoder.items` was given."""
+        """Returns the items that `Encoder.items` has encoded."""
         if isinstance(content, list):
             return [self.decode(item, f"{path}.{i}") for i, item in enumerate(content)]
         ((tag, inside),) = content.items()
@@ -341,7 +370,7 @@ class Decoder:
         return [*zip(*columns, strict=True)]
 
     def fill_dict(self, made: Any, pairs: Any, path: str, base: Any = dict) -> Any:
-        """Adds what `Encoder.pairs` was given; returns the dict."""
+        """Adds the items that `Encoder.pairs` has encoded to a dict; returns the dict."""
         for content, item in pairs:
             key = self.key(content, path)
             base.__setitem__(made, key, self.decode(item, join(path, key)))
@@ -353,18 +382,18 @@ class Decoder:
         return self.names.key(content["$key"]) if is_named else self.decode(content, f"{path}#")
 
     def class_named(self, name: str, path: str) -> type:
-        """Returns a class that the program has."""
+        """Returns a class of the program; a LookupError if it has none of that name."""
         found = self.names.class_named(name)
         if found is None:
             raise LookupError(f"{path}: there is no class {name} that a value can be made of")
         return found
 
     def same(self, where: str) -> Any:
-        """Returns the thing that was met first at another path."""
+        """Returns the value that was decoded first at another path."""
         return self._made[where]
 
     def named(self, name: str, path: str) -> Any:
-        """Returns the thing of a name."""
+        """Returns the thing of a name; a LookupError if there is none."""
         if (found := self.names.get(name)) is None:
             raise LookupError(f"{path}: there is no {name}")
         return found
@@ -376,7 +405,7 @@ class Form(NamedTuple):
     tag: str
     write: Callable[[Encoder, Any, str], Any]
     read: Callable[[Decoder, Any, str], Any]
-    is_shared: bool = True  # whether two names of one are another matter than two equal ones
+    is_shared: bool = True  # whether one object under two names differs from two equal objects
 
 
 def _plain(tag: str, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
@@ -390,7 +419,7 @@ def _in_order(items: Iterable[Any]) -> list[Any]:
     """Returns items of a set in an order that does not depend on the process, if there is one."""
     items = [*items]
     if all(isinstance(item, (int, float)) for item in items):
-        return items  # it depends on how the set came to be, and may be the same when it is made
+        return items  # their hashes are the same in every process
     return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
 
 
@@ -694,7 +723,7 @@ def _can_be_made(kind: Any, base: Any) -> bool:
         return False
     if isinstance(kind, type) and issubclass(kind, _NEVER):
         return False
-    with contextlib.suppress(TypeError):  # what is made in C wants its own __new__
+    with contextlib.suppress(TypeError):  # a class in C wants its own __new__
         return base in (tuple, frozenset, int, float, str, bytes) or bool([base.__new__(kind)])
     return False
 
@@ -732,8 +761,9 @@ def join(path: str, key: Any) -> str:
 
 
 def bytes_of(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns the bytes of an array of any type but objects, in C order; without a copy if they are
-    so.
+    """Returns the bytes of an array, in C order: a view if they are in that order already.
+
+    The array may have any type but objects.
     """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 

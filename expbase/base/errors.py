@@ -1,10 +1,10 @@
-"""What is added to an exception on its way, for who reads its traceback."""
+"""Notes that are added to an exception, for the reader of its traceback."""
 
 from __future__ import annotations
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a line to an error: which samples it was raised for, say."""
+    """Adds a line to an error, such as the samples for which it was raised."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10

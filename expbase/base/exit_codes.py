@@ -1,6 +1,6 @@
-"""What a process answers when it ends.
+"""The exit codes of our processes.
 
-A signal that nobody handled is a negative code, and a failure.
+A process that a signal has ended, without a handler, has a negative code, and counts as failed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from expbase.base.on_purpose import is_on_purpose
 
 
 class ExitCode(enum.IntEnum):
-    """What a process of ours answers."""
+    """The exit codes of a process of ours."""
 
     FINISHED = 0
     ERROR = 1
@@ -26,29 +26,34 @@ class ExitCode(enum.IntEnum):
 
 # After each of these the run was saved, and the same command continues it.
 STOPPED = (ExitCode.TIME_LIMIT, ExitCode.SIGHUP, ExitCode.SIGINT, ExitCode.SIGTERM)
-# What an exception in setup, or one of ours, is when the experiment is wrong, and not something
-# around it.
+# Exceptions that mean a mistake in the experiment, and not in its surroundings, if they are raised
+# in setup or by expbase itself.
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError)
 
 
 def exit_code_of(error: BaseException, *, in_setup: bool = False) -> int:
-    """Returns what a process answers that ends by this exception, perhaps before training."""
+    """Returns the exit code of a process that ends by an exception.
+
+    Args:
+        error: The exception.
+        in_setup: Whether it was raised before training began.
+    """
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.SIGINT
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.ERROR
     cause = error.__cause__
     if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        return ExitCode.ERROR  # a disk that is full, say: another start may do better
+        return ExitCode.ERROR  # such as a full disk: another start may succeed
     if isinstance(error, _MISTAKES) and (in_setup or is_on_purpose(error)):
         return ExitCode.MISTAKE
     return getattr(error, "exit_code", ExitCode.ERROR)
 
 
 def refuse_early_success(error: BaseException) -> None:
-    """Makes an exit with code 0, by which a run would seem to have finished, answer 1 and say so.
+    """Turns an exit with code 0 into one with code 1 and a message: the run has not finished.
 
-    Python prints the code of a SystemExit, if it is a text, and answers 1.
+    Python prints the code of a SystemExit if it is a text, and exits with 1.
     """
     if isinstance(error, SystemExit) and not error.code:
         caller = traceback.extract_tb(error.__traceback__)[-1]

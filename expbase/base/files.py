@@ -1,10 +1,10 @@
-"""The files of a run: how any of them is opened, and one that grows piece by piece.
+"""The files of a run: how each is opened, and files that grow piece by piece.
 
 data = read_bytes(path, most=1 << 20)              # an OSError if it is a pipe, or larger
 file = AppendedFile(directory / "metrics.jsonl")   # opened at its first piece
 file.append(data)
 size = file.size()
-file.cut(size)                                     # what came later is gone
+file.cut(size)                                     # removes later pieces
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import numpy as np
 from expbase.base.streams import say
 from expbase.base.threads import result_of
 
-# What is raised at a value in a file that is not what it should be.
+# The exceptions that a wrong value in a damaged file may raise.
 DAMAGES = AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError
 
 
 def regular(path: str, flags: int) -> int:
     """Opens a regular file, as the `opener` of `open`; an OSError if it is anything else.
 
-    A pipe would be waited for, and a device may have no end. What is written is written to no link:
+    `open` would wait for a pipe, and a device may have no end. A file to be written may be no link:
     another user may have planted it.
     """
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
@@ -46,7 +46,12 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
-    """Reads a file of at most so many bytes; `or_end`: of a longer one its end.
+    """Returns the content of a file.
+
+    Args:
+        path: The file.
+        most: The greatest size, in bytes.
+        or_end: Return the last `most` bytes of a longer file, instead of an error.
 
     Raises:
         OSError: It is no regular file, or too long.
@@ -60,8 +65,9 @@ def read_bytes(path: Path, most: int, *, or_end: bool = False) -> bytes:
 
 
 class AppendedFile:
-    """A file that grows: each piece is the system's when `append` returns; no kill loses it.
+    """A file that grows piece by piece.
 
+    When `append` returns, the system has the piece, and a kill of the process does not lose it.
     Without a path nothing is written.
     """
 
@@ -93,7 +99,7 @@ class AppendedFile:
             say(f"{self.path}: {text}.")
 
     def append(self, data: bytes) -> None:
-        """Adds a piece at the end; if the system refuses, the piece is lost, and that is told once.
+        """Adds a piece at the end. If the system refuses, the piece is lost, and one line says so.
 
         A full disk must not end a training that may still find room for its checkpoint.
         """
@@ -102,7 +108,7 @@ class AppendedFile:
         left = data
         try:
             file = self._file or self.open()
-            while left:  # the system may take a part of it
+            while left:  # the system may write only a part of it
                 left = left[file.write(left) :]
             self._is_refused = False
         except OSError as error:
@@ -115,7 +121,7 @@ class AppendedFile:
         if not self._is_refused:
             self._is_refused = True
             lost = f"{self.path}: cannot be written: {error.strerror}; what should be in it is lost"
-            # Not by a logger: its file may be what is refused.
+            # Not by a logger: the file that is refused may be its own.
             say(f"{lost}, and training goes on. Make room, or allow writing.")
 
     def flush(self) -> None:
@@ -129,8 +135,9 @@ class AppendedFile:
         return self.path.stat().st_size if self.path and self.path.exists() else 0
 
     def cut(self, size: int) -> None:
-        """Removes what was written after the file had this size, in bytes; that the system refuses
-        is told, and ends no training.
+        """Removes what was written after the file had this size, in bytes.
+
+        If the system refuses, a line says so, and training goes on.
         """
         if self.path and self.size() > size:
             try:
@@ -150,10 +157,10 @@ class AppendedFile:
 
 
 def remove(path: Path) -> OSError | None:
-    """Removes a directory, or what is in its place, but for what the system refuses.
+    """Removes a directory or a file, but for what the system refuses to remove.
 
     Returns:
-        The first refusal.
+        The first refusal; None if all is removed.
     """
     is_folder = False
     try:
@@ -170,7 +177,12 @@ def remove(path: Path) -> OSError | None:
 
 
 def write_single_file(path: Path, parts: Iterable[Any]) -> None:
-    """Writes one file; it appears complete or not at all, and is on disk when this returns."""
+    """Writes one file, which appears complete or not at all, and is on disk when this returns.
+
+    Args:
+        path: Of the file. Its folder is made.
+        parts: Buffers, in order.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".writing-{path.name}")
     remove(temporary)  # of a killed process
@@ -190,7 +202,15 @@ def mapped(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def write_flushed(path: Path, parts: Iterable[Any]) -> dict[str, int]:
-    """Writes and flushes a file; returns its size and checksum."""
+    """Writes a new file, and waits until it is on the disk.
+
+    Args:
+        path: Of the file; an OSError if there is one.
+        parts: Buffers, in order.
+
+    Returns:
+        Its `size` in bytes, and its `crc32`.
+    """
     buffers = [memoryview(part).cast("B") for part in parts]
     with ThreadPoolExecutor(1) as executor, path.open("xb") as file:  # no link
         crc32 = executor.submit(checksum_of, buffers)  # while this thread waits for the disk

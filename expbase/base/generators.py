@@ -15,11 +15,13 @@ from paddle.base import core
 GENERATORS: Any = (random.Random, np.random.Generator, np.random.RandomState, core.Generator)
 _KINDS = {kind.__name__: kind for kind in GENERATORS[:-1]} | {"paddle.Generator": core.Generator}
 _BITS = {kind.__name__: kind for kind in np.random.BitGenerator.__subclasses__()}
-_MOST_SEED = (1 << 63) - 1  # that paddle takes back; one without a seed may have a greater one
+# The greatest seed that paddle.base.core.GeneratorState takes back; a generator that nobody has
+# seeded may have a greater one.
+_MOST_SEED = (1 << 63) - 1
 
 
 def generator_kind(value: Any) -> str:
-    """Returns the class of a generator, and of the bits that it has: "Generator of PCG64"."""
+    """Returns the class of a generator and of its bit generator: "Generator of PCG64"."""
     if isinstance(value, core.Generator):
         return "paddle.Generator"
     bits = getattr(value, "bit_generator", None)
@@ -28,21 +30,21 @@ def generator_kind(value: Any) -> str:
 
 
 def generator_state(value: Any) -> Any:
-    """Returns what a generator draws from next, and how many others it has made."""
+    """Returns the state of a generator, with the number of generators that it has spawned."""
     if isinstance(value, core.Generator):
         device, seed, offset, letters = value.get_state().__getstate__()
         return [device, seed & _MOST_SEED, offset, bytes(letters).decode()]
     if isinstance(value, np.random.Generator):
         seeds: Any = getattr(value.bit_generator, "seed_seq", None)  # None: it was set by hand
         has_seeds = hasattr(seeds, "n_children_spawned")
-        # What children are made of: without a seed they are others at each start.
+        # The seeds of spawned generators: without a seed these differ from start to start.
         children = [seeds.n_children_spawned, seeds.entropy, seeds.spawn_key] if has_seeds else []
         return {**value.bit_generator.state, "children": children}
     return None if isinstance(value, random.SystemRandom) else value.__getstate__()
 
 
 def set_generator_state(value: Any, state: Any) -> None:
-    """Sets what `generator_state` returned."""
+    """Sets a state that `generator_state` has returned."""
     if isinstance(value, core.Generator):
         device, seed, offset, letters = state
         made = core.GeneratorState.__new__(core.GeneratorState)
@@ -58,7 +60,12 @@ def set_generator_state(value: Any, state: Any) -> None:
 
 
 def new_generator(kind: str, state: Any) -> Any:
-    """Returns a generator of a kind, whose children have the seeds that a state says."""
+    """Returns a new generator, whose state is still to be set.
+
+    Args:
+        kind: As `generator_kind` returns it.
+        state: Has the seeds of the generators that it is to spawn.
+    """
     name, _, bits = kind.partition(" of ")
     if not bits:
         return _KINDS[name]()

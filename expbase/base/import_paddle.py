@@ -4,7 +4,9 @@ import warnings
 
 try:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No ccache found")  # of use to who compiles paddle's ops
+        # This advice is for users who compile operators:
+        # paddle/utils/cpp_extension/extension_utils.py, find_ccache_home.
+        warnings.filterwarnings("ignore", "No ccache found")
         import paddle as paddle
 except ModuleNotFoundError as error:
     if error.name != "paddle":  # paddle before 3.3 needs setuptools, and does not say so

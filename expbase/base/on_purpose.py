@@ -15,40 +15,40 @@ from collections.abc import Iterator
 from types import TracebackType
 
 _OURS = __name__.partition(".")[0]
-# Whose lines say nothing to a user.
+# Modules whose lines say nothing to a user.
 _OF_OTHERS = {*sys.stdlib_module_names, "paddle"}
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def is_on_purpose(error: BaseException) -> bool:
-    """Returns whether expbase has raised it itself, with a text, and because of no other one."""
+    """Returns whether expbase has raised an error by itself: with a text, and without a cause."""
     has_other = error.__cause__ or (error.__context__ and not error.__suppress_context__)
     frames = [*_frames(error)]
     if has_other or not frames or not str(error):
         return False
     last = frames[-1]
-    # Else Python has, or C: a mistake in expbase, or what a call into another package has raised.
+    # Else Python or C code has raised it: a mistake in expbase, or an error of another package.
     is_raised = last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
     return is_raised and _module(last) == _OURS
 
 
 def sentence(prog: str, error: BaseException) -> str:
-    """Returns what is shown of it: the user's own line, if one has led to it, and the sentence."""
+    """Returns the text for the terminal: the line of the user's code, if any, and the sentence."""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     return f"{users_line(error)}{prog}: error: {error}{notes}"
 
 
 def users_line(error: BaseException) -> str:
-    """Returns the last line of the user's in a traceback, as Python shows it; "" if there is none.
+    """Returns the last line of the user's code in a traceback, as Python shows it; else "".
 
-    What has called expbase first, `main(Experiment)` say, is none.
+    The line that has called expbase, such as `main(Experiment)`, does not count.
     """
     found = [traceback.extract_tb(frame, 1) for frame in _inside(error)]
     return "".join(found[-1].format()) if found else ""
 
 
 def _inside(error: BaseException) -> Iterator[TracebackType]:
-    """Yields where code of the user's was running that expbase has called."""
+    """Yields the frames of the user's code that expbase has called."""
     is_inside = False
     for frame in _frames(error):
         module = _module(frame)

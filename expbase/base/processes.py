@@ -23,13 +23,18 @@ from pathlib import Path
 from typing import Any
 
 _LOOK_SECONDS = 0.2  # how often a child looks whether its parent is there
+# Gloo's limit is kTimeoutDefault of gloo/context.cc, and paddle does not change it.
 _ABORTED = " (gloo aborts a rank when another one is 30 s late, or gone)"
 # Loaded before a worker is forked, which would take ten times as long for it. Not on Windows.
 _C: Any = ctypes.CDLL(None) if os.name == "posix" else None
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Makes the kernel kill this process when its parent, whose id may be known, ends."""
+    """Makes the kernel kill this process when its parent ends.
+
+    Args:
+        parent: The id of the parent; None: the parent of now.
+    """
     parent = parent or os.getppid()
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
     _C.prctl(set_parent_death_signal, signal.SIGKILL)
@@ -38,10 +43,15 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def end_with_parent(parent: int, finish: Callable[[], object]) -> None:
-    """Makes a thread call `finish` and end this process when its parent, of this id, has ended.
+    """Ends this process when its parent has ended, by a thread.
 
-    Unlike `die_with_parent` it leaves time to tidy up, and it means the whole parent, not the
-    thread that has started this process. Code in C that keeps Python's lock is waited for.
+    Unlike `die_with_parent` it leaves time to tidy up, and it waits for the end of the whole
+    parent, not of the thread that has started this process. It cannot interrupt code in C that
+    keeps Python's lock.
+
+    Args:
+        parent: The id of the parent.
+        finish: Called before the end.
     """
 
     def watch() -> None:
@@ -64,8 +74,9 @@ def hears_signals() -> bool:
 def forking() -> Iterator[None]:
     """Surrounds the start of processes by fork: the children never collect their parent's garbage.
 
-    Garbage may hold things whose end waits for a thread, such as paddle's readers, and a child has
-    none of its parent's threads: it would wait for ever.
+    Garbage may hold objects whose end waits for a thread, such as paddle's readers
+    (paddle/io/dataloader/dataloader_iter.py, _shutdown_thread). A child has none of its parent's
+    threads: it would wait for ever.
     """
     gc.freeze()
     try:
@@ -110,8 +121,9 @@ def ended_by_sigterm() -> contextlib.AbstractContextManager[None]:
 
 @functools.cache  # once in a process
 def ignore_signals_at_exit(signums: Iterable[int]) -> None:
-    """Lets no signal kill this process when the program has ended: python and paddle take a second
-    to unload, and what the process answers is decided.
+    """Ignores signals once the program has ended, when the exit code is decided already.
+
+    Python and paddle take a second to unload, in which a signal would change it.
     """
     atexit.register(lambda: [signal.signal(signum, signal.SIG_IGN) for signum in signums])
 
@@ -127,17 +139,24 @@ def survive_signals() -> None:
 
 
 def machine() -> str:
-    """Returns what this process and another one have in common if each can look at the other."""
+    """Returns an id of this machine and its namespace of processes.
+
+    Two processes with the same one can look each other up by their process ids.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return boot.strip() + os.readlink("/proc/self/ns/pid")
 
 
 def ending(pid: int | None) -> tuple[str, int]:
-    """Returns how another process ended, "was killed by SIGKILL", and its code as a shell shows it,
-    137.
+    """Returns how another process ended, in words, and its exit code as a shell shows it.
 
-    "" and 0: it runs, or all was well. That is known until its parent asks for it. A process on
-    another machine has no id here: None.
+    The system knows it until the parent of that process has asked for it.
+
+    Args:
+        pid: The id of the process; None if it is on another machine.
+
+    Returns:
+        `("was killed by SIGKILL", 137)`, say; `("", 0)` if it still runs or ended well.
     """
     for _ in range(100):  # it takes a moment to end
         try:

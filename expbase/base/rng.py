@@ -1,14 +1,14 @@
-"""Random numbers: each is derived from (seed, purpose, where one is), so none has to be stored.
+"""Random numbers that are derived from (seed, purpose, place), so that no state has to be stored.
 
-What is drawn in one place can move nothing that comes later, because the generators of python,
+A draw in one place does not change the numbers of a later place, because the generators of python,
 numpy and paddle are seeded anew there: for an iteration and each of its batches, for the events of
 an epoch, for a validation and each of its batches, and for each batch that a data set makes.
 
     seed_for(0, TRAIN, iteration, share)       # one seed for all three libraries
     with unmoved(): ...                        # what is drawn in the block moves nothing
 
-Generators that a user makes (`np.random.default_rng`) are not among them: one that is an attribute
-of the experiment is saved as such (values.py).
+Generators that a user makes (`np.random.default_rng`) are not seeded. One that is an attribute of
+the experiment is saved with it (state/values.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from paddle.base import core, framework
 
-# What a derived seed is for. It is the first number of its path, so that no two purposes draw the
-# same numbers. Checkpoints depend on the values: append, never reorder.
+# The purpose of a derived seed. It is the first number of its path, so that no two purposes draw
+# the same numbers. Checkpoints depend on the values: append, never reorder.
 SETUP, TRAIN, VALID, ORDER, SAMPLE, STREAM, PREDICT, EPOCH = range(8)
 
 
@@ -50,7 +50,9 @@ def _of_device() -> list[Any]:
     device = framework._current_expected_place_()
     if isinstance(device, core.CPUPlace):
         return []
-    place = core.Place()  # the classes of paddle 3.0 cannot be asked themselves
+    # In paddle 3.0 the classes of places, such as core.CUDAPlace, lack is_gpu_place and the like
+    # (paddle/fluid/pybind/place.cc).
+    place = core.Place()
     place.set_place(device)
     if place.is_gpu_place():
         return [core.default_cuda_generator(place.gpu_device_id())]
@@ -63,7 +65,7 @@ def _of_device() -> list[Any]:
 
 @contextlib.contextmanager
 def unmoved() -> Iterator[None]:
-    """Puts back, when the block ends, what all that `seed_all` seeds draws next."""
+    """Restores, at the end of the block, the state of all generators that `seed_all` seeds."""
     of_paddle = [core.default_cpu_generator(), *_of_device()]
     states = [generator.get_state() for generator in of_paddle]
     of_python = random.getstate()
@@ -80,7 +82,8 @@ def unmoved() -> Iterator[None]:
 def seed_cpu(seed: int) -> None:
     """Seeds python, numpy and paddle's CPU generator: all that a data set may draw from.
 
-    Touches no device, so it is legal in a loader's worker process (`paddle.seed` is not).
+    Touches no device, so it is legal in a loader's worker process. `paddle.seed` is not: it seeds
+    the generators of all GPUs (paddle/framework/random.py, seed).
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

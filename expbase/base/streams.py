@@ -1,9 +1,9 @@
-"""What a process says on its terminal, which may be gone, or may lack the characters.
+"""Output to a terminal that may be gone, or that may lack characters.
 
-Whatever a run says goes through here: that nobody can read it must not end the run.
+Everything that a run prints goes through this file: a run must not end because nobody can read it.
 
     say("starts again in 3 s")    # on stderr; never an error
-    with lasting(): ...           # in the block a print() of the user's is none either
+    with lasting(): ...           # in the block a print() of the user raises none either
     show_any_character()          # in a program's main: characters that are missing are no error
 """
 
@@ -30,12 +30,17 @@ def say(text: str) -> None:
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Prints to stdout what was asked for; an OSError if that cannot be."""
+    """Prints a text to stdout, for which the user has asked; an OSError if that fails."""
     print(shown(text), end=end, flush=True)
 
 
 def shown(text: str, stream: Any = None) -> str:
-    """Returns the text as a stream can show it, by default stdout: what it lacks as an escape."""
+    """Returns a text with escapes for the characters that a stream lacks.
+
+    Args:
+        text: The text.
+        stream: By default stdout.
+    """
     encoding = getattr(stream or sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(UnicodeEncodeError):
         text.encode(encoding)
@@ -46,15 +51,16 @@ def shown(text: str, stream: Any = None) -> str:
 def show_any_character() -> None:
     """Makes stdout and stderr write an escape for each character that they lack."""
     for stream in (sys.stdout, sys.stderr):
-        # A notebook's cannot; and what waits in one is written now, for which it may be gone.
+        # A notebook's stream has no such method. And the call writes the buffer, so it fails if the
+        # terminal is gone.
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 class Lasting(io.TextIOBase):
-    """A stream for text that loses what is written once nobody can read it: no error.
+    """A text stream that drops what is written, without an error, when nobody can read it.
 
-    All else is what the other stream does.
+    All other attributes are those of the stream behind it.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -85,7 +91,7 @@ class Lasting(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
-        except UnicodeEncodeError:  # nothing of it was written
+        except UnicodeEncodeError:  # and nothing was written yet
             self.write(shown(text, self._stream))
         except (OSError, ValueError) as error:  # ValueError: it is closed
             self._let_go(error)
@@ -98,8 +104,9 @@ class Lasting(io.TextIOBase):
             self._let_go(error)
 
     def _let_go(self, error: Exception) -> None:
-        """Leads it nowhere if its reader is gone: what waits in it is written at python's end,
-        which would answer 120.
+        """Redirects the stream to /dev/null if its reader is gone.
+
+        Else Python would fail to write its buffer at exit, and the exit code would be 120.
         """
         if getattr(error, "errno", None) in _GONE:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
@@ -107,7 +114,7 @@ class Lasting(io.TextIOBase):
 
 
 def behind(stream: Any) -> Any:
-    """Returns the stream that a Lasting writes to; another one as it is."""
+    """Returns the stream behind a Lasting; any other stream itself."""
     return vars(stream)["_stream"] if isinstance(stream, Lasting) else stream
 
 
@@ -123,5 +130,5 @@ def lasting() -> Iterator[None]:
     finally:
         for name, stream in ours.items():
             stream.flush()
-            if getattr(sys, name) is stream:  # and not one that the user has put there
+            if getattr(sys, name) is stream:  # else the user has set another one
                 setattr(sys, name, before[name])

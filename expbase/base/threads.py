@@ -1,4 +1,4 @@
-"""What becomes of a job in a thread, also when the thread dies.
+"""The result of a job in a thread, also when the thread dies.
 
 with ThreadPoolExecutor(1) as executor:
     value = result_of(executor.submit(function), executor)
@@ -15,10 +15,10 @@ _LOOK_SECONDS = 1.0
 
 
 def result_of(job: futures.Future[T], executor: futures.ThreadPoolExecutor) -> T:
-    """Returns the result of a job, when it has ended; or raises what it raised.
+    """Waits for a job; returns its result, or raises its exception.
 
     Raises:
-        RuntimeError: A thread has died: python would wait for its job for ever.
+        RuntimeError: A thread of the executor has died. Python would wait for its job for ever.
     """
     while not futures.wait([job], _LOOK_SECONDS).done:
         if not all(thread.is_alive() for thread in executor._threads):

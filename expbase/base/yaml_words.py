@@ -1,7 +1,8 @@
 """YAML whose scalars know how they were written. A leaf over PyYAML.
 
 YAML 1.1, which PyYAML follows, takes `010` for 8, `1:30` for 90, `no` for false, `2020-01-01` for a
-date. Who has the default knows what was meant; so each scalar without quotes comes as a Word.
+date. Only the default value of a key tells what was meant; so each scalar without quotes comes as a
+Word.
 
     tree = parse("id: 010")       # {"id": Word("010")}
     values_of(tree)               # {"id": "010"}: where nothing tells more
@@ -29,8 +30,8 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _PADDED = re.compile(r"0\d+", re.ASCII)
-# Values in a text, where aliases (`*name`) count as what they stand for: a few lines of aliases of
-# aliases may stand for more than any memory holds.
+# The most values in a text. An alias (`*name`) counts as many as it stands for: a few lines of
+# aliases of aliases may stand for more than any memory holds.
 _MOST_VALUES = 20_000
 
 
@@ -52,7 +53,11 @@ class Word:
 
 
 def number_in(text: str) -> int | float:
-    """Returns the number that a text is to a person: `010` is ten; a ValueError if it is none."""
+    """Returns the number that a person reads in a text: `010` is ten.
+
+    Raises:
+        ValueError: The text is no number.
+    """
     for read in (int, functools.partial(int, base=0)):  # the second one reads 0x10
         with contextlib.suppress(ValueError):
             return read(text)
@@ -60,7 +65,7 @@ def number_in(text: str) -> int | float:
 
 
 def values_of(tree: Any) -> Any:
-    """Returns what was parsed, with the value of each Word in its place."""
+    """Returns a parsed tree with the value of each Word in the place of the Word."""
     if isinstance(tree, Word):
         return tree.value
     if isinstance(tree, Mapping):
@@ -68,7 +73,7 @@ def values_of(tree: Any) -> Any:
     if type(tree) is not list:
         return tree
     words = [item.text for item in tree if isinstance(item, Word)]
-    # Of 08, 09 and 10 the last is a text, too.
+    # In a list of 08, 09 and 10 the last one is a text, too.
     are_padded = any(_PADDED.fullmatch(text) for text in words)
     return [
         item.text
@@ -79,7 +84,9 @@ def values_of(tree: Any) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Returns what the text says, with a Word for each scalar without quotes; keys are texts.
+    """Returns the dicts, lists and scalars of a YAML text; its keys are texts.
+
+    A scalar without quotes is a Word, one with quotes a text.
 
     Raises:
         yaml.YAMLError: It is not YAML, gives a key twice, or stands for too many values.
@@ -105,7 +112,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         before = self._values
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
-        # One that is in itself has no size yet.
+        # An alias within the node that it names has no size yet.
         self._values += self._sizes.get(id(node), _MOST_VALUES) if is_alias else 1
         self._sizes[id(node)] = self._values - before
         if self._values > _MOST_VALUES:

@@ -39,7 +39,8 @@ def parse(path: Path) -> dict[str, Array]:
 
 
 def _array(value: np.ndarray[Any, Any]) -> Array:
-    # paddle writes bfloat16 as uint16, a type that its tensors do not have
+    # paddle/framework/io.py, _build_saved_state_dict, writes bfloat16 as uint16, a type that
+    # paddle's tensors do not have.
     dtype = "bfloat16" if value.dtype == np.uint16 else value.dtype.name
     return Array(dtype, value.shape, value.reshape(-1).view(np.uint8))
 

@@ -306,7 +306,8 @@ def as_on_rank_zero(tensors: Tensors) -> Tensors:
 def _broadcast(source: int, outline: Outline, arrays: Arrays) -> None:
     """Copies arrays from one rank to the others; what a rank has no array for, it passes over.
 
-    Not by send and recv: after those, paddle's gloo fails at the next collective of three ranks.
+    Not by send and recv: after those, paddle's gloo fails at the next collective of three ranks
+    (paddle/fluid/distributed/collective/process_group_gloo.cc, ProcessGroupGloo::Send).
     """
     is_source = collectives.rank() == source
     for chunk in _chunks(outline):

@@ -102,7 +102,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _convert(size: int) -> None:
     value = _Unpickler(sys.stdin.buffer).load()
-    # paddle writes a tensor as an array, with a table of names; or as (automatic name, array)
+    # paddle/framework/io.py writes a tensor as an array, with a table of names
+    # (_build_saved_state_dict), or as (automatic name, array) (_pickle_save).
     names = value.pop("StructuredToParameterName@@", {})
     names |= {key: item.name for key, item in value.items() if getattr(item, "name", "")}
     arrays: dict[_Array, int] = {}

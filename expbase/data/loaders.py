@@ -1,7 +1,7 @@
 """Reading a user's loader: which batches this rank gets in an epoch, from any position.
 
-A `LoaderAdapter` wraps one loader. What a data set draws while it makes a batch depends on (seed,
-epoch, position of its first sample) alone. The loader is asked for its settings and never changed.
+A `LoaderAdapter` wraps one loader. The random numbers that a data set draws for a batch depend
+only on (seed, epoch, position of its first sample). The settings of the loader are never changed.
 
     adapter = adapt_loader(loader, "train_loader", Shard(seed=0, rank=0, world_size=1))
     batches = adapter.open(epoch=3, position=170)    # 170 samples are not loaded
@@ -38,12 +38,14 @@ from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_wor
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
 from expbase.state.classes import state_setter
 
-_NOTHING = object()  # in the place of a batch when there is none
+_NOTHING = object()  # stands for a batch when there is none
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Whose batches: in round i rank r takes `batches`, from (i * world_size + r) * batches on."""
+    """Which batches are a rank's: in round i rank r takes `batches` of them, from the number
+    (i * world_size + r) * batches on.
+    """
 
     seed: int  # the order and the random numbers are derived from it
     rank: int = 0
@@ -63,7 +65,15 @@ class Shard:
 
 
 class Batches:
-    """The batches of one rank in one epoch, or in the rest of one."""
+    """The batches of one rank in one epoch, or in the rest of one.
+
+    Args:
+        items: The batches, with their places.
+        position: Samples of the epoch that come before them.
+        ended: There are no more of them.
+        of: Whose batches they are.
+        keeps_indices: Keep the indices of all samples, to compare them between the ranks.
+    """
 
     def __init__(
         self,
@@ -79,7 +89,7 @@ class Batches:
         self.of = of
         self.count = 0  # batches returned
         self.has_none = False  # whether the loop came to its end without a batch
-        # Of all samples returned, if they are to be compared between the ranks.
+        # The indices of all samples returned, if they are to be compared between the ranks.
         self.kept: list[Any] | None = [] if keeps_indices else None
         self._items = items
 
@@ -87,7 +97,7 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        # If the data set raises an exception, the batch before is not the one that failed.
+        # If the data set raises an exception, `taken` must not be the batch before.
         self.taken = IndexBatch(self.taken.end, end=self.taken.end)
         try:
             batch, self.taken, self.ended = next(self._items)
@@ -101,7 +111,7 @@ class Batches:
 
     @property
     def indices(self) -> list[Any] | None:
-        """Where the samples of the batch returned last are in the data set; None: unknown."""
+        """The indices, in the data set, of the samples of the last batch; None: unknown."""
         indices = self.taken.indices
         return None if indices is None else list(indices)
 
@@ -111,7 +121,13 @@ class Batches:
 
 
 class LoaderAdapter:
-    """A loader's batches, as one rank gets them."""
+    """A loader's batches, as one rank gets them.
+
+    Args:
+        loader: The user's.
+        name: What the user calls it, for messages.
+        shard: Which batches are this rank's.
+    """
 
     batches_per_epoch: int | None = None  # on this rank; None: unknown
     num_samples: int | None = None  # in the data set; None: unknown
@@ -134,7 +150,11 @@ class LoaderAdapter:
         return size
 
     def open(self, epoch: int, position: int = 0) -> Batches:
-        """Returns the batches of an epoch, from 1, behind so many samples.
+        """Returns the batches of an epoch from a position on.
+
+        Args:
+            epoch: From 1.
+            position: Samples of the epoch, of all ranks, that are left out.
 
         Raises:
             ValueError: The loader has no batch.
@@ -153,29 +173,31 @@ class LoaderAdapter:
         raise NotImplementedError
 
     def is_empty(self) -> bool:
-        """Tells whether it is known, before anything is read, that `once` gives no batch here."""
+        """Returns whether it is known, before anything is read, that `once` gives no batch."""
         return False
 
     @property
     def is_ready_made(self) -> bool:
-        """Whether what the data set holds is a batch already: batch_size=None."""
+        """Whether an item of the data set is a whole batch: batch_size=None."""
         return _is_paddles(self.loader) and self.loader.batch_sampler is None
 
     def samples_in(self, batch: Any, indices: Any) -> int | None:
-        """Returns how many samples a batch has; None: nobody can tell.
+        """Returns the number of samples in a batch; None: unknown.
 
-        `indices` are theirs; None: then the first axis of the first tensor with axes tells.
+        Args:
+            batch: As the loader yields it.
+            indices: Of its samples; None: the first axis of the first tensor with axes is counted.
         """
         if self.is_ready_made:
             return None
         return _first_axis(batch) if indices is None else len(indices)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the loader itself remembers, beside the position; empty if nothing."""
+        """Returns the state of the loader itself, beside the position; {} if it has none."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores what `state_dict` returned; returns reasons why continuing is not exact."""
+        """Restores a state of `state_dict`; returns reasons why continuing is not exact."""
         return []
 
     def checksum(self) -> int | None:
@@ -183,7 +205,7 @@ class LoaderAdapter:
         return None
 
     def close(self) -> None:
-        """Ends what outlives an epoch: persistent workers. May be called twice."""
+        """Ends persistent workers. May be called twice."""
 
     def not_set(self) -> ValueError:
         """Returns the error to raise when there is no loader."""
@@ -194,7 +216,7 @@ class LoaderAdapter:
         )
 
     def compare_ranks(self, batch: Any) -> None:
-        """Raises a ValueError if a batch or a sample is another one on another rank."""
+        """Raises a ValueError if a batch or a sample is not the same on all ranks; a collective."""
         barrier(f"the first batch of {self.name}")
         if len({*all_gather_object(checksum(batch))}) > 1:
             raise self.dealt_by_rank()
@@ -215,9 +237,15 @@ class LoaderAdapter:
 
 
 def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
-    """Returns the adapter of a paddle.io.DataLoader, or of an iterable that can be iterated again.
+    """Returns the adapter of a loader. A collective: the ranks may compare their samplers.
 
-    It is collective: the ranks may compare their samplers. A TypeError for anything else.
+    Args:
+        loader: A paddle.io.DataLoader, or an iterable of batches that can be iterated again.
+        name: What a user calls it, for messages: "self.train_loader".
+        shard: Which batches are this rank's.
+
+    Raises:
+        TypeError: The loader is something else.
     """
     if is_map_style(loader):
         return MapStyleLoader(loader, name, shard)
@@ -229,8 +257,16 @@ def adapt_loader(loader: Any, name: str, shard: Shard) -> LoaderAdapter:
 
 
 def check_begins_anew(loader: Any, name: str) -> None:
-    """Raises a TypeError for a generator, and for iterators of python and paddle: a second pass
-    over one would be empty. One of the user's may begin anew.
+    """Refuses loaders that can be read only once: a second pass would be empty.
+
+    An iterator of the user's own class may begin anew.
+
+    Args:
+        loader: The user's.
+        name: What the user calls it, for the message.
+
+    Raises:
+        TypeError: It is a generator, or an iterator of Python or paddle.
     """
     module = type(loader).__module__.partition(".")[0]
     if isinstance(loader, _DataLoaderIterBase):
@@ -263,12 +299,12 @@ def num_validated(loader: Any) -> int | None:
 
 
 def _is_paddles(loader: Any) -> bool:
-    """Tells whether paddle iterates over it: a subclass may have another `__iter__`."""
+    """Returns whether a loader is a DataLoader with paddle's own `__iter__`."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 def _first_axis(batch: Any) -> int | None:
-    """Returns the length of the first tensor or array with axes in a batch; None: it has none."""
+    """Returns the first axis of the first tensor or array with axes in a batch; else None."""
     if isinstance(batch, Mapping):
         batch = [*batch.values()]
     if isinstance(batch, (list, tuple)):
@@ -278,7 +314,7 @@ def _first_axis(batch: Any) -> int | None:
 
 
 def is_map_style(loader: Any) -> bool:
-    """Tells whether it is a DataLoader over a data set with indices."""
+    """Returns whether a loader is a DataLoader over a data set with indices."""
     return _is_paddles(loader) and not isinstance(loader.dataset, IterableDataset)
 
 
@@ -330,7 +366,7 @@ class MapStyleLoader(LoaderAdapter):
             self.batches_per_epoch = -(-self.batches_per_epoch // shard.round) * shard.batches
 
     def _compare_ranks(self) -> None:
-        """Looks whether the sampler draws one order on all ranks, or another one on each."""
+        """Finds out whether the sampler draws the same order on all ranks. A collective."""
         head = self._order.head()
         barrier(f"the sampler of {self.name}")  # not all may come, or late
         checksums = {checksum for checksum, _ in all_gather_object(head)}
@@ -354,7 +390,8 @@ class MapStyleLoader(LoaderAdapter):
     def _placed(self, batches: Iterable[IndexBatch]) -> Iterator[IndexBatch]:
         """Yields the batches of a sampler that shards, with positions in the epoch of all ranks.
 
-        In each round the ranks' batches stand side by side, all as long as this rank's.
+        In each round the batches of the ranks follow each other, and all count as long as this
+        rank's.
         """
         world = self.shard.world_size
         rank = self.shard.rank
@@ -363,7 +400,7 @@ class MapStyleLoader(LoaderAdapter):
             yield IndexBatch(first, indices, end * world)
 
     def _dealt(self, epoch: int, position: int) -> Iterator[IndexBatch]:
-        """Yields the batches that this rank is dealt of each round, beginning at the position.
+        """Yields this rank's batches of each round, from a position on.
 
         The last round is filled up with the first batches of the epoch: a rank without a batch
         would leave the others waiting for ever in the collectives of a backward pass.
@@ -375,15 +412,16 @@ class MapStyleLoader(LoaderAdapter):
             if len(round_) < size:
                 with unmoved(self._order.stateful):  # its sampler goes to the start again
                     start = list(itertools.islice(self._order.batches(epoch), size))
-                # The start may be shorter than what is missing: then it is repeated.
+                # If the epoch is shorter than the gap, it is repeated.
                 round_ += itertools.islice(itertools.cycle(start), size)
             for batch in round_[self.shard.part]:
                 yield batch._replace(end=end)
 
     def once(self, purpose: int, number: int) -> Batches:
-        """Returns each sample exactly once over all ranks; a rank may get none.
+        """Returns this rank's part of one pass: each sample once over all ranks; maybe no batch.
 
-        Of a sampler that shards by itself each sample that it gives: their indices are kept.
+        With a sampler that shards by itself the ranks read what it gives them, and the indices are
+        kept, to find samples that are read twice.
         """
         order = self._once_order()
         has_one_order = self.has_one_order or order is not self._order
@@ -488,7 +526,7 @@ class IterableLoader(LoaderAdapter):
         elif ranks > 1:  # one collective per batch
             to_end = itertools.chain(ahead, [_NOTHING])
             ahead = itertools.takewhile(lambda b: not any(max_over_ranks(b is _NOTHING)), to_end)
-        # Of a stream that has become shorter nothing may be left: it is read now.
+        # A stream that has become shorter may have no batch left: so the first one is read now.
         looks = position > 0 and self._stateful is None
         head = list(itertools.islice(ahead, 1)) if looks else []
         items = self._read(itertools.chain(head, ahead), position)
@@ -545,7 +583,7 @@ class IterableLoader(LoaderAdapter):
                 yield batch, IndexBatch(place, end=place), False
             if batch is _NOTHING and self.shard.world_size == 1:
                 raise self.no_batch()
-            # Of several ranks one may have none, but not because it had all of it before.
+            # Of several ranks one may have no batch, but not because its loader was read before.
             self.is_used_up = batch is _NOTHING and self._is_iterator and was_read
 
     def is_empty(self) -> bool:

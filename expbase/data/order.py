@@ -33,17 +33,17 @@ from expbase.state.classes import has_attributes, state_setter
 from expbase.state.nodes import Node, WholeNode
 from expbase.state.rollback import Rollback
 
-_MOST_LISTED = 1 << 23  # samples of an order, or batches, that a checkpoint holds
-_MOST_KEPT_BYTES = 1 << 26  # of a sampler's attribute that is put back after a question
-_HEAD = 1 << 10  # batches of an order by which the ranks are compared
+_MOST_LISTED = 1 << 23  # the longest order that a checkpoint holds, in samples or batches
+_MOST_KEPT_BYTES = 1 << 26  # the largest attribute of a sampler that is restored after `ask`
+_HEAD = 1 << 10  # batches by which the orders of the ranks are compared
 
 
 class IndexBatch(NamedTuple):
-    """A batch before it is loaded. Positions are samples of the epoch, counted from 0."""
+    """A batch before it is loaded. A position is a number of samples of the epoch, from 0."""
 
     position: int  # of its first sample
     indices: Any = None  # of its samples in the data set; None: unknown
-    end: int = 0  # the position behind it, or behind what all ranks read together with it
+    end: int = 0  # the position behind it, or behind the batches of all ranks of its round
 
 
 class BatchOrder:
@@ -53,20 +53,27 @@ class BatchOrder:
     start there. One with a length is listed at the start of an epoch. Any other may be endless:
     its batches are drawn one by one, and those before the start are thrown away. `set_epoch` is
     called on a sampler that has it. A sampler with `state_dict` is part of the checkpoint.
+
+    Args:
+        loader: The DataLoader, for its data set.
+        sampler: Of batches; None: the samples one by one, in order.
+        seed: Of the order, together with the epoch.
     """
 
     def __init__(self, loader: DataLoader, sampler: Any, seed: int) -> None:
-        # None: batch_size=None, and paddle takes the samples one by one, in order.
+        # None: the loader has batch_size=None, and paddle takes the samples one by one, in order
+        # (paddle/io/reader.py, DataLoader.__init__).
         self.sampler = BatchSampler(loader.dataset) if sampler is None else sampler
         self._inner: Any = getattr(self.sampler, "sampler", None)  # of single samples
         self._dataset = loader.dataset
         self._seed = seed
-        # The one of the two that has a state; None: neither has.
+        # The sampler, or that of single samples, if it has a state; None: neither has.
         self.stateful = next(filter(state_setter, (self.sampler, self._inner)), None)
         self._begun: tuple[int, Any] | None = None  # an epoch, and the sampler's state before it
-        self._listing: tuple[int, list[Any]] | None = None  # an epoch, and what was listed for it
+        self._listing: tuple[int, list[Any]] | None = None  # an epoch, and its batches or samples
         self.length: int | None = None  # batches in an epoch; None: the sampler does not know
-        # Paddle's WeightedRandomSampler has a length only for some weights.
+        # The length of a WeightedRandomSampler fails if its weights are a list:
+        # paddle/io/dataloader/sampler.py, WeightedRandomSampler.__len__.
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.length = len(self.sampler)
         self.kind = self._find_kind()
@@ -87,7 +94,7 @@ class BatchOrder:
 
     @property
     def is_read_once(self) -> bool:
-        """Whether the sampler is an iterator, or draws from one: an answer would use it up."""
+        """Whether the sampler is an iterator, or draws from one: asking it would use it up."""
         parts = (self.sampler, self._inner, getattr(self._inner, "generator", None))
         return any(isinstance(part, Iterator) for part in parts)
 
@@ -100,7 +107,12 @@ class BatchOrder:
         return "own"
 
     def batches(self, epoch: int, position: int = 0) -> Iterator[IndexBatch]:
-        """Returns the batches of an epoch, counted from 1, from a position on."""
+        """Returns the batches of an epoch from a position on.
+
+        Args:
+            epoch: From 1.
+            position: Samples of the epoch that are left out.
+        """
         sampler = self.sampler
         inner = self._inner
         self._go_to_start(epoch)
@@ -120,20 +132,22 @@ class BatchOrder:
     def head(self) -> tuple[int | None, int | None]:
         """Returns a checksum of the first batches of epoch 1, and their number if these are all.
 
-        Both are None of a sampler that can be read only once, or not yet.
+        Both are None if the sampler can be read only once, or cannot be read yet.
         """
         if self.is_read_once:
             return None, None
         try:
             batches = [batch.indices for batch in self.ask(_HEAD)]
-        except Exception:  # it may need what a later step makes
+        except Exception:  # the sampler may need an object that setup makes later
             return None, None
         count = len(batches) if len(batches) < _HEAD else None
         return zlib.crc32(repr(batches).encode()), count
 
     def ask(self, count: int) -> list[IndexBatch]:
-        """Returns the first batches of epoch 1. On one rank nobody asks, so the sampler is left as
-        it was: its counters, lists, and generators of its own.
+        """Returns the first batches of epoch 1, and leaves the sampler as it was.
+
+        A run on one rank does not ask, so the counters, lists and generators of the sampler must
+        not change: else its samples would depend on the number of ranks.
         """
         order = copy.copy(self)
         order.length = None  # then it is not listed
@@ -159,9 +173,9 @@ class BatchOrder:
         return self._listing[1]
 
     def checksum(self) -> int | None:
-        """Returns a checksum of the order that was listed for this epoch; None: it was not.
+        """Returns a checksum of the order that was listed for this epoch; None if none was.
 
-        It is one of some places: two orders that a generator draws differ nearly everywhere.
+        It covers a sample: two orders that a generator draws differ nearly everywhere.
         """
         if self._listing is None:
             return None
@@ -169,7 +183,10 @@ class BatchOrder:
         return zlib.crc32(repr(listed[:: max(len(listed) // 1000, 1)]).encode())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sampler's state, or the order, if only the sampler knows how it came."""
+        """Returns the state of the sampler, or else the order that it has listed.
+
+        The order is left out if (seed, epoch) determine it, or if it is too long.
+        """
         if self.stateful is not None:
             return {"begun": self._begun, "now": self.stateful.state_dict()}
         is_of_epoch = _is_like(DistributedBatchSampler, self.sampler, "__iter__", "set_epoch")
@@ -190,12 +207,17 @@ class BatchOrder:
 
 
 def is_distributed(sampler: Any) -> bool:
-    """Tells whether it gives each rank a part as paddle's DistributedBatchSampler, or as one."""
+    """Returns whether a sampler gives each rank its part by paddle's DistributedBatchSampler."""
     return _is_like(DistributedBatchSampler, sampler, "__iter__")
 
 
 def undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) -> BatchSampler:
-    """Returns a sampler that gives all samples of a distributed one, each once."""
+    """Returns a sampler that gives each sample of a distributed sampler once, on every rank.
+
+    Args:
+        sampler: The distributed one.
+        shuffle: Give them in a random order.
+    """
     return BatchSampler(
         sampler.dataset,
         shuffle=shuffle,
@@ -205,15 +227,19 @@ def undistributed(sampler: DistributedBatchSampler, *, shuffle: bool = False) ->
 
 
 def _is_like(base: type, value: Any, *methods: str) -> bool:
-    """Tells whether it is one of a class, or of a subclass that has these methods of it."""
+    """Returns whether a value is of a class, and has these methods from it, not overridden."""
     own = type(value)
     return isinstance(value, base) and all(getattr(own, m) is getattr(base, m) for m in methods)
 
 
 @contextlib.contextmanager
 def left_as_it_was(owners: Sequence[Any], data: Any = None) -> Iterator[None]:
-    """Puts back, when the block ends, attributes of objects: numbers, texts, generators, arrays
-    and lists of numbers, but not the data; what is new is removed.
+    """Restores the attributes of objects at the end of the block, and removes new ones.
+
+    Args:
+        owners: The objects. Restored are numbers, texts, generators, small arrays, and lists of
+            numbers.
+        data: An attribute that is left alone: the data set.
     """
     nodes = [Node(owner) for owner in owners if has_attributes(owner)]
     values = [value for node in nodes for value in node.places().values() if value is not data]
@@ -233,7 +259,7 @@ def _may_move(value: Any) -> bool:
 
 @contextlib.contextmanager
 def undrawn(owner: Any) -> Iterator[None]:
-    """Puts the generators among the attributes of a data set back when the block ends."""
+    """Restores the generators among the attributes of an object at the end of the block."""
     found = [value for value in attributes_of(owner).values() if isinstance(value, GENERATORS)]
     states = [generator_state(generator) for generator in found]
     try:
@@ -244,9 +270,12 @@ def undrawn(owner: Any) -> Iterator[None]:
 
 
 def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> Iterator[IndexBatch]:
-    """Yields batches with their positions, from a position on, which may be within one of them.
+    """Yields batches with their positions.
 
-    The first of `batches`, which are lists of indices, begins at `before`.
+    Args:
+        batches: Lists of indices.
+        position: The first position that is yielded; it may lie within a batch.
+        before: The position at which the first of `batches` begins.
     """
     for indices in batches:
         end = before + len(indices)
@@ -259,7 +288,7 @@ def numbered(batches: Iterable[Any], position: int = 0, *, before: int = 0) -> I
 
 
 def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[IndexBatch]:
-    """Yields the batches that paddle's samplers make of samples, from a position on."""
+    """Yields the batches that paddle's BatchSampler makes of samples, from a position on."""
     size = sampler.batch_size
     end = len(samples) - (len(samples) - start) % size if sampler.drop_last else len(samples)
     for first in range(start, end, size):
@@ -267,9 +296,12 @@ def _cut(samples: Sequence[Any], sampler: Any, start: int) -> Iterator[IndexBatc
 
 
 def seeded(iterable: Iterable[Any], seed: int, number: int = 0) -> Iterator[Any]:
-    """Iterates with random numbers of (seed, number of the item), from a number on.
+    """Yields the items of an iterable; each is made with random numbers of (seed, its number).
 
-    `iter` is called at the first item.
+    Args:
+        iterable: `iter` of it is called at the first item.
+        seed: Of the random numbers.
+        number: That of the first item.
     """
     iterator: Iterator[Any] | None = None
     for item_number in itertools.count(number):
@@ -285,7 +317,7 @@ def seeded(iterable: Iterable[Any], seed: int, number: int = 0) -> Iterator[Any]
 
 
 def unmoved(stateful: Any) -> contextlib.ExitStack:
-    """Puts the state of an object, unless it is None, back when the block ends."""
+    """Restores the state of an object, unless it is None, at the end of the block."""
     stack = contextlib.ExitStack()
     if stateful is not None:
         stack.callback(state_setter(stateful), copy.deepcopy(stateful.state_dict()))

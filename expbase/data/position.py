@@ -1,6 +1,6 @@
 """The data position: the epoch that one rank is in, and the place in it.
 
-Which batches an epoch has, a LoaderAdapter decides.
+A LoaderAdapter decides which batches an epoch has.
 
     data = DataPosition()
     data.attach(adapt_loader(loader, "self.train_loader", Shard(seed=0)))
@@ -23,7 +23,7 @@ _UNKNOWN = "but which ones they were is unknown: some may come twice in it, othe
 class DataPosition:
     """The training batches of one rank, epoch after epoch.
 
-    Until `attach` is called there are none to be read, and no epoch that could end.
+    Until `attach` is called there are no batches, and no epoch that could end.
     """
 
     def __init__(self) -> None:
@@ -32,20 +32,32 @@ class DataPosition:
         self.batches = Batches(_nothing())  # of this epoch
         self.batch_in_epoch = 0  # batches that this rank has read in it
         self.resumed_within_epoch = False  # `load_state_dict` opened it; no batch was read since
-        self._iteration = 0  # for which the last batch was read
-        self._reads = 0  # of batches for it
-        self._batch_size: int | None = None  # with which the epoch was opened
+        self._iteration = 0  # the iteration for which the last batch was read
+        self._reads = 0  # batches read for that iteration
+        self._batch_size: int | None = None  # when the epoch was opened
 
     def attach(self, adapter: LoaderAdapter, *, leaves_epochs: bool = False) -> None:
-        """Sets the training data, and whether an epoch of another order is left in its middle."""
+        """Sets the training data.
+
+        Args:
+            adapter: The batches.
+            leaves_epochs: If a checkpoint within an epoch has another order of samples, go on with
+                the next epoch, as with --force, instead of an error.
+        """
         self.adapter = adapter
         self.leaves_epochs = leaves_epochs
         self.batches = Batches(_nothing(), ended=True)
 
     def check(self, loader: Any, training: Mapping[str, Any]) -> None:
-        """Raises a ValueError if there are no batches, or a limit of epochs without a loader.
+        """Checks at the end of setup that the data fits the config.
 
-        `loader` is self.train_loader now.
+        Args:
+            loader: self.train_loader of now.
+            training: The training section of the config.
+
+        Raises:
+            ValueError: There are no batches, the loader was set after setup_dataloader, or the
+                config counts epochs and there is no loader.
         """
         if self.adapter.batches_per_epoch == 0:
             raise self.adapter.no_batch()
@@ -92,8 +104,8 @@ class DataPosition:
         """Reads the next batch of the epoch, for an iteration.
 
         Raises:
-            ValueError: There is no data.
-            RuntimeError: There is no batch.
+            ValueError: There is no loader.
+            RuntimeError: The epoch has no more batches.
         """
         self.batch_in_epoch += 1
         self.resumed_within_epoch = False
@@ -127,8 +139,8 @@ class DataPosition:
         """The kind of order, the samples in a data set and in a batch (None: unknown), and the
         number of ranks if each has another order, else 0.
 
-        A position in an epoch is one in all epochs whose first two are the same. It says which
-        samples were before it if all ranks have one order.
+        A position is valid in each epoch for which the first two are the same. It says which
+        samples came before it if all ranks have one order.
         """
         adapter = self.adapter
         ranks = 0 if adapter.has_one_order else adapter.shard.world_size
@@ -136,7 +148,7 @@ class DataPosition:
         return [adapter.kind, adapter.num_samples, size, ranks]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position. It counts what all ranks have read, so that others may go on."""
+        """Returns the position. It counts over all ranks, so any number of them may continue."""
         loader = self.adapter.state_dict()
         if self.needs_epoch:
             loader.pop("listing", None)
@@ -151,7 +163,7 @@ class DataPosition:
         }
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
-        """Tells that there is no loader any more, or one of another order within an epoch."""
+        """Returns why a state does not fit: no loader, or another order within an epoch."""
         name = self.adapter.name
         epoch = state["epoch"]
         if self.adapter.loader is None:
@@ -169,10 +181,10 @@ class DataPosition:
         return bool(state["layout"][:2] == self._layout[:2])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Goes to where `state_dict` was called; returns reasons why continuing is not exact.
+        """Goes to the position of a state; returns reasons why continuing is not exact.
 
-        With another size of batches or number of ranks, `batch_in_epoch` is the number of batches
-        of now that the samples taken amount to, rounded down: never more than batches_per_epoch.
+        With another batch size or number of ranks, `batch_in_epoch` is the number of samples read,
+        divided by the samples of a batch of now, rounded down.
         """
         adapter = self.adapter
         if adapter.loader is None:

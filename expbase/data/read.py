@@ -1,4 +1,4 @@
-"""What the loops of a validation have read, compared between the ranks: nothing, or some twice.
+"""What the loops of a validation have read, on all ranks: no batch, or samples twice.
 
 read = what_was_read(loops)       # of this rank; those of all ranks are gathered
 check_read(loops, of_ranks)       # raises if no rank had a batch
@@ -21,12 +21,17 @@ class Read(NamedTuple):
     """What one loop of one rank has read."""
 
     has_none: bool  # it came to its end without a batch
-    used_up: str = ""  # that its loader could be read only once, if that is why
+    used_up: str = ""  # the error, if that is because its loader can be read only once
     indices: Array | None = None  # of its samples, if its sampler shards by itself
 
 
 def what_was_read(loops: Sequence[Batches], *, with_indices: bool = False) -> list[Read]:
-    """Returns what each loop of this rank has read."""
+    """Returns a record of each loop of this rank.
+
+    Args:
+        loops: The loops over data that have ended.
+        with_indices: Also note the indices of the samples, where a sampler shards by itself.
+    """
     reads = []
     for loop in loops:
         is_used_up = loop.has_none and loop.of is not None and loop.of.is_used_up
@@ -37,8 +42,14 @@ def what_was_read(loops: Sequence[Batches], *, with_indices: bool = False) -> li
 
 
 def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> None:
-    """Raises a ValueError on each rank if a loop had no batch on any, for that is no result, or if
-    the loader of one was used up.
+    """Raises a ValueError on every rank if a loop has read nothing, which gives no result.
+
+    Args:
+        loops: The loops of this rank.
+        of_ranks: The records of all ranks, in rank order; see `what_was_read`.
+
+    Raises:
+        ValueError: A loop had no batch on any rank, or its loader was used up on one of them.
     """
     for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
         if used_up := next(filter(None, (read.used_up for read in reads)), ""):
@@ -48,7 +59,15 @@ def check_read(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> 
 
 
 def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) -> dict[str, str]:
-    """Returns, by the loader's name, how many samples the ranks have read more than once."""
+    """Finds samples that the ranks have read more than once.
+
+    Args:
+        loops: The loops of this rank.
+        of_ranks: The records of all ranks, in rank order, with indices; see `what_was_read`.
+
+    Returns:
+        A text for each loader with such samples, by its name.
+    """
     found = {}
     for loop, reads in zip(loops, zip(*of_ranks, strict=False), strict=False):
         arrays = [read.indices for read in reads if read.indices is not None]
@@ -65,7 +84,7 @@ def counted_twice(loops: Sequence[Batches], of_ranks: Sequence[Sequence[Read]]) 
 
 
 def _as_array(indices: Sequence[Any]) -> Array:
-    """Returns indices, which may be keys of any kind, as numbers or texts that can be compared."""
+    """Returns indices as numbers, or, if they are keys of another kind, as texts."""
     if all(isinstance(index, (int, np.integer)) for index in indices):
         return np.asarray(indices)
     return np.asarray([repr(index) for index in indices])

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# A file that such a child holds a lock of as long as it lives; its id follows in the name. A lock,
-# unlike an id, means the same in all containers that share this memory.
+# The beginning of the name of a file on which a worker holds a lock as long as it lives; the id of
+# the worker follows. Unlike an id, a lock means the same in all containers that share this memory.
 _NOTE = "expbase_worker_"
 
 
@@ -23,8 +23,8 @@ def leave_note() -> int | None:
     killed with them. `remove_left_files` removes both.
 
     Returns:
-        The descriptor that keeps it locked, to be closed before this process removes its own; None:
-        there is no such directory.
+        The descriptor that keeps the note locked. It is closed before this process removes its own
+        files. None if there is no shared memory.
     """
     import fcntl  # here: Windows has none, and is refused in words
 
@@ -40,9 +40,9 @@ def leave_note() -> int | None:
 
 
 def remove_left_files() -> None:
-    """Removes the files in shared memory of processes that are dead, whoever had started them.
+    """Removes the files in shared memory of dead workers, whoever had started them.
 
-    A process that uses one goes on: it loses the name alone.
+    A process that still uses such a file goes on: only the name is removed.
     """
     import fcntl
 

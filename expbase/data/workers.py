@@ -41,7 +41,8 @@ from expbase.data.order import IndexBatch
 from expbase.data.shared_memory import leave_note, remove_left_files
 
 _DEAD = "A worker of a DataLoader has died"
-_KILLED = "Blocking queue is killed"  # paddle's words, whatever has happened
+# What paddle says, whatever has happened: paddle/phi/core/operators/reader/blocking_queue.h.
+_KILLED = "Blocking queue is killed"
 
 # A batch, where it stands in the epoch, and whether it is the last one.
 Items = Generator[tuple[Any, IndexBatch, bool], None, None]
@@ -53,12 +54,20 @@ class Fetcher:
     def __init__(self, loader: DataLoader, name: str) -> None:
         self._loader = loader
         self._name = name
-        # A loader whose persistent workers wait for an epoch. While they serve one there is none,
-        # and another run over the same data starts workers of its own.
+        # The loader whose persistent workers wait for an epoch. It is None while they serve one:
+        # another run over the same data then starts workers of its own.
         self._idle: DataLoader | None = None
 
     def fetch(self, numbered: Iterator[IndexBatch], base: int) -> Items:
-        """Yields the batches as paddle's loader would return them; `base` is their seed."""
+        """Yields the batches as paddle's loader would return them.
+
+        Args:
+            numbered: The batches to load, in order.
+            base: The seed from which, with its position, the seed of each batch is derived.
+
+        Yields:
+            A batch, its IndexBatch, and whether it is the last one.
+        """
         return (self._by_workers if self._loader.num_workers else self._here)(numbered, base)
 
     def close(self) -> None:
@@ -68,8 +77,9 @@ class Fetcher:
             self._idle = None  # a later run over the data starts new ones
 
     def _here(self, numbered: Iterator[IndexBatch], base: int) -> Items:
-        # Synchronous, in this thread. Paddle would use a thread even without workers: it reads
-        # ahead, draws from the same generators as training does, and hangs for ever when the
+        # Synchronous, in this thread. Paddle uses a thread even without workers
+        # (paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterSingleProcess._thread_loop): it
+        # reads ahead, draws from the same generators as training does, and hangs for ever when the
         # data set raises an exception.
         dataset = _BatchDataset(self._loader)
         place = self._loader.places[0]
@@ -90,7 +100,9 @@ class Fetcher:
         loader = self._worker_loader() if self._idle is None else self._idle
         self._idle = None
         loader.batch_sampler.keys = ([(base, taken)] for taken, _ in ahead)
-        rng.seed_cpu(base)  # paddle draws a seed from numpy when it makes an iterator
+        # Paddle draws a seed from numpy when it makes an iterator:
+        # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__init__.
+        rng.seed_cpu(base)
         iterator = _started(loader)
         last = False
         try:
@@ -102,7 +114,8 @@ class Fetcher:
             raise
         finally:
             # After an epoch that was left early persistent workers still hold batches of it, which
-            # paddle would return in the next epoch: such workers are ended.
+            # paddle would return in the next epoch (_DataLoaderIterMultiProcess._reset): such
+            # workers are ended.
             if last and self._loader._persistent_workers and self._idle is None:
                 self._idle = loader
             else:
@@ -117,10 +130,11 @@ class Fetcher:
 
 
 class ReaderThreads:
-    """Hears what paddle's reader threads raise, of which the main thread is told nothing.
+    """Hears what paddle's reader threads raise; the main thread does not get to know it.
 
-    Each loader with workers that is iterated by hand has such a thread: it gets what a worker has
-    raised, and raises it where nobody is.
+    Each loader with workers that is iterated by hand has such a thread. It gets the exception of a
+    worker and raises it itself (paddle/io/dataloader/dataloader_iter.py,
+    _DataLoaderIterMultiProcess._thread_loop).
     """
 
     _raised = ""  # by the last one, as a traceback
@@ -137,8 +151,9 @@ class ReaderThreads:
                 if "paddle" in frame.f_code.co_filename
             }
             if "_thread_loop" in frames:
-                # The worker's own traceback: a KeyError would show it in one line, and what takes
-                # two arguments cannot even be made of it.
+                # The worker's own traceback. Paddle makes the exception anew with it as its
+                # argument: a KeyError shows it in one line, and a class that takes two arguments
+                # fails (paddle/io/dataloader/worker.py, _WorkerException.reraise).
                 sent = frames["reraise"].f_locals["msg"] if "reraise" in frames else ""
                 self._raised = sent or "".join(traceback.format_exception(args.exc_value))
             before(args)
@@ -150,7 +165,7 @@ class ReaderThreads:
             threading.excepthook = before
 
     def explain(self, error: BaseException) -> None:
-        """Adds to what paddle raises, when a loader with workers has failed, what the cause was."""
+        """Adds the cause to the exception that paddle raises when a loader has failed."""
         if self._raised and isinstance(error, SystemError) and _KILLED in str(error):
             add_note(error, self._raised)
         else:
@@ -158,10 +173,11 @@ class ReaderThreads:
 
 
 def _explain_dead_worker(error: BaseException) -> None:
-    """Adds how a worker has ended, once, to what paddle raises then."""
+    """Adds how a worker has ended to the exception that paddle raises, once."""
     raised: BaseException | None = error
     while raised is not None and not isinstance(raised, SystemError):
-        # Paddle raises it wherever the main thread is, in a function that makes it another error.
+        # A handler of SIGCHLD raises it wherever the main thread is, maybe in a function that makes
+        # another error of it: paddle/io/multiprocess_utils.py, _set_SIGCHLD_handler.
         raised = raised.__cause__ or raised.__context__
     if raised is None or _DEAD in "".join(getattr(raised, "__notes__", raised.args[1:])):
         return
@@ -171,7 +187,8 @@ def _explain_dead_worker(error: BaseException) -> None:
     elif exited := re.search("exited unexpectedly with code ([0-9]+)", text):
         add_note(error, _ended_by(int(exited[1])))
     elif _KILLED in text:
-        # Its workers stand in the frame of paddle's that has raised it.
+        # paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__next__, has raised
+        # it, and its `self` has the workers.
         frames = [frame for frame, _ in traceback.walk_tb(raised.__traceback__)]
         readers = [frame.f_locals.get("self") for frame in frames[-1:]]
         codes = [w.exitcode for reader in readers for w in getattr(reader, "_workers", ())]
@@ -180,7 +197,7 @@ def _explain_dead_worker(error: BaseException) -> None:
 
 
 def _ended_by(cause: int | str | None) -> str:
-    """Says how a worker has ended: by an exit code of its own, or by a signal, in words."""
+    """Returns a sentence on how a worker has ended: by an exit code, or by a signal, in words."""
     if isinstance(cause, int):
         why = f"it ended itself with code {cause}. Look for os._exit in what its data set calls"
     elif cause in map(signal.strsignal, (signal.SIGKILL, signal.SIGBUS)):
@@ -193,8 +210,8 @@ def _ended_by(cause: int | str | None) -> str:
 class _BatchDataset:
     """The batches of a loader by key: a seed, and the IndexBatch.
 
-    In a worker an exception becomes a batch: paddle would print it there, and raise a SystemError
-    without it here.
+    In a worker an exception becomes a batch. Paddle would raise it in a thread of this process, and
+    here a SystemError without it (dataloader_iter.py, _DataLoaderIterMultiProcess._get_data).
     """
 
     failure: Any = None  # the batch that says why worker_init_fn has failed
@@ -229,11 +246,11 @@ class _BatchDataset:
                 return [paddle.index_select(tensor, rows) for tensor in self._tensors]
         for index in indices:
             samples.append(self._dataset[index])
-        # batch_size=None: what the data set holds is a batch already.
+        # With batch_size=None an item of the data set is a batch already.
         return self._collate(samples if self._makes_batches else samples[0])
 
     def under_way(self, indices: Any) -> str:
-        """Says what an exception has interrupted."""
+        """Returns a text on the step that an exception has interrupted, for its note."""
         indices = list(indices)
         if len(self._samples) < len(indices):
             return f"by sample {indices[len(self._samples)]!r} of the data set"
@@ -248,11 +265,11 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
     def __init__(self, loader: DataLoader) -> None:
         self._dataset = loader.dataset
         self._collate = _collate_fn(loader)
-        self._size = loader.batch_size  # None: what the data set holds is a batch already
+        self._size = loader.batch_size  # None: an item of the data set is a batch already
         self._drop_last = loader.drop_last
 
     def batches(self, cut: int = 0) -> Iterator[Any]:
-        """Yields the batches of the samples behind the first ones."""
+        """Yields the batches of the samples behind the first `cut` ones."""
         size = self._size
         samples: Iterator[Any] = itertools.islice(self._dataset, cut, None)
         by_size = iter(lambda: list(itertools.islice(samples, size)), [])
@@ -275,14 +292,16 @@ class _StreamOfBatches(IterableDataset):  # type: ignore[misc]  # paddle has no 
 
 
 def _sent(error: BaseException, what: str) -> list[Any]:
-    """Returns the batch that tells of an exception; of one without any array paddle would think
-    that the data has ended.
+    """Returns the batch that carries an exception to the training process.
+
+    It holds an array: paddle takes a batch without any for the end of the data
+    (paddle/io/dataloader/dataloader_iter.py, _DataLoaderIterMultiProcess.__next__).
     """
     return [np.zeros(1), _sendable(error), what]
 
 
 def _raise_sent(batch: Any, name: str) -> None:
-    """Raises the exception that a batch of a worker tells of."""
+    """Raises the exception that a batch of a worker carries."""
     match batch:
         case [_, BaseException() as error, str() as what]:
             add_note(error, f"{name}: raised {what}")
@@ -342,13 +361,14 @@ def _started(loader: DataLoader) -> Any:
 
 
 def _kill(pid: int, iterator: int) -> None:
-    # Else paddle raises an error for a worker that was killed.
+    # Else paddle raises an error for a worker that was killed: paddle/io/multiprocess_utils.py,
+    # _set_SIGCHLD_handler.
     core._erase_process_pids(iterator)  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)
 
 
 def _end_workers(iterator: Any) -> None:
-    """Ends the workers of paddle's iterator, and what they made and nobody has taken."""
+    """Ends the workers of paddle's iterator, and removes the batches that nobody has taken."""
     iterator._try_shutdown_all(1)
     for worker in iterator._workers:
         worker.kill()  # that one is still busy
@@ -357,10 +377,13 @@ def _end_workers(iterator: Any) -> None:
 
 
 def _with_hardened_workers(loader: DataLoader, batches: Any) -> DataLoader:
-    """Copies the loader; its workers end with this process, and survive its group's signals.
+    """Returns a copy of a loader whose workers end with this process, and survive its group's
+    signals.
 
-    `batches` is the data set that they are given. To paddle, a whole batch is one sample of it, and
-    each of its batches has one sample.
+    Args:
+        loader: A DataLoader with workers.
+        batches: The data set of the copy. To paddle, a whole batch is one sample of it, and each of
+            its batches has one sample.
     """
     hardened = copy.copy(loader)
     init_fn = loader.worker_init_fn
@@ -399,7 +422,11 @@ def _end_if_daemonic(_: object) -> None:
 
 @functools.cache  # once in a process
 def _end_with_parent(own: int) -> None:
-    """Makes this process, of this id, end with its parent, and remove then what it has made."""
+    """Makes this process end with its parent, and remove its files in shared memory then.
+
+    Args:
+        own: The id of this process, for the cache: a fork has another one.
+    """
     parent = multiprocessing.parent_process()
     note = leave_note()
 
@@ -415,7 +442,7 @@ def _start_worker(
     dataset: Any, batches: Any, init_fn: Callable[[int], None] | None, worker_id: int
 ) -> None:
     # The launcher sends SIGTERM to the whole process group, and a scheduler perhaps to everybody. A
-    # worker that died of it would make the training process fail, which wants to save.
+    # worker that died of it would make the training process fail, before it has saved.
     survive_signals()
     _end_with_parent(os.getpid())
     # get_worker_info().dataset is the user's data set, not the wrapper around it.
@@ -430,7 +457,9 @@ def _start_worker(
 def batched_stream(loader: DataLoader, cut: int = 0) -> Iterator[Any]:
     """Yields the batches of an IterableDataset's DataLoader without workers, in this thread.
 
-    `cut` is how many samples are left out at the start.
+    Args:
+        loader: The DataLoader.
+        cut: Samples that are left out at the start.
     """
     place = loader.places[0]
     for batch in _StreamOfBatches(loader).batches(cut):
@@ -473,7 +502,12 @@ def _to_array(value: Any) -> Any:
 
 
 def to_tensors(batch: Any, place: Any) -> Any:
-    """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists."""
+    """Returns a batch as paddle's DataLoader would: arrays as tensors, tuples as lists.
+
+    Args:
+        batch: Arrays, tensors and other values in lists, tuples and mappings.
+        place: The paddle place of the tensors.
+    """
     return _mapped(batch, functools.partial(_to_tensor, place=place))
 
 

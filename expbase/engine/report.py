@@ -189,8 +189,9 @@ class Report:
 
     def end(self) -> None:
         """Says how long it took, what is best, and how to see the curves."""
-        # Its last line comes before ours, and all ranks wait for it: when one has ended, paddle's
-        # launcher kills the others four seconds later.
+        # Its last line comes before ours, and all ranks wait for it: when one has ended with a code
+        # other than 0, paddle's launcher kills the others four seconds later
+        # (paddle/distributed/launch/controllers/controller.py, watch).
         collectives.on_rank_zero(self._checkpointer.close, "the last checkpoint")
         say = self._logger.info
         say("time        %s", card.clock(self._stopwatch.seconds()))

@@ -30,6 +30,7 @@ from expbase.base.exit_codes import ExitCode
 from expbase.base.processes import handling, hears_signals, ignore_signals_at_exit
 from expbase.base.streams import say
 from expbase.ranks import collectives, store
+from expbase.record.ledger import STOP_FILE
 from expbase.record.speed import Stopwatch
 
 _NOW_SECONDS = 1.0  # a second Ctrl-C within this time means now
@@ -47,7 +48,7 @@ class StopReason(enum.IntEnum):
 
     NONE = 0, "nothing", 0
     CALL = 1, "stop() was called", 0
-    FILE = 2, "a file named STOP", 0
+    FILE = 2, STOP_FILE, 0
     TIME_LIMIT = 3, "training.time_limit_seconds", ExitCode.TIME_LIMIT
     SIGUSR1 = 4, "SIGUSR1", ExitCode.SIGTERM  # the scheduler's warning that SIGTERM will come
     SIGHUP = 5, "SIGHUP", ExitCode.SIGHUP  # the terminal is gone
@@ -218,7 +219,8 @@ class StopRequests:
         """Notes signals that ask to stop in the block; afterwards the old handlers are back.
 
         A second Ctrl-C within a second raises KeyboardInterrupt. SIGTERM may come many times:
-        paddle's launcher sends it up to three times to every process of a group.
+        paddle's launcher sends it up to three times to every process of a group
+        (paddle/distributed/launch/utils/process_context.py, ProcessContext.terminate).
         """
         if not hears_signals():
             yield  # only the main thread can set handlers
@@ -235,7 +237,9 @@ class StopRequests:
                     os.write(2, _HEARD)
             self.add(StopReason[signal.Signals(signum).name])
 
-        paddle.disable_signal_handler()  # paddle's own would end the process with a C++ trace
+        # Paddle's own handler, in C++, would end the process with a trace:
+        # paddle/base/framework.py, disable_signal_handler.
+        paddle.disable_signal_handler()
         signals = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
         ignore_signals_at_exit(signals)
         with handling(dict.fromkeys(signals, note)):

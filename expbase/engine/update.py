@@ -80,7 +80,8 @@ class Update:
             options = {"find_unused_parameters": layer.find_unused_parameters, **options}
             layer = unwrap(layer)
         found = StatefulObjects(layers={f"data_parallel({type(layer).__name__})": layer})
-        alike.check_alike(found.shapes())  # paddle's check would hang, or end the process
+        # Else paddle/distributed/parallel.py, sync_params_buffers, would hang, or end the process.
+        alike.check_alike(found.shapes())
         wrapper = paddle.DataParallel(layer, **options)
         self.wrappers.note(wrapper)
         return wrapper
@@ -204,7 +205,8 @@ def _step(scaler: Any, optimizer: Any) -> None:
 
 
 def _update(scaler: Any) -> None:
-    # It prints float(scale), which numpy 2.4 refuses for the shape [1] that the kernels want.
+    # AmpScaler._update prints float(scale), which numpy 2.4 refuses for the shape [1] that the
+    # kernels want.
     scaler._scale = scaler._scale.reshape([])
     scaler.update()
     scaler._scale = scaler._scale.reshape([1])

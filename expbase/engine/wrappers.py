@@ -26,7 +26,8 @@ class Wrappers:
     """Every DataParallel that this start has made or found.
 
     All are kept: the hooks of one on its parameters have a bare pointer to its reducer, and with
-    that gone the next backward is a segmentation fault, also where another one has taken its place.
+    that gone the next backward is a segmentation fault, also where another one has taken its place
+    (paddle/fluid/distributed/collective/reducer.cc, EagerReducer).
 
     Args:
         find: Returns what has state now.
@@ -44,7 +45,8 @@ class Wrappers:
     def note_all(self) -> None:
         """Notes the wrappers that a user has made without data_parallel, too.
 
-        Not fleet's: they average whatever has a gradient when its optimizer steps.
+        Not fleet's: they average whatever has a gradient when its optimizer steps
+        (paddle/distributed/fleet/utils/hybrid_parallel_util.py, fused_allreduce_gradients).
         """
         for wrapper in self._find().parallel.values():
             if hasattr(wrapper, "_reducer"):  # not a DataParallel of one process

@@ -53,8 +53,8 @@ class EarlyStopping(ExperimentBase):
                 "training.monitor: not given; expected the metric of valid() that early_stopping "
                 "watches."
             )
-        # What it counts by, the best value, the validations without a better one since, and the
-        # iteration of the last that counted.
+        # The metric and mode, the best value, the number of validations since that were not better,
+        # and the iteration of the last validation that was counted.
         self.early_stopping: dict[str, Any] = {
             "monitor": "", "best": None, "failures": 0, "iteration": 0,
         }  # fmt: skip
@@ -132,8 +132,8 @@ class EarlyStopping(ExperimentBase):
 class WeightAverages:
     """Moving averages of all weights of a layer; the checkpoint holds them.
 
-    Of frozen ones, too: they may be thawed later. Running statistics (batch norm) and quantized
-    weights are not averaged: they are the layer's own.
+    Frozen weights are averaged, too: they may be thawed later. Running statistics (batch norm) and
+    quantized weights are not averaged: they are the layer's own.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -296,7 +296,8 @@ class GradientClipping(ExperimentBase):
             )
         if not gradients:
             return
-        # In float32: paddle.nn.utils.clip_grad_norm_ fails where types are mixed, as in amp O2.
+        # In float32: paddle/nn/utils/clip_grad_norm_.py, clip_grad_norm_, fails where types are
+        # mixed, as in amp O2.
         with paddle.no_grad():
             squares = [paddle.square(gradient.astype("float32")).sum() for gradient in gradients]
             norm = paddle.add_n(squares).sqrt()

@@ -76,7 +76,7 @@ class Run:
     runner: Config  # its section of the file; its keys are RUNNER_KEYS
     experiment: type[ExperimentBase]  # its stages in front
     config: Config  # checked
-    args: argparse.Namespace  # what the experiment is constructed with
+    args: argparse.Namespace  # the second argument of the experiment
 
 
 # --- reading the file ------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _infer(run: Run, experiment: ExperimentBase) -> None:
 
 
 def _checkpoints_in(source: Path, which: str) -> list[str]:
-    """Lists what to load, one after the other, as load_checkpoint names it; "" is a file."""
+    """Returns the names of checkpoints, for load_checkpoint; "" stands for a file of weights."""
     if source.is_file():
         return [""]
     if which != "all":

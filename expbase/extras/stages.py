@@ -32,7 +32,7 @@ STAGES = {
 }
 # What else of the experiment a stage may define.
 _ALLOWED = {"setup_dataloader", *(method for _, method, _ in STAGES.values())}
-# What PaddleRec's bases of stages had beside `save`, and what is here in its place.
+# Methods of PaddleRec's base classes of stages, beside `save`, and what to use in their place.
 _LEFT_OUT = {
     "load": "a runner's init_model_path is loaded by itself, right after startup; for other "
     "weights call self.load_model(path)",
@@ -41,7 +41,7 @@ _LEFT_OUT = {
 
 
 class EngineMode(enum.IntEnum):
-    """What `context["engine"]` is; the numbers are PaddleRec's."""
+    """The values of `context["engine"]`; the numbers are PaddleRec's."""
 
     SINGLE = 1
     CLUSTER = 2  # several processes, on one machine or several
@@ -53,7 +53,7 @@ def load_class(text: str, place: str, folder: Path, default: str = "") -> type:
     Args:
         text: `file.py:Class`, `file.py` if there is a default name, or `package.module:Class`.
         place: The YAML key of the text, for messages.
-        folder: What the path of a file is relative to.
+        folder: The folder to which the path of a file is relative.
         default: The name of the class if the text has none.
 
     Returns:
@@ -115,13 +115,13 @@ def with_stages(
         experiment: The class.
         stages: The classes, by the name of the stage in STAGES.
         place: The runner, for messages.
-        **facts: What `context` has beside the experiment's attributes: its runner_name, say.
+        **facts: Values of `context` beside the experiment's attributes, such as runner_name.
 
     Returns:
         The subclass; without stages the experiment itself.
 
     Raises:
-        ConfigError: A class lacks its method, or hides something.
+        ConfigError: A class lacks its method, or hides an attribute of another class.
     """
     if not stages:
         return experiment

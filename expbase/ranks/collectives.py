@@ -1,8 +1,9 @@
-"""What all ranks do together, and which of them this process is.
+"""Collectives, and the number of this rank.
 
 Every function also works with one process, where it has nothing to do. Under gloo a collective
-fails if a rank is more than 30 s late. So `barrier`, which has no such limit, stands before
-whatever may take long on one rank; it finds out when the ranks wait at different places.
+fails if a rank is more than 30 s late (gloo/context.cc, kTimeoutDefault). `barrier` has no such
+limit, so it stands before work that may take long on one rank. It also finds out when the ranks
+wait at different places.
 
     all_gather_object(value)          # the values of all ranks, in rank order, on every rank
     broadcast_object(value)           # the value of rank 0, on every rank
@@ -29,9 +30,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _next_barrier = [0, 0]  # the series and the number of the next barrier, which make its key
-_meanwhile: list[Callable[[], object]] = [lambda: None]  # what a waiting rank calls; the last one
+_meanwhile: list[Callable[[], object]] = [lambda: None]  # a waiting rank calls the last one
 _POLL_SECONDS = 0.0005, 0.02  # between two questions of a waiting rank, at first and at most
-_ARRIVED = 1 << 40  # what each rank adds to the counter of a barrier, beside its place's number
+_ARRIVED = 1 << 40  # each rank adds it, and the number of its place, to the counter of a barrier
 
 _only_here = ContextVar("_only_here", default="")  # the function of rank_zero_only that runs
 
@@ -79,7 +80,11 @@ def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def need_all_ranks(place: str) -> None:
-    """Raises a RuntimeError in a function that only rank 0 runs: it would wait for ever."""
+    """Raises a RuntimeError in a function that only rank 0 runs, where rank 0 would wait for ever.
+
+    Args:
+        place: The name of the method that needs all ranks.
+    """
     if (name := _only_here.get()) and world_size() > 1:
         raise RuntimeError(
             f"{name}: {place} needs all ranks, and @rank_zero_only makes rank 0 alone come here. "
@@ -88,7 +93,7 @@ def need_all_ranks(place: str) -> None:
 
 
 def init_parallel(device: str) -> None:
-    """Connects the processes, once: with gloo on the CPU, else with the device's own backend."""
+    """Connects the processes, unless they are: by gloo on the CPU, else by the device's backend."""
     if dist.is_initialized():
         return
     if device == "cpu":
@@ -97,7 +102,7 @@ def init_parallel(device: str) -> None:
 
 
 def is_connected() -> bool:
-    """Tells whether the processes are connected."""
+    """Returns whether the processes are connected."""
     return bool(dist.is_initialized())
 
 
@@ -112,16 +117,21 @@ def all_gather_object(value: T) -> list[T]:
 
 def broadcast_object(value: T) -> T:
     """Returns the value of rank 0 on every rank; one collective."""
-    # Not paddle's own broadcast: it makes more tensors on rank 0 than on the others, and then the
-    # automatic names of all later tensors would differ.
+    # Not broadcast_object_list of paddle/distributed/communication/broadcast.py: it makes more
+    # tensors on rank 0 than on the others, and then the automatic names of all later tensors
+    # differ.
     return all_gather_object(cast(T, value if rank() == 0 else None))[0]
 
 
 def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
-    """Calls the function on rank 0; the others wait, however long it takes, for its value.
+    """Calls a function on rank 0, and returns its value on all ranks, however long it takes.
+
+    Args:
+        function: What to call.
+        doing: What it does, in words, for the error.
 
     Raises:
-        RankZeroError: On the other ranks, that `doing` failed; rank 0 raises the function's error.
+        RankZeroError: On the other ranks, if it fails; rank 0 raises the function's error.
     """
     if not dist.is_initialized():
         return function()
@@ -133,7 +143,7 @@ def on_rank_zero(function: Callable[[], T], doing: str) -> T | None:
             value = function()
         except Exception as raised:
             error = raised  # raised below: the others must not wait for a rank that has failed
-    barrier(doing)  # and not in broadcast_object, where gloo gives up after 30 s
+    barrier(doing)  # the others wait here, and not in broadcast_object, where gloo has its limit
     value, text = broadcast_object((value, repr(error) if error else None))
     if error is not None:
         raise error
@@ -146,10 +156,10 @@ def barrier(place: str) -> None:
     """Returns when every rank has called it, however late one is.
 
     Args:
-        place: Where that is, in words that a user knows.
+        place: The place of the call, in words that a user knows.
 
     Raises:
-        RuntimeError: Another rank waits at another place; on all ranks.
+        RuntimeError: On all ranks, if one of them waits at another place.
     """
     need_all_ranks(place)
     if not dist.is_initialized():
@@ -175,10 +185,13 @@ def barrier(place: str) -> None:
 
 @contextlib.contextmanager
 def barriers_that_may_be_left(meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Makes barriers in the block call a function while they wait, by which ranks leave the block.
+    """Makes barriers in the block call a function while they wait; it may leave the block.
 
-    If it raises an exception, it must do so on all ranks that wait. Barriers in the block, and
-    those after it, are numbered anew: not all ranks have come to the last one.
+    Barriers in the block, and those after it, are numbered anew: not all ranks may have come to the
+    last one.
+
+    Args:
+        meanwhile: Leaves the block by an exception; then it must do so on all ranks that wait.
     """
     _next_barrier[:] = _next_barrier[0] + 1, 0
     _meanwhile.append(meanwhile)
@@ -194,9 +207,15 @@ def weighted_average(
     weight: float,
     gather: Callable[[Any], list[Any]] = all_gather_object,
 ) -> dict[str, float]:
-    """Returns the mean of each metric over the ranks whose values `gather` returns.
+    """Returns the weighted mean of each metric over the ranks.
 
-    `weight` is the number of this rank's samples; if it is 0 the metrics are not used.
+    Args:
+        metrics: Numbers, or tensors of one element, by name; the same names on all ranks.
+        weight: The number of samples that they are the mean of; with 0 they are not used.
+        gather: Returns the values of all ranks.
+
+    Raises:
+        ValueError: The weight is negative or nan, or the ranks name different metrics.
     """
     if not weight >= 0:
         raise ValueError(f"average: weight {weight!r} given; expected 0 or more.")

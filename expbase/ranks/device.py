@@ -24,9 +24,11 @@ _REPEATABLE = {
 
 
 def set_device(device: str | None, *, deterministic: bool) -> None:
-    """Makes paddle use a device, "cpu" or "gpu:1"; by default the GPU if there is one.
+    """Makes paddle use a device.
 
-    With `deterministic` its kernels are repeatable.
+    Args:
+        device: "cpu", "gpu", "gpu:1" or another one of paddle's; None: the GPU if there is one.
+        deterministic: Also set the flags that make its kernels repeatable.
 
     Raises:
         ConfigError: There is no such device, or the processes would share one.

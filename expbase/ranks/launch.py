@@ -1,8 +1,8 @@
 """Starts the ranks of this machine, and waits for them.
 
-Paddle connects them; this module forwards signals, ends the rest when one has failed, and finds out
-how they ended. On the CPU they are forked: a fork has paddle already, whose import takes longer
-than the rest of a start.
+Paddle connects them. This module forwards signals, ends the others when one has failed, and finds
+out how they ended. On the CPU they are forked: a fork has paddle already, and its import takes
+longer than the rest of a start.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ _GRACE_SECONDS = 10.0  # after a failure, for the other processes to end by them
 class Outcome(NamedTuple):
     """How the ranks of a start ended."""
 
-    code: int  # that a shell shows: of the first that failed, else of the first stopped, else 0
+    # As a shell shows it: that of the first rank that failed, else of the first stopped, else 0.
+    code: int
     deaths: tuple[str, ...] = ()  # "rank 1 was killed by SIGKILL"
 
 
 class StopSignals:
-    """The signals that ask for a stop: noted, and forwarded to the ranks while there are some."""
+    """Notes the signals that ask for a stop, and forwards them to the ranks that run."""
 
     def __init__(self) -> None:
-        self.asked = 0  # the first that came; 0: none
+        self.asked = 0  # the first signal that came; 0: none
         self.ranks: Sequence[Any] = ()
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Handles them in the block; a ConfigError where nobody can."""
+        """Handles the signals in the block; a ConfigError in a thread, which hears none."""
         if not hears_signals():
             raise ConfigError(
                 "--nprocs or --restarts: given to main() in a thread; expected it in the main one, "
@@ -70,13 +71,14 @@ class StopSignals:
         return handling(dict.fromkeys(_STOP_SIGNALS, self.note))
 
     def note(self, signum: int, frame: Any = None) -> None:
-        """Handles one."""
+        """Notes a signal, and forwards it to the ranks."""
         self.asked = self.asked or signum
         # A terminal sends Ctrl-C to the ranks by itself, and a second one means now; kill does not.
         signum = signal.SIGTERM if signum == signal.SIGINT else signum
         for process in self.ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signum)  # asking whether it lives would collect it
+                # Not process.is_alive(): that would collect it, and `ending` asks the system later.
+                os.kill(process.pid, signum)
 
 
 def spawn(
@@ -86,26 +88,34 @@ def spawn(
     device: str | None,
     signals: StopSignals,
 ) -> Outcome:
-    """Calls a function of a module in new processes, one per rank, and waits for them.
+    """Calls a function in new processes, one per rank, and waits for them.
 
-    If `nprocs` is negative, there are at most so many, and a device for each.
+    Args:
+        function: Of a module, so that it can be pickled.
+        args: Its arguments.
+        nprocs: How many processes. If it is negative: at most -nprocs, a power of two, and no more
+            than there are devices.
+        device: "cpu" or "gpu"; None: the GPU if there is one.
+        signals: Forwards its signals to the processes.
     """
     on_cpu = (device or default_device()) == "cpu"
     if nprocs < 0:
         nprocs = _most_processes(-nprocs, on_cpu=on_cpu)
-    # Of several threads a fork has one, and what the others hold is held for ever.
+    # A fork has only one thread of its parent: a lock that another one holds stays held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
     words = (os.getpid(), function, tuple(args))
     with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
-        if nprocs == 1:  # paddle would change its environment
+        # Of paddle/distributed/spawn.py: _get_subprocess_env_list warns that gloo means the CPU.
+        warnings.simplefilter("ignore")
+        if nprocs == 1:  # _set_trainer_env would set its environment as of one of several
             starter: Any = multiprocessing.get_context(way)
             signals.ranks = [starter.Process(target=_run_rank, args=words)]
             signals.ranks[0].start()
         else:
             how = {"join": False, "backend": "gloo" if on_cpu else "auto", "start_method": way}
             context = dist.spawn(_run_rank, words, nprocs=nprocs, **how)
-            signals.ranks = context.processes  # it must live: it holds queues that they open
+            # The context must live: MultiprocessContext holds queues that the processes open.
+            signals.ranks = context.processes
     try:
         if signals.asked:  # before they were there
             signals.note(signals.asked)
@@ -120,12 +130,12 @@ def spawn(
 
 
 def _most_processes(limit: int, *, on_cpu: bool) -> int:
-    """Returns the greatest power of two up to a limit for which there is a device each.
+    """Returns the greatest power of two that is at most the limit and the number of devices.
 
-    A GPU, or on the CPU a core, is counted if a process that begins now may use it.
+    Counted are the GPUs, or on the CPU the cores, that a new process may use.
     """
     count = len(os.sched_getaffinity(0))
-    if not on_cpu:  # asked in a new process: one that has looked goes on seeing a GPU that is gone
+    if not on_cpu:  # in a new process: one that has looked before goes on seeing a GPU that is gone
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             count = pool.apply(paddle.device.cuda.device_count)
     number = min(1 << count.bit_length() >> 1, limit) or 1
@@ -139,12 +149,12 @@ def _join(processes: Sequence[Any]) -> Outcome:
     running = {process.sentinel: rank for rank, process in enumerate(processes)}
     deadline = float("inf")
     while running and time.monotonic() < deadline:
-        # Never without limit: python hears a signal that comes just before a wait at its end.
+        # Not without a limit: Python handles a signal that comes just before a wait at its end.
         for sentinel in wait(list(running), 1.0):
             rank = running.pop(sentinel)
             code = _code_of(processes[rank])
             codes.append(code)
-            if code < 0:  # else it has said why itself
+            if code < 0:  # with another code it has said why itself
                 deaths.append(f"rank {rank} {ending(processes[rank].pid)[0]}")
             if code not in (0, *STOPPED):
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
@@ -161,7 +171,7 @@ def _join(processes: Sequence[Any]) -> Outcome:
 
 
 def _code_of(process: Any) -> int:
-    """Returns the return code of a process that has ended; its parent does not collect it yet."""
+    """Returns the return code of a process that has ended, without collecting it."""
     try:
         end: Any = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:  # multiprocessing has, when it started the next one
@@ -172,8 +182,8 @@ def _code_of(process: Any) -> int:
 
 def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
     die_with_parent(parent)
-    # What a fork must not have of its parent: handlers, signals held, and the rank, which paddle
-    # does not look up again.
+    # A fork must not keep what it has from its parent: handlers, blocked signals, and the rank,
+    # which paddle caches (paddle/distributed/parallel.py, _get_global_parallel_env).
     for signum in _STOP_SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
@@ -188,15 +198,17 @@ def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...
         code = _code_of_call(function, args)
     except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
         code = ExitCode.SIGINT
-    for signum in _STOP_SIGNALS:  # what this process answers is decided
+    for signum in _STOP_SIGNALS:  # the exit code is decided
         signal.signal(signum, signal.SIG_IGN)
     atexit._run_exitfuncs()
     sys.exit(code)
 
 
 def _code_of_call(function: Callable[..., object], args: tuple[Any, ...]) -> int:
-    """Calls it; what this process is to answer then. Paddle takes a KeyboardInterrupt for no error,
-    and shows an exception only when all processes have ended.
+    """Calls a function; returns the exit code of this process, and shows an exception at once.
+
+    Paddle exits with 0 after a KeyboardInterrupt, and shows an exception only when all processes
+    have ended (paddle/distributed/spawn.py, _func_wrapper).
     """
     try:
         function(*args)

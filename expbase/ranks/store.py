@@ -1,9 +1,9 @@
-"""The store that all processes of a run share: numbers by key, kept by rank 0.
+"""The store that all ranks share: numbers by key, kept by rank 0.
 
-It is the TCPStore of paddle, made so that no process waits in it without end.
+It is paddle's TCPStore, made so that no process waits in it without end.
 
     connect(wait_for)            # once, before the first collective
-    add("expbase/asked", 1)      # the sum, which every rank may ask for
+    add("expbase/asked", 1)      # returns the sum over all calls of all ranks
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def add(key: str, number: int) -> int:
     if dist.get_world_size() == 1:
         return 0
     # A signal that interrupts a question, such as the SIGCHLD of a loader's worker, makes it fail;
-    # its answer is then taken for the answer to the next question.
+    # its answer is then taken for the answer to the next question
+    # (paddle/phi/core/distributed/store/tcp_utils.h, receive_bytes).
     with signals_held(signal.valid_signals()):
         store = _connections[-1] if _connections else core.create_or_get_global_tcp_store()
         return int(store.add(key, number))
@@ -38,7 +39,9 @@ def add(key: str, number: int) -> int:
 def connect(wait_for: Callable[[Callable[[], str]], object]) -> str:
     """Makes the store on rank 0, connects the other ranks to it, and returns its host.
 
-    `wait_for` is called with a function, and returns when that names nobody who is missing.
+    Args:
+        wait_for: Is called with a function that names who is missing, and returns when that returns
+            "".
     """
     host, port = _store_address()
     if not dist.is_initialized():
@@ -51,7 +54,7 @@ def connect(wait_for: Callable[[Callable[[], str]], object]) -> str:
 
 
 def _store_address() -> tuple[str, int]:
-    # Found as paddle's init_parallel_env finds it, which does not tell.
+    # As in paddle/distributed/parallel.py, init_parallel_env, which does not tell the address.
     master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     address = ":".join(map(str, master)) if all(master) else os.environ.get("PADDLE_MASTER")
     address = address or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
@@ -68,8 +71,8 @@ def _own_address(host: str, port: int) -> str:
 
 def _make_store() -> None:
     # Paddle would wait in here until all ranks have come, 15 minutes long and with Python's lock
-    # held, so that no signal handler runs. It does not if it believes that there is one rank only.
-    # In paddle/phi/core/distributed/store/store_utils.cc.
+    # held, so that no signal handler runs. It does not wait if it believes that there is one rank
+    # only: paddle/phi/core/distributed/store/store_utils.cc, CreateOrGetGlobalTCPStore.
     number = os.environ["PADDLE_TRAINERS_NUM"]
     os.environ["PADDLE_TRAINERS_NUM"] = "1"
     try:
@@ -101,7 +104,11 @@ def _sockets() -> set[Path]:
 
 
 def _choose_interface(address: str) -> None:
-    """Gives gloo the interface of this address, not that of the host's name, often 127.0.1.1."""
+    """Makes gloo use the interface of an address.
+
+    By default it takes that of the host's name, often 127.0.1.1
+    (paddle/fluid/distributed/collective/process_group_gloo.cc, createDefaultDevice).
+    """
     if not address.startswith("127."):
         import psutil  # comes with VisualDL; one machine alone need not pay 20 ms for it
 

@@ -1,8 +1,8 @@
-"""The other ranks: whether all have come, and whether one of them has failed or died.
+"""Watches the other ranks: whether all have come, and whether one has failed or died.
 
 Every rank is connected to rank 0. The system closes the connections of a process that ends, however
-it ends and on whatever machine: so a death is known at once. Keep-alive finds a machine that is
-gone. A rank that is stopped, or busy for ever, stays connected: ranks/hang.py is for that.
+it ends and on whatever machine, so a death is known at once. Keep-alive finds a machine that is
+gone. A rank that is stopped, or busy for ever, stays connected; ranks/hang.py finds it.
 
     watch = Watch(on_failure, say)    # all ranks have come
     watch.tell(error)                 # this rank ends by an error: the others end, too
@@ -55,16 +55,16 @@ class Watch:
     So a thread listens: it calls `on_failure` with what is known of the failure, and ends the
     process, with the code of a signal or Ctrl-C if the other rank has ended by one, else with 1.
 
-    Over a connection go two lines of JSON: `[rank, id of the process, machine]` when it is made,
+    Two lines of JSON go over a connection: `[rank, id of the process, machine]` when it is made,
     and `[failure, code]` when it is left, the failure being "" if all is well. They are read when
     it is closed.
 
     Args:
-        on_failure: Called in the thread, with a text and that code.
+        on_failure: Called in the thread, with a text and the exit code.
         say: Called with a line of text while ranks are missing.
 
     Raises:
-        TimeoutError: One has not come in time.
+        TimeoutError: A rank has not come in time.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Watch:
         self._error = ""  # by which this rank has failed
         self._stopped = False
         self._received: dict[socket.socket, bytes] = {}  # over each connection
-        # Paddle may wait for rank 0 without limit, and holds Python's lock then.
+        # Paddle may wait for rank 0 without limit, with Python's lock held:
+        # paddle/phi/core/distributed/store/tcp_store.cc, the constructor of TCPStore.
         faulthandler.dump_traceback_later(self._limit + _TELL_SECONDS, exit=True, file=2)
         try:
             self._door = self._connect()
@@ -95,7 +96,10 @@ class Watch:
             raise
 
     def _connect(self) -> socket.socket:
-        """Returns rank 0's door, or the connection to it; the common store knows its port."""
+        """Returns the socket on which rank 0 listens, or a connection to it.
+
+        Its port is in the store that all ranks share.
+        """
         if not dist.is_initialized():
             die_with_parent()  # so a launcher that is killed with -9 leaves no rank behind
         host = store.connect(self._wait_for)
@@ -109,7 +113,14 @@ class Watch:
         return door
 
     def _wait_for(self, missing: Callable[[], str]) -> None:
-        """Waits until no rank is missing; the lines and the error tell which are."""
+        """Waits until no rank is missing.
+
+        Args:
+            missing: Returns the names of the ranks that are missing, for lines and errors.
+
+        Raises:
+            TimeoutError: The limit is over.
+        """
         began = time.monotonic()
         say_at = _SAY_SECONDS
         while names := missing():
@@ -183,13 +194,15 @@ class Watch:
 
     @contextlib.contextmanager
     def heard_before_abort(self) -> Iterator[None]:
-        """Makes an abort in the block wait until the thread has named the death that is its cause.
+        """Delays an abort in the block until the thread has named the death that is its cause.
 
-        Gloo aborts a backward milliseconds after the death of another rank, and holds Python's lock
-        then, so that the thread cannot run.
+        Under gloo an error in a backward's collective ends in abort(), milliseconds after the death
+        of another rank (paddle/fluid/distributed/collective/process_group_gloo.cc). Python's lock
+        is held then, so that the thread cannot run.
         """
         libc = ctypes.CDLL(None)
-        # Python's own handlers would run too late. In a loader's worker the thread has ended.
+        # A handler of Python's would run too late. In a fork, such as a loader's worker, the thread
+        # has ended, and joining it takes no time.
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: self._thread.join(_ABORT_SECONDS))
         libc.signal(signal.SIGABRT, handler)
         try:
@@ -198,9 +211,9 @@ class Watch:
             libc.signal(signal.SIGABRT, None)  # after the end of Python the handler would crash
 
     def tell(self, error: BaseException) -> None:
-        """Tells the other ranks by what this one failed.
+        """Tells the other ranks that this one fails by an error.
 
-        If that is the consequence of another one's failure, the process ends in here.
+        If another rank's failure is the cause, this process ends in this call.
         """
         self._error = repr(error)
         self._thread.join(_TELL_SECONDS)
@@ -208,7 +221,12 @@ class Watch:
         self.stop("" if told else f"rank {rank()}: {self._error}", exit_code_of(error))
 
     def stop(self, failure: str = "", code: int = 0) -> None:
-        """Stops watching. May be called twice."""
+        """Stops watching, and leaves the other ranks. May be called twice.
+
+        Args:
+            failure: Why this rank leaves; "": in good order.
+            code: Its exit code.
+        """
         if self._stopped:
             return
         self._stopped = True
@@ -230,7 +248,7 @@ def _send(connection: socket.socket, words: list[object]) -> None:
 
 
 def _how_it_left(received: bytes, is_silent: bool) -> tuple[str, int]:
-    """Returns by what failure the rank at the other end left, "" if by none, and with what code."""
+    """Returns the failure of the rank at the other end, "" if there is none, and its exit code."""
     try:
         (number, pid, where), *last = map(json.loads, received.splitlines())
         if last:

@@ -1,4 +1,4 @@
-"""What a run says of itself before its first batch, in lines of text."""
+"""The card: lines of text about a run before its first batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The code that a run was made with: its commit, and what differs from it.
+"""The commit of a run's code, and the changes that are not committed.
 
-Asks the `git` command and never changes the repository or its index. What git does not answer is a
-note in the record, never a failure of the run.
+It asks the `git` command and never changes the repository or its index. If git fails, a note in the
+record says so, and the run goes on.
 
     describe(top_of(Path.cwd()), output_dir)   # {"commit": "b2e0…", "dirty": True, …}
 """
@@ -18,7 +18,8 @@ from typing import Any
 from expbase.base.files import write_single_file
 from expbase.record.sources import SOURCES
 
-_SECONDS = 5.0  # for one answer: under gloo the other ranks wait 30 s at most
+# For one answer. Under gloo the other ranks wait 30 s at most: gloo/context.cc, kTimeoutDefault.
+_SECONDS = 5.0
 # Without autoRefreshIndex=false `git diff` writes the index. The user's taste in diffs is
 # overruled: `git apply` could not read every kind.
 _DIFF = (
@@ -33,14 +34,18 @@ def top_of(folder: Path) -> Path | None:
 
 
 def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
-    """Returns what git knows about a work tree, as JSON values; saves `git diff HEAD` with the run.
+    """Describes a work tree by git, and saves `git diff HEAD` in the output directory.
 
-    The diff is in a file that is named by its content, so that each distinct one is saved once.
+    The file of the diff is named by its content, so each distinct diff is saved once. Files that
+    git does not track are in no diff.
+
+    Args:
+        top: The top of the work tree; None: there is none.
+        output_dir: Of the run.
 
     Returns:
-        `commit`, `branch` ("HEAD" if there is none), whether it is `dirty`, the name under which
-        the diff is saved (`state`), and a `note` if something is not known.
-        Of files that git does not know it knows nothing.
+        JSON values: `commit`, `branch` ("HEAD" if there is none), `dirty` (whether there are
+        changes), `state` (the name under which the diff is saved), and a `note` if git has failed.
     """
     if top is None:
         return {"note": "not in a git repository"}
@@ -62,7 +67,7 @@ def describe(top: Path | None, output_dir: Path) -> dict[str, Any]:
 
 
 def committed(folder: Path, names: Iterable[str]) -> set[str]:
-    """Returns those of some files, by path in a folder, that the commit has; in doubt none."""
+    """Returns the files, by their paths in a folder, that are in the commit; none if git fails."""
     if top_of(folder) is None:
         return set()
     try:
@@ -73,10 +78,10 @@ def committed(folder: Path, names: Iterable[str]) -> set[str]:
 
 
 def _ask(folder: Path, *words: str) -> bytes:
-    """Returns the output of a git command, or an error."""
+    """Returns the output of a git command; raises an error if it fails."""
     command = ["git", "-C", str(folder), "--no-optional-locks", *words]
-    # In a session of its own, where Ctrl-C does not reach it (that is for the run), and where it
-    # has no terminal on which to ask for a password.
+    # git runs in a session of its own: Ctrl-C, which is for the run, does not reach it, and it has
+    # no terminal on which to ask for a password.
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS,
         start_new_session=True, check=True,

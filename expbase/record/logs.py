@@ -40,9 +40,12 @@ def early_log() -> logging.Logger:
 
 
 def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
-    """Opens a logger of `early_log`: appends to the file, if any, also the lines that it kept.
+    """Opens a logger of `early_log`, and writes the lines that it has kept.
 
-    With `echo` lines also go to stderr, without the tracebacks that Python prints there.
+    Args:
+        logger: The logger.
+        path: The file to append to; None: no file.
+        echo: Also write lines to stderr, without the tracebacks that Python prints there.
     """
     early = [handler for handler in logger.handlers if isinstance(handler, MemoryHandler)]
     if path is not None:
@@ -58,7 +61,7 @@ def open_log(logger: logging.Logger, path: Path | None, *, echo: bool) -> None:
 
 
 def is_early(logger: logging.Logger) -> bool:
-    """Tells whether `open_log` was not called yet: it keeps its lines."""
+    """Returns whether a logger still keeps its lines: `open_log` was not called."""
     return any(isinstance(handler, MemoryHandler) for handler in logger.handlers)
 
 
@@ -72,12 +75,14 @@ def close_log(logger: logging.Logger) -> None:
 
 @contextlib.contextmanager
 def paddle_repeats_nothing() -> Iterator[None]:
-    """Leaves out, in the block, what paddle would say again and again.
+    """Silences, in the block, what paddle would say again and again.
 
-    At its import it adds a handler to the root logger (distributed/utils/log_utils.py, where a name
-    of "root" is given), which prints what a handler of the author's prints, too. And each BatchNorm
-    warns in training of what everybody expects: Python shows that once, but once more after
-    whatever touches its filters of warnings, such as a subprocess, a picture, a metric of sklearn.
+    At its import paddle adds a handler to the root logger (paddle/distributed/utils/log_utils.py,
+    get_logger, called with the name "root"), which prints what a handler of the author's prints,
+    too. And each BatchNorm warns in training of what everybody expects (paddle/nn/layer/norm.py,
+    _BatchNormBase.forward): Python shows that once, but once more
+    after whatever touches its filters of warnings, such as a subprocess, a picture, a metric of
+    sklearn.
     """
     filters: Any = warnings.filters
     filters.insert(0, _OF_BATCH_NORM)  # filterwarnings() would touch them, too
@@ -99,7 +104,7 @@ def _is_paddles(handler: logging.Handler) -> bool:
 
 
 def _is_printed_by_paddle_alone(record: logging.LogRecord) -> bool:
-    """Tells whether no other handler writes a record to the terminal."""
+    """Returns whether no handler but paddle's writes a record to the terminal."""
     terminals = [*map(behind, (sys.stdout, sys.stderr)), sys.__stdout__, sys.__stderr__]
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None:
@@ -113,10 +118,14 @@ def _is_printed_by_paddle_alone(record: logging.LogRecord) -> bool:
 
 
 class _Lines(logging.Handler):
-    """Writes time and text of each line; the level only if it is worth attention.
+    """Writes the time and the text of each line, and the level from WARNING on.
 
-    Into a file; or to what is sys.stderr at the moment, which is rich's while a live line is shown.
-    There what is shown in another way (`extra={"is_shown": True}`) is left out, and tracebacks.
+    Lines go to a file, or to sys.stderr of the moment, which is rich's while a progress bar is
+    shown. Tracebacks, and lines that the bar shows (`extra={"is_shown": True}`), do not go to
+    stderr.
+
+    Args:
+        file: The file; None: stderr.
     """
 
     def __init__(self, file: AppendedFile | None) -> None:

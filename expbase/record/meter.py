@@ -1,9 +1,9 @@
-"""What is logged, summed up: nothing waits for the device before a line.
+"""Sums of the scalars that are logged. Nothing waits for the device before a line is due.
 
 meter.add(400, {"loss": loss})          # in training; a tensor, copied but not read
 metrics = meter.means()                 # numbers; the meter is empty again
 samples.add(400, {"loss": loss})        # in a validation, for the mean over samples
-metrics = means_over([samples.take()])  # of all ranks, what each has taken
+metrics = means_over([samples.take()])  # with the sums of all ranks
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_NAMED = 5  # numbers that are not finite, at most
-_UNITS = 1 << 1074  # of the smallest float, in 1
-_UNREAD = 1000  # numbers of a name, at most
+_NAMED = 5  # how many numbers that are not finite are named, at most
+_UNITS = 1 << 1074  # 1, in units of the smallest float
+_UNREAD = 1000  # numbers of a name that are kept on the device, at most
 
 
 class NonFiniteError(FloatingPointError):
@@ -33,8 +33,8 @@ class NonFiniteError(FloatingPointError):
 class Meter:
     """The scalars that were logged since the last line, and their means.
 
-    It keeps no graph and does not see a later change in place: a tensor is copied, and read when
-    its number is needed, because that waits for the device.
+    A tensor is copied without its graph, so a later change in place is not seen. It is read when
+    its number is needed, because reading waits for the device.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,16 @@ class Meter:
         self.is_used = False  # whether anything was added, since it was made
 
     def add(self, iteration: int, scalars: Mapping[str, Any], weight: int = 1) -> None:
-        """Adds one value for each name, so many times; a TypeError if it is not one number."""
+        """Adds one value for each name.
+
+        Args:
+            iteration: The one under way, for a message.
+            scalars: Numbers, or tensors of one element, by name.
+            weight: How many times each counts: the number of its samples.
+
+        Raises:
+            TypeError: A value is not one number.
+        """
         for name, value in scalars.items():
             # `size` of a tensor takes ten times as long as its shape.
             is_number = hasattr(value, "item") or isinstance(value, (int, float))
@@ -58,13 +67,11 @@ class Meter:
             self.is_used = True
 
     def note_used(self) -> None:
-        """Notes that something was logged that is not added here."""
+        """Notes that something was logged elsewhere."""
         self.is_used = True
 
     def means(self) -> dict[str, float]:
-        """Returns the mean of each name over the times it was logged; the meter is empty
-        afterwards.
-        """
+        """Returns the mean of each name since the last line, and empties the meter."""
         means = {name: one.mean() for name, one in self._read().items()}
         self.clear()
         return means
@@ -74,7 +81,11 @@ class Meter:
         self._sums = {}
 
     def take_all(self, states: Sequence[Mapping[str, list[Any]]]) -> None:
-        """Takes what several meters have, of which each gave its `state_dict`, for its own."""
+        """Replaces the sums by those of several meters, added up.
+
+        Args:
+            states: The `state_dict` of each.
+        """
         self._sums = {}
         for state in states:
             for name, (count, total, bad) in state.items():
@@ -93,15 +104,15 @@ class Meter:
         return ", ".join([*bad][:_NAMED])
 
     def state_dict(self) -> dict[str, list[Any]]:
-        """Returns what was added since the last line, by name."""
+        """Returns the sums since the last line, by name: count, sum, non-finite numbers."""
         return {name: [one.count, one.total, one.bad] for name, one in self._read().items()}
 
     def problems(self, state: Any) -> list[str]:
-        """Returns none."""
+        """Returns no problems: every state fits."""
         return []
 
     def load_state_dict(self, state: Mapping[str, list[Any]]) -> list[str]:
-        """Restores what `state_dict` returned; always exact."""
+        """Restores the sums of `state_dict`; always exact."""
         self._sums = {name: _Sum(*values) for name, values in state.items()}
         self.is_used = bool(state)
         return []
@@ -113,20 +124,20 @@ class Meter:
 
 
 class Reading:
-    """What the loops over data of one process have read, and the batch in hand."""
+    """The samples that the loops over data of one process have read, and the batch in hand."""
 
     def __init__(self) -> None:
-        self.num_samples = 0  # in all
-        # The samples of the batch that each open loop is at; the innermost loop is the last.
+        self.num_samples = 0  # read in all
+        # The samples in the batch of each open loop; the innermost loop is the last.
         self._open: dict[object, int] = {}
 
     @property
     def in_hand(self) -> int | None:
-        """Samples of the batch that the innermost open loop is at; None: there is no loop."""
+        """Samples in the batch of the innermost open loop; None: no loop is open."""
         return next(reversed(self._open.values()), None)
 
     def enter(self, loop: object, num_samples: int) -> None:
-        """Makes a loop the innermost one, at a batch: those begun within it are over."""
+        """Notes that a loop has read a batch: it is the innermost one, those within it are over."""
         while loop in self._open and next(reversed(self._open)) is not loop:
             self._open.popitem()
         self._open[loop] = num_samples
@@ -140,25 +151,35 @@ Taken = tuple[Mapping[str, list[Any]], Mapping[str, list[Any]]]  # of several ra
 
 
 class SampleMeter:
-    """The scalars that are logged outside of training, each weighed by the samples that it is of.
+    """The scalars that are logged outside of training, weighted by their numbers of samples.
 
-    These are the samples of the batch in hand; outside of loops those that were read since the
-    name was last logged there. What weighs nothing counts, once each time, if nothing else has the
-    name: of a rank without data it is no result, in a validation without a loader it is.
+    The weight of a scalar is the number of samples in the batch in hand; outside of loops the
+    number of samples read since the name was last logged there. A scalar without samples counts
+    only if its name has none with samples, once each time: a rank without data has no result, but a
+    validation without a loader has one.
 
     Args:
-        reading: What is read, and was read before.
+        reading: The samples that this process reads.
     """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._began = reading.num_samples
-        self._read: dict[str, tuple[int, int]] = {}  # by name, from where to where it was logged
+        # By name: how many samples had been read before and when it was logged.
+        self._read: dict[str, tuple[int, int]] = {}
         self._weighed = Meter()
         self._weightless = Meter()
 
     def add(self, iteration: int, scalars: Mapping[str, Any]) -> None:
-        """Adds one value for each name; a TypeError if it is not one number."""
+        """Adds one value for each name, with the number of its samples as its weight.
+
+        Args:
+            iteration: The one under way, for a message.
+            scalars: Numbers, or tensors of one element, by name.
+
+        Raises:
+            TypeError: A value is not one number.
+        """
         for name, value in scalars.items():
             in_hand = self._reading.in_hand
             weight = self._num_read_for(name) if in_hand is None else in_hand
@@ -166,7 +187,7 @@ class SampleMeter:
             meter.add(iteration, {name: value}, weight or 1)
 
     def _num_read_for(self, name: str) -> int:
-        """Returns the samples read since a name was last logged; as then, if that is nothing."""
+        """Returns the samples read since a name was last logged; if none, the number of then."""
         begin, end = self._read.get(name, (self._began, self._began))
         if end < self._reading.num_samples:
             begin, end = end, self._reading.num_samples
@@ -174,7 +195,7 @@ class SampleMeter:
         return end - begin
 
     def take(self) -> Taken:
-        """Returns what was added, for means_over; the meter is empty afterwards."""
+        """Returns the sums, for `means_over`, and empties the meter."""
         taken = self._weighed.state_dict(), self._weightless.state_dict()
         self._weighed.clear()
         self._weightless.clear()
@@ -182,7 +203,7 @@ class SampleMeter:
 
 
 def means_over(of_ranks: Sequence[Taken]) -> dict[str, float]:
-    """Returns the mean of each name over the samples of all ranks, of which any may lack a name."""
+    """Returns the mean of each name over the samples of all ranks; a rank may lack a name."""
     weighed, weightless = Meter(), Meter()
     weighed.take_all([taken[0] for taken in of_ranks])
     weightless.take_all([taken[1] for taken in of_ranks])
@@ -191,13 +212,14 @@ def means_over(of_ranks: Sequence[Taken]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Sum:
-    """The numbers of one name, added up: a line may be far away, or never come."""
+    """The sum of the numbers of one name."""
 
-    count: int = 0  # of the numbers, or of the samples that they are of
-    # In units of the smallest float, so it is exact, and does not depend on the order.
+    count: int = 0  # of the numbers, each by its weight
+    # In units of the smallest float: so the sum is exact, and does not depend on the order.
     total: int = 0
-    bad: list[tuple[int, float]] = field(default_factory=list)  # the first, with their iterations
-    # With their iterations, too, and with their weights.
+    # The first numbers that are not finite, with their iterations.
+    bad: list[tuple[int, float]] = field(default_factory=list)
+    # Iterations, values and weights; they are read now and then, for a line may never come.
     unread: list[tuple[int, Any, int]] = field(default_factory=list)
 
     def add(self, iteration: int, value: Any, weight: int) -> None:
@@ -211,7 +233,7 @@ class _Sum:
         return self.total / (self.count * _UNITS) + sum(number for _, number in self.bad)
 
     def read(self) -> None:
-        """Adds up what is unread; waits for the device if that has something of it."""
+        """Adds the values that are unread; waits for the device if they are there."""
         for iteration, value, weight in self.unread:
             number = float(value.item() if hasattr(value, "item") else value)
             self.count += weight

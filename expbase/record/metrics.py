@@ -1,4 +1,4 @@
-"""The metrics of a run on their way out: a line of text, a line of JSON, a point on each curve.
+"""Writes the metrics of a run: a line of text, a line of JSON, and a point on each curve.
 
 log = MetricLog(logger, MetricsFile(path), lambda: visualizer)
 log.write(iteration, epoch, {"train/loss": 0.25})
@@ -25,16 +25,22 @@ _MOST_BYTES = 1 << 30  # of a file of lines
 
 
 class MetricLog:
-    """Where the metrics of one rank go: the text log, metrics.jsonl and VisualDL."""
+    """Writes the metrics of one rank to the text log, metrics.jsonl and VisualDL.
+
+    Args:
+        logger: Of the text log.
+        file: metrics.jsonl.
+        visualizer: Returns the Visualizer.
+    """
 
     def __init__(
         self, logger: logging.Logger, file: MetricsFile, visualizer: Callable[[], Visualizer]
     ) -> None:
-        self.meter = Meter()  # what `log` was given in training since the last line
+        self.meter = Meter()  # scalars that were logged in training since the last line
         self._logger = logger
         self._file = file
-        self._visualizer = visualizer  # of now: setup_visualizer makes it
-        self._num_drawn = 0  # points of the template
+        self._visualizer = visualizer  # called each time, since setup_visualizer makes it later
+        self._num_drawn = 0  # points that were drawn here
 
     def write(
         self,
@@ -45,10 +51,14 @@ class MetricLog:
         checkpoint: str = "",
         is_shown: bool = False,
     ) -> None:
-        """Writes one event: numbers by full name, `train/loss`.
+        """Writes one event.
 
-        They are about the weights of a `checkpoint`, if that is given. One that the progress bar
-        shows is not printed on the terminal.
+        Args:
+            iteration: Of the event.
+            epoch: Of the event; 0: none was begun.
+            metrics: Numbers by their full names: "train/loss".
+            checkpoint: The name of the checkpoint whose weights were evaluated; "": those of now.
+            is_shown: The progress bar shows it, so it is not printed on the terminal.
         """
         text = words({"epoch": epoch, **metrics} if epoch else metrics)
         text += f" of {checkpoint}" if checkpoint else ""
@@ -56,22 +66,23 @@ class MetricLog:
         about = {"checkpoint": checkpoint} if checkpoint else {}
         self._file.write(iteration, epoch, {**metrics, **about})
         for name, value in metrics.items():
-            # VisualDL sorts the groups of curves by name and opens the first: train, and not speed.
+            # The board (the program in visualdl/server/dist) sorts the groups of curves by name and
+            # opens the first one, which is to be train, and not speed.
             tag = name.replace("speed/", "wall_clock/", 1) if name.startswith("speed/") else name
             self._visualizer().add_scalar(tag, value, iteration)
         self._num_drawn += len(metrics)
 
     @property
     def is_used(self) -> bool:
-        """Whether the user has logged anything, on the board alone perhaps."""
+        """Whether the user has logged anything, perhaps only on the board."""
         return self.meter.is_used or self._visualizer().num_scalars > self._num_drawn
 
     def sizes(self) -> dict[str, int]:
-        """Returns how long the files are, in bytes; no state, since lines have times in them."""
+        """Returns the sizes of the files, in bytes. They are no state: lines have times in them."""
         return {"metrics_bytes": self._file.size(), "visualdl_bytes": self._visualizer().size()}
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Removes what was written after the files had these sizes; {}: everything."""
+        """Removes what was written after the files had these sizes; {} removes everything."""
         self._file.cut(sizes.get("metrics_bytes", 0))
         self._visualizer().cut(sizes.get("visualdl_bytes", 0))
 

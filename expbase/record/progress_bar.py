@@ -31,15 +31,22 @@ def is_terminal(stream: Any) -> bool:
 
 
 def _forget_numbers(progress: Progress) -> None:
-    """Lets a worker, which draws the bar below what it prints, not draw those of its beginning."""
+    """Hides the numbers of the bar in a forked worker, which would draw those of its beginning."""
     progress.live._live_render.set_renderable("train")
 
 
 @contextlib.contextmanager
 def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., None]]:
-    """Shows a bar on stderr while the block runs; yields what draws it anew.
+    """Shows a bar on stderr while the block runs.
 
     A narrow terminal cuts off its end, the description.
+
+    Args:
+        completed: Iterations that are done already.
+        total: Iterations until the end; None: unknown.
+
+    Yields:
+        A function that draws it anew; it takes `completed` and `description`.
     """
     progress = Progress(
         TextColumn("train"),
@@ -49,15 +56,16 @@ def progress_bar(completed: int, total: int | None) -> Iterator[Callable[..., No
         TextColumn(
             "{task.description}", table_column=Column(overflow="crop", no_wrap=True, ratio=1)
         ),
-        # Soft wrap: what is copied from the terminal has no line breaks of rich's.
+        # Soft wrap: rich adds no line breaks to text that a user copies from the terminal.
         console=Console(file=sys.stderr, soft_wrap=True, force_jupyter=False, highlight=False),
         expand=True,
         auto_refresh=False,
         transient=True,
-        redirect_stdout=is_terminal(sys.stdout),  # what is printed into a file stays there
+        redirect_stdout=is_terminal(sys.stdout),  # a stdout that is a file stays one
     )
     util.register_after_fork(progress, _forget_numbers)
     with progress:
-        progress.console.show_cursor()  # rich hides it; after a kill -9 it would stay hidden
+        # rich/live.py, Live.start, hides it; after a kill -9 it would stay hidden.
+        progress.console.show_cursor()
         task = progress.add_task("", total=total, completed=completed)
         yield functools.partial(progress.update, task, refresh=True)

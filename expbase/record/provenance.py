@@ -1,7 +1,7 @@
-"""What is worth noting when a run starts: its command, code, packages, device, environment.
+"""The facts that are noted when a run starts: command, code, packages, device, environment.
 
-Nothing here ends a run. Of the environment only what steers paddle, NCCL and the threads is noted,
-and no path of the machine but in the words that a person typed.
+No failure here ends a run. Of the environment only the variables of paddle, NCCL and threads are
+noted. Paths of the machine are noted only where a person has typed them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from expbase._version import __version__
 from expbase.ranks.device import repeatable_flags
 from expbase.record import git
 
-# Or how they begin.
+# The variables that are noted, or how their names begin.
 _VARIABLES = ("FLAGS_", "NCCL_", "CUBLAS_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-# Read when CUDA and NCCL begin, and not to be set by paddle.
+# cuBLAS and NCCL read these when they are initialized; paddle has no way to set them. Sources: the
+# cuBLAS library guide, "Results Reproducibility"; the NCCL user guide, "Environment Variables".
 _REPEATABLE_ON_GPU = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
 
 
 def gather(output_dir: Path, experiment: type, here: Path) -> dict[str, Any]:
-    """Returns the facts of a start, as JSON values; saves the changes that are not committed.
+    """Returns the facts of a start, as JSON values, and saves changes that are not committed.
 
-    `here` is where it was given.
+    Args:
+        output_dir: Of the run.
+        experiment: The class.
+        here: The directory in which the command was given.
     """
     words = _command()
     top = _work_tree(experiment)
@@ -57,7 +61,7 @@ def gather(output_dir: Path, experiment: type, here: Path) -> dict[str, Any]:
 
 
 def _command() -> list[str] | None:
-    """Returns what was typed after python; None without a script."""
+    """Returns the words that were typed after `python`; None if no script was started."""
     if not hasattr(sys.modules["__main__"], "__file__"):  # a notebook, or -c
         return None
     parent = Path(f"/proc/{os.getppid()}/cmdline")
@@ -73,7 +77,7 @@ def _command() -> list[str] | None:
 
 
 def _work_tree(experiment: type) -> Path | None:
-    """Returns the git work tree of the experiment's class, or of the directory in a notebook."""
+    """Returns the git work tree that has the experiment's file; of a notebook, its directory."""
     file = getattr(sys.modules.get(experiment.__module__), "__file__", None)
     return git.top_of(Path(file).resolve().parent if file else Path.cwd())
 
@@ -87,7 +91,7 @@ def _packages() -> dict[str, str]:
 
 
 def versions() -> str:
-    """Returns the versions of what computes."""
+    """Returns the versions of expbase, paddle, numpy and Python, in words."""
     ours = f"expbase {__version__}, paddle {paddle.__version__}, numpy {np.__version__}"
     return f"{ours}, python {platform.python_version()}"
 
@@ -101,7 +105,7 @@ def device() -> str:
 
 
 def repeatable() -> str:
-    """Returns what training.deterministic has set for GPUs, and what the environment can set."""
+    """Returns the flags that training.deterministic has set, and the variables for the rest."""
     of_environment = {name: os.environ.get(name, "unset") for name in _REPEATABLE_ON_GPU}
     values = repeatable_flags() | of_environment
     return " ".join(f"{name}={value}" for name, value in values.items())

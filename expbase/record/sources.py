@@ -1,4 +1,4 @@
-"""The code of an experiment: what another start, or another rank, may have changed.
+"""The Python files of an experiment, to tell whether another start has other code.
 
 code = Code.of(type(experiment))
 code.files                       # checksums: {"train.py": "0a1b2c3d", "nets/small.py": …}
@@ -20,13 +20,13 @@ from expbase.base.files import regular
 
 SOURCES = "sources"  # in the output directory
 _OURS = Path(__file__).parents[1]
-_MOST_BYTES = 1_000_000  # of what is kept of one start
-_GONE = "gone"  # instead of a checksum
+_MOST_BYTES = 1_000_000  # of the files that are kept of one start
+_GONE = "gone"  # instead of a checksum: the file is not there any more
 
 
 @dataclass(frozen=True)
 class Code:
-    """What an experiment is made of, when it was made: a file may be edited while it runs."""
+    """The code of an experiment when it was made: a file may be edited while it runs."""
 
     experiment: str  # "Experiment (train.py)"
     files: Mapping[str, str]  # checksums, by path in `folder`
@@ -34,10 +34,10 @@ class Code:
 
     @classmethod
     def of(cls, experiment: type) -> Code:
-        """Returns that of a class: its name, and what is loaded from the folder of its file.
+        """Returns the code of a class: its name, and the files that are loaded from its folder.
 
-        Of a module in a package it is the folder of the outermost one. Without expbase's own files,
-        and without those of packages that are installed; of a notebook there are none.
+        The folder is that of its file, or of the outermost package that the file is in. Files of
+        expbase and of installed packages are left out. A notebook has none.
         """
         module = sys.modules.get(experiment.__module__)
         own = Path(getattr(module, "__file__", None) or os.devnull)
@@ -56,13 +56,15 @@ class Code:
         return cls(experiment.__name__ + where, files, folder)
 
     def facts(self) -> dict[str, Any]:
-        """Returns what a manifest or a ledger has of it, as JSON values."""
+        """Returns the class and the checksums, as JSON values for a manifest or a ledger."""
         return {"code": self.experiment, "sources": dict(self.files)}
 
     def changes_since(self, then: Mapping[str, Any], *, of_others: bool = True) -> str:
-        """Returns what is another code than that of some facts, in a sentence; "" if none is.
+        """Returns a sentence on how the code differs from that of a checkpoint; "" if it does not.
 
-        What another class has saved is told by its name, and not at all without `of_others`.
+        Args:
+            then: The `facts` of the checkpoint.
+            of_others: Also tell that another class has written it.
         """
         found = []
         before = then.get("code", self.experiment)
@@ -78,10 +80,15 @@ class Code:
 
 
 def keep(code: Code, output_dir: Path, but: Collection[str] = ()) -> str:
-    """Copies the files of a code into a run, each distinct one once, but those that git has.
+    """Copies the files of a code into a run, each distinct one once.
+
+    Args:
+        code: The code.
+        output_dir: Of the run.
+        but: Names of files that are left out, since git has them.
 
     Returns:
-        Why none, or not all of them, are kept; "" if they are.
+        Why some or all are not kept; "" if all are.
     """
     there = {name: checksum for name, checksum in code.files.items() if checksum != _GONE}
     wanted = {name: checksum for name, checksum in there.items() if name not in but}
@@ -107,7 +114,7 @@ def keep(code: Code, output_dir: Path, but: Collection[str] = ()) -> str:
 
 
 def kept_as(name: str, checksum: str) -> str:
-    """Returns where in a run a file of this content is kept."""
+    """Returns the path, within a run, of the copy of a file with this checksum."""
     return f"{SOURCES}/{name.removesuffix('.py')}.{checksum}.py"
 
 

@@ -1,6 +1,6 @@
-"""How fast training is, and how long the rest will take.
+"""The speed of training, and the time until its end.
 
-Training time is what remains without validation, saving and logging. The clock is passed in.
+The time of validation, saving and logging is not counted for the speed. The clock is passed in.
 
     with watch.exclude(): ...
     watch.speed(iteration, samples_per_batch=64)["steps_per_second"]
@@ -22,12 +22,12 @@ class Stopwatch:
         self.start(0)
 
     def start(self, iteration: int) -> None:
-        """Begins training at an iteration; everything measured before is forgotten."""
+        """Begins to measure at an iteration, and forgets everything measured before."""
         self.data_seconds = 0.0  # spent waiting for batches
         self.forward_seconds = 0.0  # from a batch to its first backward
         self.batches = 0  # read so far
         self.slowest: dict[str, float] = {}  # the rank that the others wait for, and its seconds
-        self._read_at: float | None = None  # the batch whose backward is to come
+        self._read_at: float | None = None  # when the batch was read whose backward is to come
         self._asked = 0.0, 0.0
         self._began = (iteration, self.clock())
         self._excluded_seconds = 0.0
@@ -39,7 +39,11 @@ class Stopwatch:
         self._window = (iteration, self.batches, now, self.data_seconds, self._excluded_seconds)
 
     def note_batch(self, began: float) -> None:
-        """Notes that a batch has been read since then."""
+        """Notes that a batch has been read.
+
+        Args:
+            began: When reading began, by the clock.
+        """
         self._read_at = self.clock()
         self.data_seconds += self._read_at - began
         self.batches += 1
@@ -51,14 +55,25 @@ class Stopwatch:
             self._read_at = None
 
     def busy(self, iterations: int) -> tuple[float, float]:
-        """Seconds of each iteration since the last call: until a backward, and for data alone."""
+        """Returns seconds per iteration since the last call.
+
+        Args:
+            iterations: How many there were.
+
+        Returns:
+            Seconds until the first backward, and those of them in which this rank waited for data.
+        """
         data, forward = self._asked
         self._asked = self.data_seconds, self.forward_seconds
         data_each = (self.data_seconds - data) / iterations
         return data_each + (self.forward_seconds - forward) / iterations, data_each
 
     def note_ranks(self, busy: Sequence[list[float]]) -> None:
-        """Notes what `busy` returned on each of several ranks."""
+        """Finds the slowest rank.
+
+        Args:
+            busy: What `busy` has returned on each rank.
+        """
         longest = max(busy)
         if len(busy) > 1 and longest[0]:
             self.slowest = {
@@ -69,7 +84,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def exclude(self) -> Iterator[None]:
-        """Takes the time of the block out of training; a block within it does not count apart."""
+        """Excludes the time of the block from training time; blocks may be nested."""
         if self._is_excluding:
             yield
             return
@@ -82,7 +97,12 @@ class Stopwatch:
             self._excluded_seconds += self.clock() - began
 
     def speed(self, iteration: int, samples_per_batch: int | None) -> dict[str, float]:
-        """Returns the speed of training since the last call; a batch is that of all ranks."""
+        """Returns the speed of training since the last call, by the names of the metrics.
+
+        Args:
+            iteration: The one that has ended.
+            samples_per_batch: Samples of one batch on each rank, added up; None: unknown.
+        """
         began, batches, mark, data, excluded = self._window
         seconds = max(self.clock() - mark - (self._excluded_seconds - excluded), 1e-9)
         metrics = {
@@ -95,8 +115,9 @@ class Stopwatch:
         return metrics | self.slowest
 
     def seconds_left(self, iteration: int, iterations_left: int) -> float | None:
-        """Returns how long the rest takes at the pace of this start; None before its first
-        iteration.
+        """Returns the seconds until the end, at the mean speed of this start, pauses included.
+
+        None before the first iteration of this start.
         """
         began, mark = self._began
         done = iteration - began

@@ -243,6 +243,8 @@ class _RecordFile(AppendedFile):
         return str(self.path)
 
     def add_record(self, record: Any) -> None:
+        # Of a tag with several kinds the board shows the first one:
+        # visualdl/reader/reader.py, LogReader.parse_from_bin.
         for value in record.values:
             kind = value.WhichOneof("one_value").replace("value", "scalar")
             if (first := self._kinds.setdefault(value.tag, kind)) != kind:

@@ -158,7 +158,8 @@ class LayerNode(Node):
     def put(self, key: Any, value: Any) -> None:
         layer = self.value
         self.remove(key)
-        if isinstance(value, paddle.Tensor):  # of which paddle makes a buffer, too
+        # As paddle/nn/layer/layers.py, Layer.__setattr__, makes a buffer of a tensor.
+        if isinstance(value, paddle.Tensor):
             layer._non_persistable_buffer_names_set.add(key)
             layer._buffers[key] = value
         else:

@@ -122,7 +122,7 @@ def settings(optimizer: Any) -> dict[str, Any]:
 
 def _is_setting(name: str, value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # One of paddle's numbers counts buffers.
+    # _fuse_buffer_version counts the buffers of paddle/optimizer/optimizer.py.
     return (is_number and name not in ("_learning_rate", "_fuse_buffer_version")) or (
         name in _MADE_WITH
     )
@@ -159,7 +159,8 @@ def own_state(optimizer: Any) -> dict[str, Any]:
 def set_own_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Sets the entries of `own_state`, together with paddle's own part as it is now."""
     optimizer.set_state_dict({**Optimizer.state_dict(optimizer), **state})
-    # What paddle keeps of it would be asked for the tensors of each parameter that steps first.
+    # What paddle keeps of it would be asked for the tensors of each parameter that steps first:
+    # paddle/optimizer/optimizer.py, Optimizer._add_accumulator.
     optimizer._accumulators_holder = {}
 
 

@@ -16,7 +16,16 @@ from expbase.help_text import Paragraphs
 
 
 def add_tool(tools: Any, main: Callable[..., int], exit_codes: str) -> Any:
-    """Adds a tool under the name of its file, described as there; returns its parser."""
+    """Adds a tool to the command line, under the name of its file.
+
+    Args:
+        tools: The subparsers of the command line.
+        main: That of the tool. The docstring of its file is the help.
+        exit_codes: What they mean, for the help.
+
+    Returns:
+        The parser of the tool.
+    """
     file = sys.modules[main.__module__]
     parser = tools.add_parser(
         file.__name__.rpartition(".")[2],

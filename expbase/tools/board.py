@@ -42,15 +42,23 @@ def record_files(folder: Path, copies: Path) -> dict[Path, Path]:
 
 
 def update(files: dict[Path, Path]) -> bool:
-    """Adds the records that are new; returns False if a copy holds what its file has no more."""
+    """Adds the new records of runs to their copies.
+
+    Args:
+        files: The record files, by the paths of their copies.
+
+    Returns:
+        False if a copy holds records that its file does not have any more.
+    """
     return all(_extend(copy, path) for copy, path in files.items())
 
 
 def _extend(copy: Path, path: Path) -> bool:
     """Adds the new whole records of a file to its copy; returns False if the copy is not its begin.
 
-    VisualDL (io/bfile.py: LocalFileSystem.read) opens a file by its name for each piece that it
-    reads, and fails for good at half of a record: so what is longer takes the place of the copy.
+    VisualDL opens a file by its name for each piece that it reads (visualdl/io/bfile.py,
+    LocalFileSystem.read), and fails for good at half of a record (visualdl/reader/record_reader.py,
+    RecordReader.get_next). So a longer copy takes the place of the copy.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.touch()
@@ -86,8 +94,9 @@ def _whole_records(file: BinaryIO) -> Iterator[bytes]:
 def show(folder: Path, copies: Path, host: str, port: int) -> None:
     """Runs VisualDL's own command, and adds new records, until new copies must be made."""
     update(record_files(folder, copies))
-    # As the command `visualdl`, which need not be on the PATH. By default it answers from what it
-    # read up to 20 s ago. Without -L it answers some browsers with an error.
+    # The command `visualdl` need not be on the PATH. By default its answers are up to 20 s old
+    # (visualdl/server/args.py, default_cache_timeout). Without -L it answers an error to a browser
+    # that asks for neither English nor Chinese (visualdl/server/app.py, get_locale).
     command = [sys.executable, hosts.__file__, host, f"--logdir={copies.name}",
                "--host", host, "--port", str(port), "-L", "en", "--cache-timeout", "1",
                "--disable-telemetry"]  # fmt: skip
@@ -121,7 +130,10 @@ def add_parser(tools: Any) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """Returns the port, or any free one for 0; on one in use VisualDL says that it runs, and hangs.
+    """Returns the port, or any free one for 0.
+
+    On a port in use VisualDL says that it runs, and hangs (visualdl/server/app.py,
+    wait_until_live).
 
     Raises:
         ValueError: It cannot be had.

@@ -1,4 +1,4 @@
-"""What two runs are compared by: the bits of a checkpoint, its values, and the logged numbers.
+"""What is compared of two runs: the bits of a checkpoint, its values, and the logged numbers.
 
 differences(files(checkpoint) | logged(run), files(other_checkpoint) | logged(other))
 """

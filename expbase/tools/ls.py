@@ -1,4 +1,7 @@
-"""A table of runs: what state they are in, how far they are, what differs in their configs.
+"""A table of runs: their states, their iterations, and what differs in their configs.
+
+Below them stand means: a row for the runs that differ in training.seed alone and have ended by
+themselves, with the sample's standard deviation (n - 1).
 
 Changes nothing, so other people's runs can be listed, too. A run that ended without a record of it
 in its ledger is lost (kill -9, power).
@@ -8,20 +11,20 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from expbase.base.streams import shown
 from expbase.config import nearest
 from expbase.record.metrics import json_value
-from expbase.tools import add_tool
-from expbase.tools.runs import Run, find, printable, read_run
+from expbase.tools import add_tool, seeds
+from expbase.tools.runs import Run, find, find_differences, printable, read_run
 
-_WIDTH = 70  # characters of a cell; --json has all of it
+_WIDTH = 70  # the most characters of a cell; --json has the whole text
 _COLUMNS = [*"run experiment state iteration best test loss age commit".split(), "differs in"]
 
 
@@ -32,25 +35,94 @@ def add_parser(tools: Any) -> None:
         help="these alone; a metric or a config value, too: valid/accuracy optim.lr")  # fmt: skip
     add("--sort", metavar="NAME", help="by this column, metric or config value, smallest first")
     add("--reverse", action="store_true", help="with --sort, the largest first")
-    add("--json", action="store_true", help="one JSON object per line, for scripts")
+    add("--seeds", action="store_true",
+        help="the means alone, over runs that differ in training.seed alone")  # fmt: skip
+    add("--json", action="store_true",
+        help="one JSON object per line, for scripts: runs, or with --seeds means")  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
     runs = [read_run(path, str(path.relative_to(args.dir))) for path in find(args.dir)]
     find_differences(runs)
+    groups = seeds.groups(runs)
+    singles = [] if args.seeds else [Row([run]) for run in runs]
+    means = [Row(group.runs, group) for group in groups]
     if args.sort:
         _check_columns("--sort", [args.sort], runs)
-        runs.sort(key=lambda run: _sort_key(run, args.sort), reverse=args.reverse)
-        runs.sort(key=lambda run: not any(_sort_key(run, args.sort)))  # what has no value: last
+        for rows in (singles, means):
+            rows.sort(key=lambda row: _sort_key(row, args.sort), reverse=args.reverse)
+            rows.sort(key=lambda row: not any(_sort_key(row, args.sort)))  # without a value: last
     if args.json:
-        for run in runs:
-            print(json.dumps({name: json_value(value) for name, value in asdict(run).items()}))
-    elif runs:
+        for row in means if args.seeds else singles:
+            print(json.dumps({name: json_value(value) for name, value in row.facts().items()}))
+    elif singles or means:
         _check_columns("--columns", args.columns or [], runs)
-        print_table(runs, args.columns or _usual_columns(runs))
+        print_table([singles, means], args.columns or _usual_columns(runs))
     else:
-        print(f"no runs in {printable(str(args.dir))}")
+        what = "finished runs that differ in training.seed alone" if runs else "runs"
+        print(f"no {what} in {printable(str(args.dir))}")
     return 0
+
+
+@dataclass
+class Row:
+    """A row of the table: a run, or the mean over a group of them."""
+
+    runs: Sequence[Run]
+    group: seeds.Group | None = None  # None: of one run
+
+    def value(self, name: str) -> Any:
+        """Returns the value of a column: the mean of numbers, of others the one that all have."""
+        values = [_values(run).get(name) for run in self.runs]
+        same = all(value == values[0] for value in values)
+        return values[0] if same else json_value(seeds.mean(values))
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the JSON values of the row: those of the run, or the means and deviations."""
+        if self.group is None:
+            return asdict(self.runs[0])
+        values = [{"iteration": run.iteration, "best": run.best} | run.metrics for run in self.runs]
+        means = {name: seeds.mean([one.get(name) for one in values]) for name in values[0]}
+        found = {name: mean for name, mean in means.items() if mean is not None}
+        spreads = {name: seeds.deviation([one[name] for one in values]) for name in found}
+        return {
+            "name": self.group.name,
+            "runs": [run.name for run in self.runs],
+            "unfinished": self.group.num_unfinished,
+            "experiment": self.runs[0].experiment,
+            "differs": self.group.setting,
+            "mean": {name: json_value(mean) for name, mean in found.items()},
+            "deviation": spreads,
+        }
+
+    def cells(self) -> dict[str, str]:
+        """Returns the texts of all columns."""
+        first = self.runs[0]
+        columns = [_values(run) for run in self.runs]
+        cells = {key: seeds.mean_text([one.get(key) for one in columns]) for key in columns[0]}
+        limit = f"/{first.max_iteration}" if first.max_iteration else ""
+        losses = {n: text for n, text in self._metrics("train").items() if n.endswith("loss")}
+        same_code = len({(run.commit, run.dirty) for run in self.runs}) == 1
+        cells |= {
+            "iteration": f"{cells['iteration']}{limit}",
+            "test": _joined(self._metrics("test")),
+            "loss": losses.get("loss", _joined(losses)),
+            "commit": f"{(first.commit or '')[:7]}{'*' * first.dirty}" if same_code else "",
+        }
+        if self.group is None:
+            age = str(datetime.timedelta(seconds=round(first.age)))
+            return cells | {"age": age, "differs in": first.note or _joined(first.differs)}
+        differs = _joined(self.group.setting)
+        name = self.group.name
+        return cells | {"run": name, "age": "", seeds.SEED: "", "differs in": differs}
+
+    def _metrics(self, word: str) -> dict[str, str]:
+        """Returns the texts of the metrics of a word, `test/accuracy` as `accuracy`."""
+        return {
+            name.partition("/")[2]: seeds.mean_text([run.metrics.get(name) for run in self.runs])
+            for name in self.runs[0].metrics
+            if name.startswith(f"{word}/")
+        }
 
 
 def _usual_columns(runs: Sequence[Run]) -> list[str]:
@@ -58,13 +130,22 @@ def _usual_columns(runs: Sequence[Run]) -> list[str]:
     return [name for name in _COLUMNS if name != "test" or has_test]
 
 
-def print_table(runs: Sequence[Run], columns: Sequence[str]) -> None:
-    """Prints a row for each run; a column may be a config value."""
-    rows = [columns, *(_row(run, columns) for run in runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+def print_table(blocks: Iterable[Sequence[Row]], columns: Sequence[str]) -> None:
+    """Prints blocks of rows, with an empty line between them; a column may be a config value."""
+    lines = [[_row(row, columns) for row in block] for block in blocks if block]
+    widths = [
+        max(map(len, column)) for column in zip(columns, *itertools.chain(*lines), strict=True)
+    ]
+    for number, block in enumerate(lines):
+        for row in [columns, *block] if number == 0 else [[], *block]:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            print("  ".join(cells).rstrip())
+
+
+def _row(row: Row, columns: Sequence[str]) -> list[str]:
+    cells = row.cells()
+    texts = [printable(cells.get(name, "")) for name in columns]
+    return [text if len(text) <= _WIDTH else shown(f"{text[:_WIDTH]}…") for text in texts]
 
 
 def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> None:
@@ -78,61 +159,18 @@ def _check_columns(option: str, names: Sequence[str], runs: Sequence[Run]) -> No
 
 
 def _values(run: Run) -> dict[str, Any]:
-    """Returns what a column may show of a run: `accuracy` is that of `valid`, else of `train`."""
+    """Returns the values of all columns; `accuracy` is that of `valid`, else of `train`."""
     short = {name.partition("/")[2]: value for name, value in sorted(run.metrics.items())}
     columns = {name: vars(run).get(name) for name in _COLUMNS}
     return {**short, **run.metrics, **run.config, **columns, "run": run.name}
 
 
-def _sort_key(run: Run, name: str) -> tuple[int, Any]:
+def _sort_key(row: Row, name: str) -> tuple[int, Any]:
     """Sorts numbers before texts; what is missing is (0, 0)."""
-    value = _values(run).get(name)
+    value = row.value(name)
     if isinstance(value, (bool, int, float)):
         return 1, value
     return (0, 0) if value in (None, "") else (2, str(value))
-
-
-def find_differences(runs: Sequence[Run]) -> None:
-    """Notes of each run the config values that are others in another run of its experiment.
-
-    Those of the training section come last: the others are more often what one has tried.
-    """
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for run in runs:
-        for key, value in run.config.items():
-            values[run.experiment, key].add(repr(value))
-    for run in runs:
-        for key in sorted(run.config, key=lambda key: key.startswith("training.")):
-            if len(values[run.experiment, key]) > 1:
-                run.differs[key] = run.config[key]
-
-
-def _row(run: Run, columns: Sequence[str]) -> list[str]:
-    limit = f"/{run.max_iteration}" if run.max_iteration else ""
-    losses = [name for name in run.metrics if name.startswith("train/") and name.endswith("loss")]
-    named = {name.partition("/")[2]: _number(run.metrics[name]) for name in losses}
-    cells = {key: _number(value) for key, value in _values(run).items()} | {
-        "iteration": f"{run.iteration}{limit}",
-        "test": _joined(_group(run, "test")),
-        "loss": named.get("loss", _joined(named)),
-        "age": str(datetime.timedelta(seconds=round(run.age))),
-        "commit": (run.commit or "")[:7] + "*" * run.dirty,
-        "differs in": run.note or _joined(run.differs),
-    }
-    texts = [printable(cells.get(name, "")) for name in columns]
-    return [text if len(text) <= _WIDTH else shown(f"{text[:_WIDTH]}…") for text in texts]
-
-
-def _group(run: Run, word: str) -> dict[str, str]:
-    """Returns the metrics of a word, `test/accuracy` as `accuracy`."""
-    named = {name.partition("/")[2]: name for name in run.metrics if name.startswith(f"{word}/")}
-    return {short: _number(run.metrics[name]) for short, name in named.items()}
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _joined(values: Mapping[str, Any]) -> str:

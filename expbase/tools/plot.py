@@ -3,6 +3,9 @@
 Each metric has its axes; runs have colours. The thin line of a training metric has its numbers; the
 thick one is smoothed: at each point it is the line that fits the points around it best, whose
 weights fall by --smooth from one to the next. Learning rates and validations are as they are.
+
+Runs that differ in training.seed alone, and have ended by themselves, become one line: their mean,
+at the iterations that all of them have, in a band of one standard deviation (n - 1) to each side.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from expbase.record.metrics import METRICS
-from expbase.tools import add_tool
-from expbase.tools.runs import find, metric_lines, printable
+from expbase.tools import add_tool, seeds
+from expbase.tools.runs import Run, find, find_differences, metric_lines, printable, read_run
 
 Curve = dict[int, float]  # value by iteration
+Series = Sequence[Mapping[str, Curve]]  # of one run its curves by metric; of several the mean
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -63,9 +67,13 @@ def chosen(found: Iterable[Mapping[str, Curve]], wanted: Sequence[str]) -> list[
 
 
 def smoothed(values: Sequence[float], weight: float) -> Any:
-    """Returns a line through the values: at each of them the fit to the ones around it.
+    """Returns a smooth line through values: at each of them the fit of a line to those around it.
 
-    A mean of them would lie above all of them at an end of a curve that falls.
+    A mean would lie above all values at the end of a curve that falls.
+
+    Args:
+        values: At equal distances.
+        weight: By which that of a value is multiplied at each step of distance; 0: not smoothed.
     """
     if len(values) < 3 or not weight:
         return values
@@ -83,36 +91,68 @@ def smoothed(values: Sequence[float], weight: float) -> Any:
     return heights / (second * total - first**2)
 
 
-def draw(runs: Mapping[str, Mapping[str, Curve]], names: Sequence[str], smooth: float) -> Any:
-    """Draws metrics, by their names, of runs, by theirs; returns a matplotlib figure."""
+def draw(series: Mapping[str, Series], names: Sequence[str], smooth: float) -> Any:
+    """Draws curves of runs, and of groups of runs the mean in a band.
+
+    Args:
+        series: Runs and groups, by their texts in the legend.
+        names: Of the metrics; each has its axes.
+        smooth: The weight for metrics of training; see `smoothed`.
+
+    Returns:
+        A matplotlib figure.
+    """
     from matplotlib.figure import Figure  # here: it takes a second, and no other tool needs it
 
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(6 * columns, 3.2 * rows), layout="constrained")
-    drawn: dict[str, Any] = {}  # a line of each run, for the legend
+    drawn: dict[str, Any] = {}  # a line of each, for the legend
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, number)
-        is_smoothed = smooth > 0 and _is_noisy(name)
-        for index, run in enumerate(runs):
-            curve = runs[run].get(name, {})
-            values: Any = [*curve.values()]
-            colour = f"C{index % 10}"
-            if is_smoothed:
-                axes.plot([*curve], values, color=colour, alpha=0.25, linewidth=0.8)
-                values = smoothed(values, smooth)
-            if len(curve):
-                marker = "o" if len(curve) == 1 else None
-                (drawn[run],) = axes.plot([*curve], values, color=colour, marker=marker)
+        weight = smooth if _is_noisy(name) else 0.0
+        for index, (label, runs) in enumerate(series.items()):
+            found = [run[name] for run in runs if name in run]
+            # Where a run has no such numbers there is no mean of all: the others are drawn singly.
+            is_whole = len(found) == len(runs) and any(_shared(found))
+            for curves in [found] if is_whole else [[curve] for curve in found]:
+                drawn[label] = _draw_line(axes, curves, f"C{index % 10}", weight)
         axes.set_title(name, loc="left", fontsize=10)
-        if is_smoothed:
+        if weight:
             axes.set_title(f"thick: smoothed by {smooth:g}", loc="right", fontsize=8, color="0.4")
         axes.set_xlabel("iteration")
         axes.grid(alpha=0.3)
     # Lines and names are passed: of itself matplotlib leaves out a name that begins with _.
-    place: Any = {"loc": "outside upper center", "ncols": min(len(drawn), 4)}
+    longest = max(map(len, drawn), default=0)
+    beside = max(72 * columns // (longest + 6), 1)  # of 12 characters an inch, and a line each
+    place: Any = {"loc": "outside upper center", "ncols": min(len(drawn), 4, beside)}
     figure.legend([*drawn.values()], [*drawn], **place)
     return figure
+
+
+def _draw_line(axes: Any, curves: Sequence[Curve], colour: str, weight: float) -> Any:
+    """Draws the mean of curves, and of several a band; returns the line."""
+    at = _shared(curves)
+    numbers = np.array([[curve[iteration] for iteration in at] for curve in curves])
+    middle = numbers.mean(axis=0)
+    if weight:
+        axes.plot(at, middle, color=colour, alpha=0.25, linewidth=0.8)
+        middle = smoothed(middle, weight)
+    (line,) = axes.plot(at, middle, color=colour, marker="o" if len(at) == 1 else None)
+    if len(curves) > 1:
+        # A fit to falling numbers may end below 0.
+        spread = np.maximum(smoothed(numbers.std(axis=0, ddof=1), weight), 0.0)
+        if len(at) == 1:
+            axes.errorbar(at, middle, spread, fmt="none", ecolor=colour, capsize=4)
+        else:
+            low, high = middle - spread, middle + spread
+            axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+    return line
+
+
+def _shared(curves: Sequence[Curve]) -> list[int]:
+    """Returns the iterations that all curves have."""
+    return [at for at in curves[0] if all(at in curve for curve in curves)] if curves else []
 
 
 @contextlib.contextmanager
@@ -154,6 +194,8 @@ def add_parser(tools: Any) -> None:
         help="loss, valid/accuracy … (default: all but speeds)")  # fmt: skip
     add("--smooth", type=float, default=0.6, metavar="WEIGHT",
         help="from 0, not at all, to less than 1 (default: 0.6)")  # fmt: skip
+    add("--single", action="store_true",
+        help="each run by itself, also those that differ in training.seed alone")  # fmt: skip
 
 
 def _runs_at(path: Path) -> list[Path]:
@@ -162,17 +204,41 @@ def _runs_at(path: Path) -> list[Path]:
     return [run for run in below if (run / METRICS).is_file()] or [path]
 
 
+def _grouped(found: Mapping[str, Mapping[str, Curve]], runs: Sequence[Run]) -> dict[str, Series]:
+    """Returns the runs and the groups over seeds that are drawn, by the texts of the legend."""
+    find_differences(runs)
+    groups = {run.name: group for group in seeds.groups(runs) for run in group.runs}
+    several = len({run.experiment for run in runs}) > 1
+    series: dict[str, Series] = {}
+    for run in runs:
+        group = groups.get(run.name)
+        if group is None:
+            series[run.name] = [found[run.name]]
+        elif run is group.runs[0]:  # its place in the order is that of its first run
+            words = [f"{key}={value}" for key, value in group.setting.items()]
+            words = [run.experiment, *words] if several or not words else words
+            label = f"mean ± deviation of {len(group.runs)} seeds: {' '.join(words)}"
+            # An older config may lack the key by which two groups differ.
+            label += f", {run.name} …" if label in series else ""
+            series[label] = [found[member.name] for member in group.runs]
+    return series
+
+
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.smooth < 1:
         raise ValueError(f"--smooth: {args.smooth:g} given; expected 0 or more, and less than 1.")
     if args.output.suffix.lower() not in _FORMATS:
         raise ValueError(f"--output: {args.output} given; expected {', '.join(_FORMATS)}.")
     paths = [run for path in args.runs for run in _runs_at(path)]
-    found = {str(run) if run.name else run.resolve().name: curves(run) for run in paths}
+    named = {str(path) if path.name else path.resolve().name: path for path in paths}
+    found = {name: curves(path) for name, path in named.items()}
     names = chosen(found.values(), args.metrics)
+    series: dict[str, Series] = {name: [run] for name, run in found.items()}
+    if not args.single:
+        series = _grouped(found, [read_run(path, name) for name, path in named.items()])
     output = args.output.absolute()
     how = "replaced" if output.exists() else "written"
-    with fonts_for("".join([*found, *names])):
-        draw(found, names, args.smooth).savefig(output, dpi=120)
+    with fonts_for("".join([*series, *names])):
+        draw(series, names, args.smooth).savefig(output, dpi=120)
     print(printable(f"{how}: {output}"))
     return 0

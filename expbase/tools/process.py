@@ -58,7 +58,8 @@ def run_script(mixin: type, words: list[str]) -> None:
             sys.path[0] = os.getcwd()
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            # Of a link what it leads to, but not of its folders: one may be linked into a copy.
+            # A link is followed, but links among its folders are not: a folder may be linked into a
+            # copy of the code.
             target = os.path.realpath(script) if os.path.islink(script) else script
             sys.path[0] = os.path.dirname(os.path.abspath(target))
             runpy.run_path(os.path.abspath(script), run_name="__main__")  # as python names it

@@ -1,4 +1,4 @@
-"""Makes a run again from what it has noted, and tells whether the bits are the same.
+"""Makes a run again from its records, and tells whether the bits are the same.
 
 Give it in the git repository of the run's code, or in a clone. The code is that of the run's commit
 with its changes, in a work tree of its own; what git does not know is linked or copied into it.
@@ -43,8 +43,8 @@ from expbase.tools.process import ended_by_signals, kill, run_script
 from expbase.tools.runs import sessions
 
 PLAN = "EXPBASE_REPRODUCE"
-_WRITE_SECONDS = 600.0  # for a checkpoint, at most; else it is missed when all is compared
-# What a start has noted that may explain a difference, likely causes first.
+_WRITE_SECONDS = 600.0  # the longest wait for a checkpoint
+# The facts of a start that may explain a difference, likely causes first.
 _FACTS = (
     *("experiment", "config", "sources", "loaders", "first_batch", "ranks", "device"),
     *("environment", "python", "packages"),
@@ -53,11 +53,11 @@ _FACTS = (
 
 @dataclass
 class Recorded:
-    """What a run has recorded up to an iteration."""
+    """The records of a run up to an iteration."""
 
     numbers: dict[str, Any]  # logged ones, by name and iteration
     saved: dict[str, Any]  # checksums and values of the iteration's checkpoint; empty: none is kept
-    facts: dict[str, Any]  # what may explain a difference
+    facts: dict[str, Any]  # that may explain a difference
 
 
 def add_parser(tools: Any) -> None:
@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _part(run: Path, iterations: int | None) -> tuple[dict[str, Any], int, str]:
-    """Returns the start of a run, to which iteration it is made again, and why not further.
+    """Returns the start of a run, the iteration up to which it is made again, and why no further.
 
     Raises:
         ConfigError: It cannot be made again.
@@ -115,7 +115,7 @@ def _part(run: Path, iterations: int | None) -> tuple[dict[str, Any], int, str]:
     starts = [session.start for session in sessions(run) if session.start]
     if not starts or not starts[0]["command"] or "script" not in starts[0]:
         raise ConfigError(f"{run}: holds no run of a script, made by this version of expbase.")
-    # Of several from its beginning the last one: those before it had no checkpoint.
+    # If several starts began at the beginning, the last one: the others had left no checkpoint.
     start = min(reversed(starts), key=lambda one: one["iteration"])
     saved = layout.listed(run / layout.FOLDER)
     last = iterations or (saved and layout.iteration_of(saved[0])) or 0
@@ -140,7 +140,8 @@ def _recorded(run: Path, start: Mapping[str, Any], last: int, last_line: int) ->
         facts["versions"] = storage.verify(checkpoint)["info"]["versions"]
         saved = files(checkpoint) | values(checkpoint)
         facts["checkpoint"] = saved.pop("environment")
-        del saved["loop"]["todo"]  # a stop saves when that is done
+        # A checkpoint of a stop has none: the to-do list was done before.
+        del saved["loop"]["todo"]
     return Recorded(logged(run, last_line), saved, facts)
 
 
@@ -162,7 +163,7 @@ def _problem(then: Recorded, now: Recorded, code: int) -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Returns what git prints; its errors are on the terminal."""
+    """Returns the output of a git command; a ConfigError if it fails, with its errors above."""
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *words]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode:
@@ -172,10 +173,15 @@ def _git(folder: Path, *words: str) -> str:
 
 @contextlib.contextmanager
 def _code(run: Path, git: Mapping[str, Any], copy: Path) -> Iterator[Path]:
-    """Makes the code of a commit, with its changes, from the repository that one is in.
+    """Checks out the code of a run, with its changes, from the repository of the working directory.
+
+    Args:
+        run: The output directory of the run.
+        git: The record of its commit and changes.
+        copy: Where the code is put.
 
     Yields:
-        The top of the work tree of now; without a commit the working directory.
+        The top of the work tree of now; if the run has no commit, the working directory.
     """
     here = Path.cwd()
     top = top_of(here)
@@ -200,7 +206,7 @@ def _code(run: Path, git: Mapping[str, Any], copy: Path) -> Iterator[Path]:
 
 
 def _train(args: argparse.Namespace, start: Mapping[str, Any], last: int, output: Path) -> int:
-    """Gives the command again; returns its exit code, 0 if it has come to the last iteration."""
+    """Runs the command again; returns its exit code, 0 if it has come to the last iteration."""
     copy = output.with_name("code")
     with _code(args.run_dir, start["git"], copy) as top:
         words = [word.replace(f"{top}/", f"{copy}/") for word in start["command"]]
@@ -236,13 +242,13 @@ class Reproduced(ExperimentBase):
 
     def on_train_begin(self) -> None:
         """Ends before the first batch if the code is not the run's."""
-        now = Code.of(type(self)).files  # with what was imported since
+        now = Code.of(type(self)).files  # with the files that were imported in setup
         if any(now.get(name) != code for name, code in _plan()["sources"].items()):
             self._leave()
         super().on_train_begin()
 
     def going_on(self) -> bool:
-        """Ends when all that follows the last iteration is done; the run's end is as always."""
+        """Ends when the work after the last iteration is done; the end of the run is as always."""
         last = _plan()["last"]
         if self.iteration == last:
             self.save()
@@ -259,7 +265,7 @@ class Reproduced(ExperimentBase):
         os._exit(0)  # no event tells the experiment that it had finished
 
     def _wait_for_checkpoint(self) -> None:
-        """Waits on rank 0 until the last save, whose files are written meanwhile, is there."""
+        """Waits on rank 0 until the files of the last save are written."""
         path = self.checkpoint_dir / layout.name_of(_plan()["last"])
         deadline = time.monotonic() + _WRITE_SECONDS
         while not (self.rank or path.exists()) and time.monotonic() < deadline:

@@ -16,7 +16,7 @@ from expbase.base.streams import say
 from expbase.checkpoint.layout import FOLDER
 from expbase.engine.run_dir import LOCK
 from expbase.tools import add_tool
-from expbase.tools.ls import print_table
+from expbase.tools.ls import Row, print_table
 from expbase.tools.runs import Run, find, printable, read_run
 
 
@@ -40,12 +40,15 @@ def main(args: argparse.Namespace) -> int:
     if not failed:
         print(f"no failed starts in {printable(str(args.dir))}")
         return 0
-    print_table([*failed.values()], ["run", "experiment", "state", "age", "differs in"])
+    print_table(
+        [[Row([run]) for run in failed.values()]],
+        ["run", "experiment", "state", "age", "differs in"],
+    )
     if not args.yes and not _is_wanted(len(failed)):
         print("nothing was removed")
         return 1
     refused = 0
-    for path in sorted(failed, reverse=True):  # what is below another one comes first
+    for path in sorted(failed, reverse=True):  # a run below another one comes first
         try:
             with (path / LOCK.format(rank=0)).open("a") as file:
                 os.lockf(file.fileno(), os.F_TLOCK, 0)  # an OSError if it was started meanwhile

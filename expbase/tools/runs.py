@@ -1,6 +1,6 @@
-"""What is known about the runs below a directory; every tool that looks at runs reads them here.
+"""Reads the runs below a directory, for all tools that look at runs.
 
-Reads what the runs wrote, and asks for their locks without taking them: nothing is changed, and
+It reads the files of the runs, and asks for their locks without taking them. Nothing is changed, so
 other people's runs can be read, too. Damage becomes a note.
 
     for path in find(Path("runs")):
@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ _LOCK = LOCK.format(rank=0)
 
 
 def printable(text: str) -> str:
-    """Returns the text with backslash escapes for what a terminal cannot show, and line ends."""
+    """Returns a text with escapes for line ends and for characters that a terminal cannot show."""
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown("".join(escaped))
 
@@ -53,7 +54,12 @@ def find(folder: Path) -> list[Path]:
 
 
 def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a run's metrics.jsonl, or of its last bytes, by the metrics' names."""
+    """Yields the lines of a run's metrics.jsonl, as mappings.
+
+    Args:
+        run: The output directory.
+        last: Read only so many bytes, at the end of the file.
+    """
     for line in json_lines(run / METRICS, last):
         has_parts = any(isinstance(value, (dict, list)) for value in line.values())
         if isinstance(line.get("iteration"), int) and not has_parts:
@@ -62,7 +68,7 @@ def metric_lines(run: Path, last: int | None = None) -> Iterator[dict[str, Any]]
 
 @dataclass
 class Session:
-    """What one process of the run noted in the ledger."""
+    """The records of one process of the run in the ledger."""
 
     start: dict[str, Any] = field(default_factory=dict)  # empty: another rank failed before
     end: dict[str, Any] = field(default_factory=dict)  # empty: it is running, or was killed
@@ -85,7 +91,7 @@ def sessions(path: Path) -> list[Session]:
 
 @dataclass
 class Run:
-    """What is known about a run."""
+    """The facts about a run."""
 
     name: str  # its path, from where the table begins
     state: str = ""  # running, finished, stopped, preempted, crashed, failed, lost, new: no start
@@ -93,23 +99,26 @@ class Run:
     max_iteration: int = 0  # that its config asks for; 0 if epochs decide
     best: float | None = None  # the best saved value of training.monitor
     best_iteration: int | None = None
-    tested: str = (
-        ""  # the checkpoint of the last final test; "": of other weights, or there was none
-    )
+    tested: str = ""  # the checkpoint of the last final test; "": no test, or of other weights
     loss: float | str | None = None  # the last logged training loss; "nan" is a text
     metrics: dict[str, Any] = field(default_factory=dict)  # the last value of each that was logged
     age: float = 0.0  # seconds since it last wrote something
     commit: str | None = None  # the code's, at the last start
     dirty: bool = False  # whether there were changes to it
     differs: dict[str, Any] = field(default_factory=dict)  # config values that others have not
-    note: str = ""  # what could not be read
+    note: str = ""  # the first error in reading its files
     experiment: str = ""  # its class; "": unknown
     config: dict[str, Any] = field(default_factory=dict)  # the last start's, by full keys
     sessions: list[Session] = field(default_factory=list)
 
 
 def read_run(path: Path, name: str) -> Run:
-    """Reads what is known about the run of a directory."""
+    """Reads the facts about a run.
+
+    Args:
+        path: Its output directory.
+        name: How it is called in a table.
+    """
     run = Run(name)
     for read in (_read_progress, _read_ledger, _read_config):
         try:
@@ -124,6 +133,21 @@ def read_run(path: Path, name: str) -> Run:
     newest = max((file.stat().st_mtime for file in files), default=now)
     run.age = max(round(now - newest, 1), 0.0)  # a clock may have been set back
     return run
+
+
+def find_differences(runs: Sequence[Run]) -> None:
+    """Sets `differs` of each run: the config values that another run of its experiment has not.
+
+    Keys of the training section come last: the other keys are more often what a user has tried.
+    """
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in runs:
+        for key, value in run.config.items():
+            values[run.experiment, key].add(repr(value))
+    for run in runs:
+        for key in sorted(run.config, key=lambda key: key.startswith("training.")):
+            if len(values[run.experiment, key]) > 1:
+                run.differs[key] = run.config[key]
 
 
 def _read_progress(run: Run, path: Path) -> None:

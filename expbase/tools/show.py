@@ -51,7 +51,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def of_checkpoint(path: Path) -> list[str]:
-    """Returns what a checkpoint says of itself; raises a CheckpointError if it is damaged."""
+    """Returns lines about a checkpoint: iteration, versions, config.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
     manifest = storage.verify(path)
     with storage.reading(path / layout.MANIFEST):
         info = manifest["info"]
@@ -61,7 +65,7 @@ def of_checkpoint(path: Path) -> list[str]:
 
 
 def describe(path: Path, run: Run) -> Iterator[str]:
-    """Yields what is known of a run, line by line."""
+    """Yields lines about a run: its state, its checkpoints, and each of its sessions."""
     saved = layout.listed(path / layout.FOLDER)
     limit = f" of {run.max_iteration}" if run.max_iteration else ""
     newest = f", the newest {saved[-1].name}" if saved else ""
@@ -101,7 +105,7 @@ def _how(session: Session, before: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is not shown of the first start: it is much, and the ledger has it."""
+    """Returns the facts of the first start that are not shown: they are long, and in the ledger."""
     packages = facts["packages"] or {}
     others = {name: packages[name] for name in packages if not name.startswith("paddlepaddle")}
     unsaid = {name: facts[name] for name in ("sources", "config", "environment")}
@@ -109,7 +113,7 @@ def _unsaid(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _span(session: Session, is_running: bool) -> str:
-    """Says when a session was, how long it took, and which iterations it made."""
+    """Returns a text on a session: when it was, how long it took, and its iterations."""
     start = session.start
     end = session.end
     if not start:

@@ -36,8 +36,8 @@ from expbase.tools.compare import files, logged, values
 from expbase.tools.fingerprints import KINDS, PLAN, killed_path, notes_path
 from expbase.tools.process import ended_by_signals, kill
 
-_DELAY = 0.02  # seconds, at most, from the beginning of an iteration to a random moment in it
-# Fields of a note, with the cause that a first difference there points at.
+_DELAY = 0.02  # the longest time from the beginning of an iteration to a kill, in seconds
+# The fields of a note, each with the likely cause of a first difference in it.
 _CAUSES = {
     "before": "{names} differ before the update",
     "indices": "Likely cause: data order: other samples. A sampler with a generator of its own? "
@@ -49,7 +49,7 @@ _CAUSES = {
     "after": "{names} differ after the update, and no line of the log says why: a thread, a file, "
     "an object made in C is out of sight",
 }
-# What a start says of what it has not restored.
+# Lines of a log on what a start has not restored.
 _LOST = re.compile(r"(?:not exact: |(?=sets, to whose items))(.*)")
 _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     ("before", "after"),
@@ -57,7 +57,7 @@ _CAUSES_OF_RANKS = _CAUSES | dict.fromkeys(
     "batch statistics over the ranks, gradients that are averaged by hand, a generator that every "
     "share draws from, or another number of threads: {names} differ",
 )
-# Of a run that is not what it was the time before, where no field points at a cause.
+# For a script that does not repeat itself: there a field points at no cause.
 _NO_CAUSES = {
     "before": "The state before the update differs: {names}",
     "indices": "The samples of a batch differ",
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("expected a training script, or -m and a module.")
     if args.script and not Path(args.script).is_file():
         raise ValueError(f"{args.script}: no such file; expected a training script.")
-    make_folder(args.output)  # what was there before could not be compared
+    make_folder(args.output)  # a new one: other files in it could not be compared
     straight = Side(args, "straight", args.ranks[:1])
     others = [Side(args, f"straight-{number}", [number]) for number in args.ranks[1:]]
     killed = Side(args, "killed", args.ranks)
@@ -128,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
 def _not_identical(
     args: argparse.Namespace, where: str, difference: str, *undisturbed: Side
 ) -> int:
-    """Says what differs, or that a run that was not killed does not repeat itself either."""
+    """Prints the difference, or that the script does not repeat itself without a kill either."""
     once = max(undisturbed, key=lambda side: [*side.numbers])  # more processes have more causes
     again = Side(args, "again", once.numbers)
     print("not identical; once more without a kill", flush=True)
@@ -141,9 +141,13 @@ def _not_identical(
 
 
 class Side:
-    """One of the runs that are compared: "straight" or "killed", or on another `numbers`.
+    """One of the runs that are compared.
 
-    A start is on one of these numbers of processes; empty: as the script's words say.
+    Args:
+        args: Those of the tool.
+        name: "straight", "killed" or "again", or one with a number of processes.
+        numbers: Each start is on one of these numbers of processes; empty: as the script's words
+            say.
     """
 
     process: subprocess.Popen[bytes]  # that runs, or ran last
@@ -171,7 +175,7 @@ class Side:
 
     @property
     def _script(self) -> str:
-        """What the user calls the script."""
+        """The script, as the user has named it."""
         return str(self._args.script or self._args.module)
 
     def command(self) -> list[str]:
@@ -184,7 +188,13 @@ class Side:
         return [sys.executable, str(Path(__file__).with_name("fingerprints.py")), *words]
 
     def start(self, kill: str = "", at: int = 0, delay: float = 0.0) -> None:
-        """Starts the run in another session: a Ctrl-C is for the tool alone."""
+        """Starts the run in another session, which a Ctrl-C does not reach.
+
+        Args:
+            kill: How it is killed, one of KINDS; "": not at all.
+            at: The iteration from which on it is killed.
+            delay: Seconds from the beginning of that iteration.
+        """
         killed_path(self.directory).unlink(missing_ok=True)
         plan = {"training": self.training, "kill": kill, "at": at, "delay": delay}
         environment = {**os.environ, PLAN: json.dumps(plan)}
@@ -195,7 +205,7 @@ class Side:
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Runs it to its end; a ValueError if that is none that can be compared."""
+        """Runs it to its end; a ValueError if it fails or makes no checkpoint."""
         self.start()
         try:
             code = self.process.wait()
@@ -217,7 +227,7 @@ class Side:
             )
 
     def check_shares(self) -> None:
-        """Raises a ValueError if the run has none."""
+        """Raises a ValueError if the run has no shares."""
         if not load_yaml(self.directory / CONFIG)["training"]["shares"]:
             raise ValueError(
                 f"--ranks: {self._script} has training.shares=0, so the bits depend on the "
@@ -251,13 +261,16 @@ class Side:
         return files(last) | values(last)
 
     def lost(self) -> list[str]:
-        """Returns what its starts have said that they do not restore, in the order of the log."""
+        """Returns the lines of its logs on what was not restored, in their order, each once."""
         logs = sorted(self.directory.glob("worker_*.log"))
         found = [_LOST.findall(log.read_text(errors="replace")) for log in logs]
         return [*dict.fromkeys(line for lines in found for line in lines)]
 
     def notes(self) -> dict[int, dict[str, Any]]:
-        """Returns what `fingerprints` wrote of each update last, by iteration, with all batches."""
+        """Returns the last note that `fingerprints` wrote about each update, by iteration.
+
+        The samples and batches of all ranks are in it.
+        """
         merged: dict[int, dict[str, Any]] = {}
         for rank in itertools.count():
             if not (path := notes_path(self.directory, rank)).exists():
@@ -275,9 +288,9 @@ class Side:
 
 
 def first_difference(straight: Side, killed: Side) -> str:
-    """Returns what differs first, at which iteration, and the cause; empty if nothing does.
+    """Returns the first difference, its iteration, and its cause; "" if there is none.
 
-    What a start has said that it does not restore is the cause; without that it is guessed.
+    If a start has said that it did not restore something, that is the cause; else it is guessed.
     """
     lost = "; ".join(killed.lost())
     expected = straight.notes()

@@ -218,6 +218,23 @@ def parser_of_tools() -> argparse.ArgumentParser:
     return __main__.parser_of(__main__.TOOLS)
 
 
+def test_the_means_over_seeds_are_as_the_page_of_looking_shows_them(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workspace)
+    (command,) = (words for words in commands("looking") if "--seeds" in words)
+    (promised,) = (text for text in blocks("looking", "text") if "mean of" in text)
+    capsys.readouterr()
+    do(command, monkeypatch)
+    assert shape(capsys.readouterr().out) == shape(promised)
+
+
+def shape(table: str) -> list[list[str]]:
+    """The words of each line, with 0 for each number but the seeds'."""
+    lines = [re.sub(r"(?<!of )\d[\d.]*", "0", line) for line in table.splitlines()]
+    return [line.split() for line in lines]
+
+
 def test_a_run_is_continued_as_the_readme_says(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

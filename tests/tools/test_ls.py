@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tiny import Broken, Dataless, Tiny, make, trained
 from expbase.__main__ import main
 from expbase.extras.mixins import GradientClipping
 from expbase.tools.runs import find, metric_lines, read_run
+from expbase.tools.seeds import mean_text
 
 
 class Stopping(Tiny):
@@ -184,13 +186,14 @@ def test_what_all_runs_of_an_experiment_share_is_not_repeated_beside_another_exp
         {"training.seed": 1}, {"training.seed": 2}, {},
     ]  # fmt: skip
     assert main(["ls", str(tmp_path)]) == 0
-    table = capsys.readouterr().out
-    assert [line.split()[1] for line in table.splitlines()] == [
+    rows, means = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[1] for line in rows.splitlines()] == [
         "experiment",
         "Tiny",
         "Tiny",
         "Clipped",
     ]
+    assert means.startswith("mean of 2 seeds  Tiny")
 
 
 def test_columns_are_chosen_and_rows_are_sorted(
@@ -205,7 +208,7 @@ def test_columns_are_chosen_and_rows_are_sorted(
 
     def shown(*words: str) -> list[list[str]]:
         assert main(["ls", str(tmp_path), *words]) == 0
-        return [row.split() for row in capsys.readouterr().out.splitlines()]
+        return [row.split() for row in capsys.readouterr().out.partition("\n\n")[0].splitlines()]
 
     columns = ["--columns", "training.seed", "run"]
     by_seed = ["--sort", "training.seed"]
@@ -338,3 +341,114 @@ def test_what_differs_outside_of_the_training_section_comes_first(
         config = f"training: {{seed: {seed}}}\noptim: {{lr: {seed}}}\n"
         (tmp_path / str(seed) / "config.yaml").write_text(config)
     assert [*listed(tmp_path, capsys)["1"]["differs"]] == ["optim.lr", "training.seed"]
+
+
+# --- means over seeds ------------------------------------------------------------------------
+
+
+def ended(
+    run: Path,
+    seed: int,
+    accuracy: float | str,
+    *,
+    lr: float = 0.1,
+    end: tuple[str, int] = ("finished", 0),
+    iteration: int = 100,
+) -> None:
+    """Writes what a run leaves: its config, a start and an end, and a validation."""
+    run.mkdir(parents=True)
+    config = {"training.seed": seed, "optim.lr": lr, "training.max_iteration": 100}
+    start = {"event": "start", "experiment": "Digits", "config": config}
+    last = {"event": "end", "reason": end[0], "exit_code": end[1]}
+    (run / "ledger.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(last)}\n")
+    (run / "config.yaml").write_text(
+        f"training: {{seed: {seed}, max_iteration: 100}}\noptim: {{lr: {lr}}}\n"
+    )
+    line = {"iteration": iteration, "valid/accuracy": accuracy, "train/loss": 0.25}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def means(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    capsys.readouterr()
+    assert main(["ls", str(folder), "--seeds", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_runs_that_differ_in_their_seed_alone_have_a_row_of_means_below_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, accuracy in enumerate((0.97, 0.98, 0.99)):
+        ended(tmp_path / f"a{seed}", seed, accuracy)
+        ended(tmp_path / f"b{seed}", seed, accuracy - 0.1, lr=0.2)
+    ended(tmp_path / "single", 0, 0.5, lr=0.3)
+    columns = ["run", "state", "iteration", "accuracy", "loss", "training.seed", "differs in"]
+    assert main(["ls", str(tmp_path), "--columns", *columns]) == 0
+    runs, below = capsys.readouterr().out.split("\n\n")
+    assert len(runs.splitlines()) == 8
+    assert [re.split("  +", row) for row in below.splitlines()] == [
+        ["mean of 3 seeds", "finished", "100/100", "0.980 ± 0.010", "0.25", "optim.lr=0.1"],
+        ["mean of 3 seeds", "finished", "100/100", "0.880 ± 0.010", "0.25", "optim.lr=0.2"],
+    ]
+    head, worse, better = means(tmp_path, capsys, "--sort", "accuracy", "--columns", "accuracy")
+    assert [head, worse, better] == ["accuracy", "0.880 ± 0.010", "0.980 ± 0.010"]
+    found = means(tmp_path, capsys, "--json", "--sort", "accuracy", "--reverse")
+    first = json.loads(found[0])
+    assert first["mean"] == pytest.approx(
+        {"iteration": 100, "valid/accuracy": 0.98, "train/loss": 0.25}
+    )
+    assert first["deviation"] == pytest.approx(
+        {"iteration": 0, "valid/accuracy": 0.01, "train/loss": 0}
+    )
+    del first["mean"], first["deviation"]
+    assert first == {
+        "name": "mean of 3 seeds", "runs": ["a0", "a1", "a2"], "unfinished": 0,
+        "experiment": "Digits", "differs": {"optim.lr": 0.1},
+    }  # fmt: skip
+    assert len(listed(tmp_path, capsys)) == 7  # without --seeds each line is a run
+
+
+def test_what_has_not_come_to_its_end_is_in_no_mean_and_is_counted_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(tmp_path / "1", 1, 0.5)
+    assert means(tmp_path, capsys) == [
+        f"no finished runs that differ in training.seed alone in {tmp_path}"
+    ]
+    ended(tmp_path / "2", 2, 0.7, end=("no better for 5 validations", 0), iteration=80)  # stop()
+    ended(tmp_path / "3", 3, 0.0, end=("a file named STOP", 0), iteration=10)
+    ended(tmp_path / "4", 4, 0.0, end=("SIGTERM", 143), iteration=10)
+    ended(tmp_path / "5", 5, 0.0, end=("ValueError('no')", 1), iteration=10)
+    columns = ["--columns", "run", "state", "iteration", "accuracy"]
+    assert [re.split("  +", row) for row in means(tmp_path, capsys, *columns)[1:]] == [
+        ["mean of 2 seeds, 3 unfinished", "90 ± 14/100", "0.60 ± 0.14"]
+    ]
+
+
+def test_of_two_runs_with_the_same_seed_the_newer_one_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed, accuracy, written in (("b", 1, 0.5, 2), ("a", 1, 0.1, 1), ("c", 2, 0.5, 1)):
+        ended(tmp_path / name, seed, accuracy)
+        for file in ("metrics.jsonl", "ledger.jsonl"):
+            os.utime(tmp_path / name / file, (written, written))
+    assert means(tmp_path, capsys, "--columns", "run", "accuracy")[1] == "mean of 2 seeds  0.5"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([0.5, 0.5], "0.5"),
+        ([0.97, 0.98, 0.984], "0.9780 ± 0.0072"),
+        ([5000, 5600], "5300 ± 424"),
+        ([2e-8, 4e-8], "3e-08 ± 1.4e-08"),
+        ([4e7, 6e7], "5e+07 ± 1.4e+07"),
+        ([0.5, "nan"], "nan"),
+        ([0.5, "inf"], "inf"),
+        ([0.5, None], ""),
+        (["a", "a"], "a"),
+        (["a", "b"], ""),
+        ([True, False], ""),
+    ],
+)
+def test_a_mean_has_as_many_places_as_its_deviation_needs(values: list[Any], text: str) -> None:
+    assert mean_text(values) == text

@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib import font_manager
+from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from PIL import Image
 from tiny import Tiny, trained
@@ -23,6 +24,7 @@ def test_curves_of_several_runs_are_drawn_into_one_picture(
         trained(Tiny, tmp_path / f"s{seed}", seed=seed)
     picture = tmp_path / "curves.png"
     words = ["plot", str(tmp_path / "s1"), str(tmp_path / "s2"), "--output", str(picture)]
+    words.append("--single")
     assert main(words) == 0
     assert capsys.readouterr().out == f"written: {picture}\n"
     assert main(words) == 0
@@ -47,7 +49,7 @@ def test_all_runs_below_a_directory_are_drawn_and_one_without_lines_is_left_out(
 def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
     curve = {1: 1.0, 2: 3.0, 4: 2.0}
     run = {"train/loss": curve, "valid/a": curve}
-    training, validation = plot.draw({"run": run}, ["train/loss", "valid/a"], 0.5).axes
+    training, validation = plot.draw({"run": [run]}, ["train/loss", "valid/a"], 0.5).axes
     logged, smooth = training.lines
     assert logged.get_xydata().tolist() == [[1, 1.0], [2, 3.0], [4, 2.0]]
     assert smooth.get_xdata().tolist() == [1, 2, 4]
@@ -55,7 +57,7 @@ def test_training_is_smoothed_and_validation_is_as_it_is() -> None:
     assert training.get_title("right") == "thick: smoothed by 0.5"
     assert [line.get_ydata().tolist() for line in validation.lines] == [[1.0, 3.0, 2.0]]
     assert validation.get_title("right") == ""
-    (training,) = plot.draw({"run": run}, ["train/loss"], 0.0).axes
+    (training,) = plot.draw({"run": [run]}, ["train/loss"], 0.0).axes
     assert len(training.lines) == 1
     assert training.get_title("right") == ""
 
@@ -74,7 +76,7 @@ def test_the_smooth_line_goes_through_its_points_at_the_ends_too(weight: float) 
 def test_learning_rates_are_drawn_as_they_are() -> None:
     rates = {"train/lr": {1: 1.0, 2: 0.1, 3: 0.2}, "train/lr/d": {1: 0.1}, "train/lrs": {1: 0.1}}
     assert plot.chosen([{**rates, "speed/a": {1: 1.0}}], []) == [*rates]
-    one, other, no_rate = plot.draw({"run": rates}, [*rates], 0.6).axes
+    one, other, no_rate = plot.draw({"run": [rates]}, [*rates], 0.6).axes
     assert [len(axes.lines) for axes in (one, other, no_rate)] == [1, 1, 2]
 
 
@@ -144,9 +146,9 @@ def log(name: str, text: str) -> None:
 
 def test_all_runs_of_a_picture_that_have_its_metrics_are_named() -> None:
     runs = {
-        "a": {"train/a": {1: 1.0, 2: 2.0}},
-        "_b": {"train/b": {1: 1.0}},
-        "none": {"train/c": {1: 1.0}},
+        "a": [{"train/a": {1: 1.0, 2: 2.0}}],
+        "_b": [{"train/b": {1: 1.0}}],
+        "none": [{"train/c": {1: 1.0}}],
     }
     (legend,) = plot.draw(runs, ["train/a", "train/b"], 0.0).legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "_b"]
@@ -160,7 +162,7 @@ def test_letters_that_the_usual_font_has_not_are_drawn_by_an_installed_one(tmp_p
     letter = chr(min(other.keys() - usual.keys()))
     with plot.fonts_for(f"a{letter}"):
         assert "STIXNonUnicode" in matplotlib.rcParams["font.family"]
-        figure = plot.draw({f"a{letter}": {"train/a": {1: 1.0}}}, ["train/a"], 0.0)
+        figure = plot.draw({f"a{letter}": [{"train/a": {1: 1.0}}]}, ["train/a"], 0.0)
         figure.savefig(tmp_path / "a.png")  # a warning is an error here
     assert "STIXNonUnicode" not in matplotlib.rcParams["font.family"]
 
@@ -171,3 +173,60 @@ def test_nothing_is_said_of_letters_that_no_font_has(
     monkeypatch.chdir(tmp_path)
     log("第一", '{"iteration": 1, "train/损失": 1.0}\n')
     assert main(["plot", "第一"]) == 0
+
+
+# --- means over seeds ------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_line_in_a_band(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (1, 2):
+        trained(Tiny, tmp_path / f"s{seed}", max_iteration=2, seed=seed)
+    trained(Tiny, tmp_path / "longer", max_iteration=3, seed=1)
+    drawn = []
+    monkeypatch.setattr(plot, "draw", lambda series, *_: drawn.append(series) or Figure())
+    words = ["plot", str(tmp_path), "--output", str(tmp_path / "c.png")]
+    for options in ([], ["--single"]):
+        assert main([*words, *options]) == 0
+    together, single = drawn
+    longer, one, other = (str(tmp_path / name) for name in ("longer", "s1", "s2"))
+    band = "mean ± deviation of 2 seeds: training.max_iteration=2"
+    assert [*together] == [longer, band]
+    assert [*single] == [longer, one, other]
+    assert together[band] == [plot.curves(tmp_path / "s1"), plot.curves(tmp_path / "s2")]
+
+
+def test_the_band_is_one_deviation_to_each_side_where_all_runs_have_numbers() -> None:
+    runs = [{"valid/a": {1: 1.0, 2: 5.0, 3: 0.0}}, {"valid/a": {1: 3.0, 2: 5.0}}]
+    (axes,) = plot.draw({"both": runs}, ["valid/a"], 0.6).axes
+    (line,), (band,) = axes.lines, axes.collections
+    assert line.get_xydata().tolist() == [[1, 2.0], [2, 5.0]]
+    edges = band.get_paths()[0].vertices.tolist()
+    assert [1, 2 - np.sqrt(2)] in edges
+    assert [1, 2 + np.sqrt(2)] in edges
+    assert {x for x, _ in edges} == {1, 2}
+    point = [{"valid/a": {1: 1.0}}, {"valid/a": {1: 3.0}}]
+    (axes,) = plot.draw({"both": point}, ["valid/a"], 0.6).axes
+    assert axes.collections[0].get_segments()[0].tolist() == [
+        [1, pytest.approx(2 - np.sqrt(2))], [1, pytest.approx(2 + np.sqrt(2))],
+    ]  # fmt: skip
+
+
+def test_a_smoothed_band_lies_round_the_smoothed_mean_and_is_never_inside_out() -> None:
+    noise = np.random.RandomState(0).rand(2, 30) * np.linspace(3, 0, 30)
+    runs = [{"train/a": dict(enumerate(values))} for values in noise]
+    (axes,) = plot.draw({"both": runs}, ["train/a"], 0.9).axes
+    thin, thick = axes.lines
+    assert thin.get_ydata() == pytest.approx(noise.mean(axis=0))
+    edges = axes.collections[0].get_paths()[0].vertices
+    for x, y in thick.get_xydata():
+        (low, high) = min(edges[edges[:, 0] == x][:, 1]), max(edges[edges[:, 0] == x][:, 1])
+        assert low <= y <= high
+
+
+def test_where_not_all_runs_of_a_group_have_a_metric_they_are_drawn_singly() -> None:
+    runs = [{"valid/a": {1: 1.0, 2: 5.0}}, {}, {"valid/a": {1: 3.0}}]
+    (axes,) = plot.draw({"three": runs}, ["valid/a"], 0.6).axes
+    assert len(axes.lines) == 2
+    assert not axes.collections

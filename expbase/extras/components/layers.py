@@ -25,7 +25,7 @@ from expbase.base.streams import show
 
 Specs = Sequence[InputSpec]
 PHASES = ("train", "predict")
-_BELOW = ("reader", "backbone")  # what a head may take from, beside other heads
+_BELOW = ("reader", "backbone")  # the components from which a head takes inputs, beside heads
 
 
 class Reader(paddle.io.Dataset):  # type: ignore[misc]  # paddle has no types
@@ -372,7 +372,7 @@ class Composed(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
     """One head's prediction from a list of tensors to a list of tensors.
 
-    paddle.jit.save takes neither mappings nor `*tensors`, but lists.
+    paddle/jit/api.py, save, takes neither mappings nor `*tensors`, but lists.
     """
 
     def __init__(self, model: Composed, head: str) -> None:
@@ -401,7 +401,7 @@ class _Prediction(paddle.nn.Layer):  # type: ignore[misc]  # paddle has no types
 
 
 def _declared(place: str, specs: Any) -> Specs:
-    """Returns a declaration; a ValueError if it is none."""
+    """Returns a declaration; a ValueError if it is no list of InputSpec with names."""
     if isinstance(specs, Mapping) or not all(isinstance(s, InputSpec) and s.name for s in specs):
         raise ValueError(
             f"{place}: {specs!r} given; expected a list of InputSpec with names, as "
@@ -412,7 +412,7 @@ def _declared(place: str, specs: Any) -> Specs:
 
 
 def _check(place: str, specs: Specs, found: Mapping[str, Any]) -> None:
-    """Compares what there is with a declaration, in each batch: 2 µs for a tensor."""
+    """Compares the tensors of a batch with a declaration; it takes 2 µs for each."""
     for spec in specs:
         if spec.name not in found:
             raise ValueError(f"{place} {spec.name!r}, {describe(spec)}; there is {_names(found)}.")

@@ -33,11 +33,11 @@ class Task:
     head: str  # its name in the model
     loader: Any = None  # where its batches come from; None: self.train_loader
     mix_ratio: float = 1.0  # how often it is drawn, in relation to the others
-    auxiliary: bool = False  # whether training may end before this task has had its epochs
+    auxiliary: bool = False  # training may end before this task has had its epochs
 
 
 class EndlessBatches(DataPosition):
-    """The batches of a loader, epoch after epoch; the checkpoint holds the place."""
+    """The batches of a loader, epoch after epoch; the checkpoint holds the position."""
 
     def __init__(self, loader: Any, name: str, shard: Shard) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class MultiHead(Prediction):
         self.predicted_head = head
         with self.internals.evaluating():
             results = self.predict(loader)
-            # Within the phase: what the parts have counted in it is as before afterwards.
+            # Within the block: at its end the counts of the parts are restored.
             inputs = _epoch_inputs(layer, {"reader": reader, "backbone": model.backbone})
         layer.results = results  # those of all ranks
         if self.rank == 0:
@@ -193,7 +193,7 @@ class MultiHead(Prediction):
 
 
 def _epoch_inputs(head: Head, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a head's epoch_inputs_attrs ask the parts for, by component and name."""
+    """Returns the values that a head asks for by epoch_inputs_attrs, by component and name."""
     inputs: dict[str, Any] = {"reader": {}}
     place = f"head {head.head_name}: epoch_inputs_attrs"
     for component, specs in head.epoch_inputs_attrs.items():
