@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import paddle
 
-from expbase.checkpoint import layout
+from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config
 from expbase.defaults import get_default_training_config
@@ -467,7 +467,9 @@ class ExperimentBase(Events):
         """Writes the weights of self.model, or of another layer, on rank 0, whole or not at all;
         into a `.safetensors`, or a `.pdparams` for paddle.load.
         """
-        resume.save_model(self.__run, Path(path), layer)
+        self.__run.loop.before_writing(path)
+        self.__run.events.fire("on_save_model")
+        model_files.save_model(Path(path), self.model if layer is None else layer)
 
     def load_model(
         self,
@@ -486,7 +488,12 @@ class ExperimentBase(Events):
             partial: Whether missing, additional and differently shaped weights are allowed.
             rename: From a name in the file to the one here; a mapping may lack what stays.
         """
-        resume.load_model(self.__run, Path(path), into, rename, partial=partial)
+        self.__run.events.fire("on_load_model")
+        layers = self.__run.state.saved().layers
+        code = self.__run.checkpointer.code
+        model_files.load_model(
+            Path(path), layers, into, rename, partial=partial, logger=self.logger, code=code
+        )
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
@@ -494,7 +501,12 @@ class ExperimentBase(Events):
         """Writes self.model, or another layer, for inference, by paddle.jit.save, on rank 0. The
         path has no suffix; `input_spec` is by default self.input_spec, of paddle.static.InputSpec.
         """
-        resume.export(self.__run, Path(path), input_spec, layer)
+        layer = unwrap(self.model if layer is None else layer)
+        spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
+        self.__run.loop.before_writing(path)
+        with self.__run.evaluation.begin("predict", self.iteration, layers=[layer]):
+            model_files.export(Path(path), layer, spec)
+        self.logger.info("exported %s", path)
 
     def learning_rates(self) -> dict[str, float]:
         """Returns each optimizer's learning rate, by the name of its curve."""

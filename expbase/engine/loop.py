@@ -519,6 +519,18 @@ class Loop:
             self._checkpointer.save(self.iteration, sizes, needed=needed)
         self._note_saved()
 
+    def before_writing(self, path: object) -> None:
+        """Raises if the run has lost its directory; warns if the weights that are about to be
+        written may not be what was trained: valid() may have put it aside.
+        """
+        self._check_directory()
+        if self.validating_at >= 0 and self.is_over:
+            self._start.warn(
+                f"{path}: written after the validation of iteration {self.validating_at} was left, "
+                "with the weights that it had then: averages, if it had swapped them in. What was "
+                "trained is in the checkpoint."
+            )
+
     @contextlib.contextmanager
     def _capturing(self) -> Iterator[dict[str, int]]:
         """Checks the state before the block copies it; gives the sizes of the logs, in bytes."""
