@@ -53,7 +53,7 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, claim_directory, lacks_super
+from expbase.engine.start import Start, lacks_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -245,12 +245,21 @@ class Run:
         """Makes and locks the output directory."""
         if self.life is Life.NEW:  # by an override of setup, of which nothing would be undone
             self.life.need_setup("setup_output_dir", self.experiment)
-        if not self.start.read_only:  # it writes nothing, so it needs no lock
-            self._on_close.callback(self.directory.release)
-            claim_directory(self.directory, self.start)
-            remove_left_files()
-        else:
-            self.directory.expect()
+        start = self.start
+        directory = self.directory
+        if start.read_only:  # it writes nothing, so it needs no lock
+            return directory.expect()
+        self._on_close.callback(directory.release)
+        options = start.options
+        aside = directory.claim(start.config, fresh=options.fresh, force=options.force)
+        if aside is not None:
+            start.logger.info("the run that was here is now in %s", aside)
+        if directory.is_open_to_others():
+            start.warn(
+                f"{start.output}: any user of this machine may write to it, and so change what "
+                "the run loads when it continues; expected a directory of yours alone: chmod o-w"
+            )
+        remove_left_files()
 
     def open_log(self) -> None:
         """Opens this rank's text log, and shows rank 0's."""

@@ -21,7 +21,6 @@ import paddle
 from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
-from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
@@ -153,29 +152,6 @@ class Start:
     def warn(self, text: str) -> None:
         """Writes a line that says that something may be a mistake."""
         self.logger.warning("%s", text)
-
-
-def claim_directory(directory: RunDirectory, start: Start) -> None:
-    """Makes and locks the directory for a start, on all ranks; a collective."""
-    fresh = start.options.fresh
-    force = start.options.force
-    moved_aside = collectives.on_rank_zero(
-        lambda: directory.claim(start.config, fresh=fresh, force=force), "output directory"
-    )
-    if fresh:
-        # Where rank 0 has been there is no run any more; another machine has its directory.
-        moved_aside = directory.move_aside() or moved_aside
-        collectives.barrier("--fresh")  # several ranks may share what one moves aside
-    if start.rank > 0:  # perhaps on another machine
-        directory.make()
-        directory.lock(start.rank)
-    if moved_aside is not None:
-        start.logger.info("the run that was here is now in %s", moved_aside)
-    if directory.is_open_to_others():
-        start.warn(
-            f"{start.output}: any user of this machine may write to it, and so change what "
-            "the run loads when it continues; expected a directory of yours alone: chmod o-w"
-        )
 
 
 def check_platform() -> None:
