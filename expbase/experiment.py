@@ -29,7 +29,6 @@ from expbase.engine.stop import StopReason
 from expbase.events import Events
 from expbase.front import with_mixins
 from expbase.ranks import collectives
-from expbase.ranks.device import set_device
 from expbase.record.visualizer import Visualizer
 from expbase.state.parts import StatefulObjects
 from expbase.state.walk import unwrap
@@ -264,11 +263,6 @@ class ExperimentBase(Events):
     def close(self) -> None:
         """Calls terminal(), then undoes each step of setup, the last one first. Once."""
         self.__run.close()
-
-    def setup_device(self) -> None:
-        """Makes paddle use `args.device`; by default the GPU if there is one, else the CPU."""
-        start = self.__run.start
-        set_device(start.options.device, deterministic=start.training.deterministic)
 
     def init_parallel(self) -> None:
         """Connects all processes, once all are there; if one fails, all end."""

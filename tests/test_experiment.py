@@ -85,7 +85,7 @@ def test_an_init_without_super_is_named(tmp_path: Path) -> None:
 def test_setup_goes_in_the_order_of_the_design(tmp_path: Path) -> None:
     calls: list[str] = []
     names = (
-        "prepare setup_device setup_output_dir dump_config setup_visualizer setup_logger "
+        "prepare setup_output_dir dump_config setup_visualizer setup_logger "
         "setup_checkpointer on_setup_begin setup_dataloader setup_model startup check_setup "
         "on_setup_end"
     ).split()

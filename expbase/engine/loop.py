@@ -27,7 +27,7 @@ from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
 from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
-from expbase.engine.start import Start, lacks_super
+from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -374,8 +374,8 @@ class Loop:
         before = self.epoch
         self._experiment.new_epoch()
         has_none = self._data.needs_epoch and self._data.adapter.loader is not None
-        if has_none and self.epoch == before and not self.is_over:
-            raise lacks_super("new_epoch")
+        is_lacking = has_none and self.epoch == before and not self.is_over
+        need_super("new_epoch", is_done=not is_lacking)
 
     def _end_epoch(self) -> None:
         rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._start.seed_rank, 1)

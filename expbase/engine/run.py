@@ -53,11 +53,12 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, lacks_super
+from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
 from expbase.ranks import alike, collectives, hang
+from expbase.ranks.device import set_device
 from expbase.record import git, logs, provenance, sources
 from expbase.record.ledger import LEDGER, Ledger, flat
 from expbase.record.metrics import METRICS, MetricLog, MetricsFile
@@ -166,55 +167,58 @@ class Run:
     # --- setup ---------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Does everything before the first batch; a failure closes the run."""
+        """Does everything before the first batch, in this order; a failure closes the run."""
+        experiment = self.experiment
+        start = self.start
+        with self._in_setup():
+            self._check_config()  # exp.config may be changed until here
+            experiment.prepare()
+            set_device(start.options.device, deterministic=start.training.deterministic)
+            if start.parallel:
+                experiment.init_parallel()
+                need_super("init_parallel", is_done=collectives.is_connected())
+            experiment.setup_output_dir()
+            experiment.dump_config()
+            experiment.setup_visualizer()
+            experiment.setup_logger()
+            need_super("setup_logger", is_done=not logs.is_early(start.logger))
+            self._open_records()
+            experiment.setup_checkpointer()
+            rng.seed_for(start.training.seed, rng.SETUP)  # the same on all ranks
+            self.events.fire("on_setup_begin")
+            with explaining_missing_model(experiment):
+                experiment.setup_dataloader()
+            self._attach_data()
+            experiment.setup_model()
+            experiment.startup()
+            experiment.check_setup()
+            need_super("check_setup", is_done=self.life is Life.READY)
+            self.state.is_named = True
+            self.events.fire("on_setup_end")
+            self.state.note_setup()
+
+    @contextlib.contextmanager
+    def _in_setup(self) -> Iterator[None]:
+        """Surrounds setup with what lasts until the run is closed; closes it after a failure."""
         if self.life is not Life.NEW:
             raise RuntimeError("setup: called a second time; make a new experiment.")
         self.life = Life.IN_SETUP
         try:
             with lasting():
-                self._set_up()
+                self._on_close.enter_context(self._reader_threads.heard())
+                self._on_close.enter_context(workers_end_with_this())
+                self._on_close.enter_context(logs.paddle_repeats_nothing())
+                yield
         except BaseException as error:
             self.fail(error)
             raise
 
-    def _set_up(self) -> None:
-        experiment = self.experiment
+    def _check_config(self) -> None:
+        """Raises a ConfigError if `training` cannot be used; completes it."""
         training = self.start.training
-        check_training(training)  # exp.config may be changed until here
+        check_training(training)
         training["max_iteration"] = limited(self.start.config).training["max_iteration"]
         check_shares(training.shares, self.start.world_size)
-        self._on_close.enter_context(self._reader_threads.heard())
-        self._on_close.enter_context(workers_end_with_this())
-        self._on_close.enter_context(logs.paddle_repeats_nothing())
-        experiment.prepare()
-        experiment.setup_device()
-        if self.start.parallel:
-            experiment.init_parallel()
-            if not collectives.is_connected():  # each rank would train alone
-                raise lacks_super("init_parallel")
-        experiment.setup_output_dir()
-        experiment.dump_config()
-        experiment.setup_visualizer()
-        experiment.setup_logger()
-        if logs.is_early(self.start.logger):  # its lines would be lost, the last ones, too
-            raise lacks_super("setup_logger")
-        self._open_records()
-        self._on_close.callback(self.checkpointer.close)
-        experiment.setup_checkpointer()
-        rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
-
-        self.events.fire("on_setup_begin")
-        with explaining_missing_model(experiment):
-            experiment.setup_dataloader()
-        self._attach_data()
-        experiment.setup_model()
-        experiment.startup()
-        experiment.check_setup()
-        if self.life is not Life.READY:
-            raise lacks_super("check_setup")
-        self.state.is_named = True
-        self.events.fire("on_setup_end")
-        self.state.note_setup()
 
     def watch_ranks(self) -> None:
         """Waits for all processes, and watches over them from then on."""
@@ -268,7 +272,7 @@ class Run:
         logs.open_log(start.logger, path, echo=start.rank == 0)
 
     def _open_records(self) -> None:
-        """Gathers what the ledger says of this start, and watches for hanging."""
+        """Opens the ledger and what else is closed at the end; prepares to watch for hanging."""
         start = self.start
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
@@ -284,6 +288,7 @@ class Run:
         self._watch_for_hanging()
         if reason := start.options.restart_reason:
             start.warn(reason)
+        self._on_close.callback(self.checkpointer.close)
 
     def _watch_for_hanging(self) -> None:
         """Prepares what writes all stacks when nothing moves, and may end the process."""

@@ -211,9 +211,10 @@ def raise_no_attribute(experiment: object, name: str) -> Any:
     raise AttributeError(text, name=name, obj=experiment)
 
 
-def lacks_super(name: str) -> TypeError:
-    """Returns the error to raise when an override has not done what the method does."""
-    return TypeError(f"{name}: does not call super().{name}(); expected it to.")
+def need_super(name: str, *, is_done: bool) -> None:
+    """Raises a TypeError if an override has not done what the method does."""
+    if not is_done:
+        raise TypeError(f"{name}: does not call super().{name}(); expected it to.")
 
 
 # What the methods of document 004 set, which somebody may paste as an override.
