@@ -5,10 +5,9 @@ its `problems` before any is restored: nothing is changed by a checkpoint that d
 
     checkpointer = Checkpointer(directory, config.training, logger, contents=…, …)
     checkpointer.find_own(None)
-    checkpointer.save(iteration, sizes)
-    checkpointer.capture(iteration, sizes)      # a copy in memory, before what may fail
-    checkpointer.write()                        # … which is wanted
     notes = checkpointer.restore(checkpointer.resumable)
+    checkpointer.capture(iteration, sizes)      # a copy in memory, before what may fail
+    checkpointer.write()                        # … which is wanted: its files, in a thread
 """
 
 from __future__ import annotations
@@ -174,23 +173,6 @@ class Checkpointer:
             )
         self._expected = found.outline()
 
-    def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
-        """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
-
-        The files are written while training goes on; what fails there is raised by the next save,
-        by `settle` or by `close`. That the system refuses, for lack of room say, is an error if the
-        checkpoint is `needed` or the first one; else a line says so.
-
-        Raises:
-            CheckpointError: It could not be written.
-            RuntimeError, TypeError: See `capture`.
-            NonFiniteError: A trained parameter or an accumulator is not finite.
-        """
-        collectives.on_rank_zero(self.settle, "saving")  # the one before
-        self.capture(iteration, sizes)
-        if self._rank == 0:
-            self.write(needed=needed)
-
     def capture(self, iteration: int, sizes: Mapping[str, int]) -> None:
         """Copies the state of now into memory, on rank 0, in the place of the copy before.
 
@@ -234,7 +216,16 @@ class Checkpointer:
             self._copy = None
 
     def write(self, *, needed: bool = True) -> None:
-        """Writes the copy, if there is one, while training goes on; see `save`. On rank 0."""
+        """Writes the copy, if there is one, and deletes the checkpoints that nothing asks to keep.
+
+        The files are written while training goes on; what fails there is raised by the next call,
+        by `settle` or by `close`. That the system refuses, for lack of room say, is an error if the
+        checkpoint is `needed` or the first one; else a line says so. Only rank 0 has a copy.
+
+        Raises:
+            CheckpointError: The one before could not be written.
+            NonFiniteError: A trained parameter or an accumulator of that one is not finite.
+        """
         self.settle()
         with self._writing_now:  # write_now waits for what is taken here
             copy, self._copy = self._copy, None

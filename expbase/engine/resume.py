@@ -109,7 +109,7 @@ def _restore(run: Run, path: Path) -> list[str]:
     position = f"iteration {run.loop.iteration}, "
     if run.loop.epoch > 0:
         position += f"epoch {run.loop.epoch}, batch {run.data.batch_in_epoch} of the epoch, "
-    rates = " ".join(f"{name}={rate:g}" for name, rate in run.experiment.learning_rates().items())
+    rates = " ".join(f"{name}={rate:g}" for name, rate in run.state.learning_rates().items())
     run.start.logger.info("resumed %s: %s%s", path.name if is_own else path, position, rates)
     changed = run.directory.changed_keys(run.start.config)
     for key, (old, new) in changed.items():
