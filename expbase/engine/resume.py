@@ -12,7 +12,7 @@ from typing import Any
 from expbase.base.streams import show
 from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
-from expbase.checkpoint.named import find_in_run, find_named
+from expbase.checkpoint.named import find_named
 from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
@@ -128,16 +128,10 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
             "load_checkpoint: called before the end of training, which would go on with other "
             "weights; expected it after train(): in on_train_end, say."
         )
-    run.checkpointer.close()  # the last one may still be under way
     directory = run.start.output_dir if of_run is None else Path(of_run)
-    path = collectives.on_rank_zero(lambda: find_in_run(directory, which), "load_checkpoint")
-    assert path is not None
-    position, changed_code = run.checkpointer.load_for_inspection(path)
-    if changed_code:
-        run.start.warn(f"{path.name}: {changed_code}")
+    position = run.checkpointer.look_at(directory, which)
     if run.life is Life.READY:  # there is no other position in training
-        run.loop.place_at(position["iteration"], position["epoch"])
-    run.start.logger.info("loaded %s (%s)", path.name, which)
+        run.loop.place_at(*position)
 
 
 def inspect(run: Run) -> None:
