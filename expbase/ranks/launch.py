@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import paddle
@@ -66,6 +68,12 @@ class StopSignals:
                 "which alone hears the signals that these processes are to get. Call it there, or "
                 "leave the option away."
             )
+        # A process that was spawned, not forked, begins by importing the script.
+        if vars(multiprocessing.current_process()).get("_inheriting"):
+            raise ConfigError(
+                "main: called by a rank of --nprocs or --restarts that imports the script; "
+                'expected `if __name__ == "__main__":` before the last lines of it.'
+            )
         ignore_signals_at_exit(_STOP_SIGNALS)
         return handling(dict.fromkeys(_STOP_SIGNALS, self.note))
 
@@ -95,7 +103,7 @@ def spawn(
         nprocs = _most_processes(-nprocs, on_cpu=on_cpu)
     # Of several threads a fork has one, and what the others hold is held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
-    words = (os.getpid(), function, tuple(args))
+    words = (_Main(), os.getpid(), function, tuple(args))
     with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
         if nprocs == 1:  # paddle would change its environment
@@ -170,7 +178,27 @@ def _code_of(process: Any) -> int:
     return code if end.si_code == os.CLD_EXITED else -code
 
 
-def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+class _Main:
+    """The main module of `python -m package`, for a process that is spawned: it runs the module
+    again when it unpickles this, as multiprocessing does for all other scripts.
+
+    Its spawn._fixup_main_from_name leaves out each __main__.py, whose classes nobody would find.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _run_main, (getattr(sys.modules["__main__"].__spec__, "name", ""),)
+
+
+def _run_main(name: str) -> None:
+    if name.endswith(".__main__"):
+        main = ModuleType("__mp_main__")
+        vars(main).update(runpy.run_module(name, run_name=main.__name__, alter_sys=True))
+        sys.modules["__main__"] = sys.modules[main.__name__] = main
+
+
+def _run_rank(
+    _: object, parent: int, function: Callable[..., object], args: tuple[Any, ...]
+) -> None:
     die_with_parent(parent)
     # What a fork must not have of its parent: handlers, signals held, and the rank, which paddle
     # does not look up again.
