@@ -24,7 +24,6 @@ from expbase.base.files import regular, write_single_file
 from expbase.checkpoint import layout
 from expbase.config import ConfigError, differences, dump_yaml, load_yaml
 from expbase.defaults import get_default_training_config
-from expbase.ranks import collectives
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import METRICS
 
@@ -162,6 +161,7 @@ class RunDirectory:
         Raises:
             ConfigError: It cannot be made, is in use, or holds a run of another config.
         """
+        from expbase.ranks import collectives  # here: a tool that only reads needs no paddle
 
         def claim() -> Path | None:
             return self._claim(config, fresh=fresh, force=force)
