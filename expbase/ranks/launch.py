@@ -103,7 +103,7 @@ def spawn(
         nprocs = _most_processes(-nprocs, on_cpu=on_cpu)
     # Of several threads a fork has one, and what the others hold is held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
-    words = (_Main(), os.getpid(), function, tuple(args))
+    words = (_Main(), way, os.getpid(), function, tuple(args))
     with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # paddle warns that gloo means the CPU
         if nprocs == 1:  # paddle would change its environment
@@ -197,7 +197,7 @@ def _run_main(name: str) -> None:
 
 
 def _run_rank(
-    _: object, parent: int, function: Callable[..., object], args: tuple[Any, ...]
+    _: object, way: str, parent: int, function: Callable[..., object], args: tuple[Any, ...]
 ) -> None:
     die_with_parent(parent)
     # What a fork must not have of its parent: handlers, signals held, and the rank, which paddle
@@ -211,14 +211,16 @@ def _run_rank(
     # If this process was spawned, its loaders' workers would be, too: an import of paddle for each,
     # at every epoch. Under paddle's launcher they are forked; so they are here.
     multiprocessing.set_start_method("fork", force=True)
-    atexit._clear()  # those of its parent; multiprocessing calls none in a fork
+    if way == "fork":
+        atexit._clear()  # those of its parent
     try:
         code = _code_of_call(function, args)
     except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
         code = ExitCode.SIGINT
     for signum in _STOP_SIGNALS:  # what this process answers is decided
         signal.signal(signum, signal.SIG_IGN)
-    atexit._run_exitfuncs()
+    if way == "fork":
+        atexit._run_exitfuncs()  # multiprocessing calls none in a fork
     sys.exit(code)
 
 
