@@ -5,7 +5,6 @@ paddle. What type checkers and editors read is __init__.pyi.
 """
 
 import importlib
-import sys
 from typing import Any
 
 from expbase._version import __version__ as __version__
@@ -21,30 +20,6 @@ _FILES = {
     "rank_zero_only": "ranks.collectives",
 }
 __all__ = [*_FILES]
-# Modules that a page has named, and where what they had is now.
-_MOVED = {
-    "ranks.processes": "expbase.base.processes",
-    "ranks.stopping": "expbase.engine.stop",
-    "ranks.world": "expbase.ranks.collectives, expbase.ranks.device",
-    "run": "expbase.engine.run",
-    "state.pdparams": "expbase.checkpoint.pdparams",
-    "state.weights": "expbase.checkpoint.model_files",
-    "tools.parakeet": "the lines on docs/moving/parakeet.md",
-}
-
-
-class _Moved:
-    """Asked for a module that nobody finds: names the place to which it has moved."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        """Raises a ModuleNotFoundError for one that has moved."""
-        package, _, module = name.partition(".")
-        if package == __name__ and module in _MOVED:
-            raise ModuleNotFoundError(f"{name}: has moved; expected {_MOVED[module]}.", name=name)
-
-
-sys.meta_path.append(_Moved)  # the last one, so it costs nothing
 
 
 def __getattr__(name: str) -> Any:

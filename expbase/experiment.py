@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import paddle
 from paddle.io import DataLoader
 
-from expbase.checkpoint import layout
+from expbase.checkpoint import layout, model_files
 from expbase.checkpoint.model_files import Rename
 from expbase.config import Config
 from expbase.defaults import get_default_training_config
@@ -678,7 +678,9 @@ class ExperimentBase(Events):
         Raises:
             WeightsError: The path has another suffix, or the file cannot be written.
         """
-        resume.save_model(self.__run, Path(path), layer)
+        self.__run.loop.before_writing(path)
+        self.__run.events.fire("on_save_model")
+        model_files.save_model(Path(path), self.model if layer is None else layer)
 
     def load_model(
         self,
@@ -704,7 +706,12 @@ class ExperimentBase(Events):
         Raises:
             WeightsError: The file cannot be read, or does not fit; nothing was changed.
         """
-        resume.load_model(self.__run, Path(path), into, rename, partial=partial)
+        self.__run.events.fire("on_load_model")
+        layers = self.__run.state.saved().layers
+        code = self.__run.checkpointer.code
+        model_files.load_model(
+            Path(path), layers, into, rename, partial=partial, logger=self.logger, code=code
+        )
 
     def export(
         self, path: str | Path, input_spec: Sequence[Any] | None = None, layer: Any = None
@@ -720,4 +727,9 @@ class ExperimentBase(Events):
             ConfigError: There is no input_spec.
             ValueError: paddle.jit cannot convert the layer.
         """
-        resume.export(self.__run, Path(path), input_spec, layer)
+        layer = unwrap(self.model if layer is None else layer)
+        spec = getattr(self, "input_spec", None) if input_spec is None else input_spec
+        self.__run.loop.before_writing(path)
+        with self.__run.evaluation.begin("predict", self.iteration, layers=[layer]):
+            model_files.export(Path(path), layer, spec)
+        self.logger.info("exported %s", path)

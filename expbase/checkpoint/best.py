@@ -50,8 +50,7 @@ class Validations(MetricsFile):
         self._note(iteration, epoch, {"finished": True}, [])
 
     def _note(self, iteration: int, epoch: int, metrics: Mapping[str, Any], best: Scores) -> None:
-        monitor = f"{self._training.monitor_mode} {self._training.monitor}"
-        line = {**metrics, "monitor": monitor, "best": best}
+        line = {**metrics, "monitor": criterion(self._training), "best": best}
         self._lines.append(line)
         self.write(iteration, epoch, line)
 
@@ -88,14 +87,19 @@ def best_of(run: Path) -> Scores:
 
 def _best(run: Path, lines: Lines, coming: Iterable[int] = ()) -> Scores:
     """Sorts the checkpoints by the metric that the last line names; others' scores do not count."""
-    monitor = str(lines[-1]["monitor"]) if lines else ""
-    noted = [line["best"] for line in lines if line.get("monitor") == monitor]
+    monitor = _monitor_of(lines[-1]) if lines else ""
+    noted = [line["best"] for line in lines if _monitor_of(line) == monitor]
     # Versions before 0.2 have in each line all that were best until then.
     scores = {iteration: score for best in noted for iteration, score in best}
     there = {*map(iteration_of, listed(run / FOLDER)), *coming}
     mode = monitor.partition(" ")[0]
     saved = [(iteration, score) for iteration, score in scores.items() if iteration in there]
     return sorted(saved, key=lambda one: -merit(one[1], mode))
+
+
+def _monitor_of(line: Mapping[str, Any]) -> str:
+    """Returns the `criterion` that a line was noted by; older lines have the word valid/ in it."""
+    return str(line.get("monitor")).replace(" valid/", " ", 1)
 
 
 def _lines(path: Path | None) -> Lines:

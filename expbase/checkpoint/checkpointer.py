@@ -5,10 +5,9 @@ its `problems` before any is restored: nothing is changed by a checkpoint that d
 
     checkpointer = Checkpointer(directory, config.training, logger, contents=…, …)
     checkpointer.find_own(None)
-    checkpointer.save(iteration, sizes)
-    checkpointer.capture(iteration, sizes)      # a copy in memory, before what may fail
-    checkpointer.write()                        # … which is wanted
     notes = checkpointer.restore(checkpointer.resumable)
+    checkpointer.capture(iteration, sizes)      # a copy in memory, before what may fail
+    checkpointer.write()                        # … which is wanted: its files, in a thread
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from expbase.base.arrays import Array
 from expbase.base.background import Background, SnapshotBuffer
@@ -40,6 +39,7 @@ from expbase.state.parts import ParameterKeys, StatefulObjects, Tensors
 
 VALIDATIONS_BYTES = "validations_bytes"  # a fact in the manifest
 _INVENTORY = "inventory"  # another one: what is no state, of rank 0
+_LOOKED_AT = (OBJECTS, VALUES, USERS)  # the entries of a checkpoint that is not continued
 
 
 @dataclass(eq=False)
@@ -58,6 +58,14 @@ class _Copy:
     state: GatheredState
     info: Mapping[str, Any]  # for the manifest
     memory: _Memory
+
+
+class _Fitting(NamedTuple):
+    """What was read of a checkpoint that fits."""
+
+    states: dict[str, Any]  # of this rank, by entry
+    num_ranks: int  # that have saved it
+    changed_code: str  # since then; "": none
 
 
 class Checkpointer:
@@ -94,7 +102,6 @@ class Checkpointer:
         self.inspected = ""  # the name of the checkpoint that was loaded for inspection
         self.sizes: Mapping[str, int] = {}  # of the logs at the restored checkpoint, in bytes
         self.inventory: Mapping[str, Any] = {}  # of that checkpoint
-        self._changed_code = ""  # since that checkpoint
         self._background = Background()
         # While one copy is being written another one can be made.
         self._memories = _Memory(), _Memory()
@@ -174,23 +181,6 @@ class Checkpointer:
             )
         self._expected = found.outline()
 
-    def save(self, iteration: int, sizes: Mapping[str, int], *, needed: bool = True) -> None:
-        """Writes the state of now, and deletes the checkpoints that nothing asks to keep.
-
-        The files are written while training goes on; what fails there is raised by the next save,
-        by `settle` or by `close`. That the system refuses, for lack of room say, is an error if the
-        checkpoint is `needed` or the first one; else a line says so.
-
-        Raises:
-            CheckpointError: It could not be written.
-            RuntimeError, TypeError: See `capture`.
-            NonFiniteError: A trained parameter or an accumulator is not finite.
-        """
-        collectives.on_rank_zero(self.settle, "saving")  # the one before
-        self.capture(iteration, sizes)
-        if self._rank == 0:
-            self.write(needed=needed)
-
     def capture(self, iteration: int, sizes: Mapping[str, int]) -> None:
         """Copies the state of now into memory, on rank 0, in the place of the copy before.
 
@@ -234,7 +224,16 @@ class Checkpointer:
             self._copy = None
 
     def write(self, *, needed: bool = True) -> None:
-        """Writes the copy, if there is one, while training goes on; see `save`. On rank 0."""
+        """Writes the copy, if there is one, and deletes the checkpoints that nothing asks to keep.
+
+        The files are written while training goes on; what fails there is raised by the next call,
+        by `settle` or by `close`. That the system refuses, for lack of room say, is an error if the
+        checkpoint is `needed` or the first one; else a line says so. Only rank 0 has a copy.
+
+        Raises:
+            CheckpointError: The one before could not be written.
+            NonFiniteError: A trained parameter or an accumulator of that one is not finite.
+        """
         self.settle()
         with self._writing_now:  # write_now waits for what is taken here
             copy, self._copy = self._copy, None
@@ -375,52 +374,51 @@ class Checkpointer:
         Raises:
             CheckpointError: It does not fit; nothing was changed.
         """
-        states, saved_by = self._read_fitting(path)
-        notes = [*filter(None, [self._changed_code])]
-        if saved_by != collectives.world_size() and not self._training.shares:
+        contents = self._contents()
+        fitting = self._read_fitting(path, contents)
+        notes = [*filter(None, [fitting.changed_code])]
+        if fitting.num_ranks != collectives.world_size() and not self._training.shares:
             notes.append(
-                f"saved by {saved_by} processes and continued by {collectives.world_size()}: they "
-                "draw other numbers, and sum in another order"
+                f"saved by {fitting.num_ranks} processes and continued by "
+                f"{collectives.world_size()}: they draw other numbers, and sum in another order"
             )
-        notes += self._load(path, states)
+        notes += _load(path, contents, fitting.states)
         self.newest_saved, self.inspected = path, ""
         return notes
 
-    def load_for_inspection(self, path: Path) -> tuple[dict[str, Any], str]:
-        """Restores objects and values.
+    def look_at(self, run: Path, which: str) -> tuple[int, int]:
+        """Restores objects and values of a checkpoint of a run, "best" say; the log names it.
 
         What differed between several processes, like the statistics of batch norm, is rank 0's.
 
         Returns:
-            The position in training, `iteration` and `epoch`, and what is another code, if any.
+            The position in training, iteration and epoch.
+
+        Raises:
+            CheckpointError: There is none, or it does not fit; nothing was changed.
         """
-        entries = (OBJECTS, VALUES, USERS)
-        states, _ = self._read_fitting(path, entries)
-        self._load(path, {name: states[name] for name in entries})
+        self.close()  # the last one may still be under way
+        path = collectives.on_rank_zero(lambda: find_in_run(run, which), "load_checkpoint")
+        assert path is not None
+        contents = {n: entry for n, entry in self._contents().items() if n in _LOOKED_AT}
+        fitting = self._read_fitting(path, contents)
+        _load(path, contents, fitting.states)
         self.inspected = path.name
-        return dict(states[LOOP]), self._changed_code
+        if fitting.changed_code:
+            self._logger.warning("%s: %s", path.name, fitting.changed_code)
+        self._logger.info("loaded %s (%s)", path.name, which)
+        position = fitting.states[LOOP]
+        return position["iteration"], position["epoch"]
 
-    def _load(self, path: Path, states: Mapping[str, Any]) -> list[str]:
-        notes: list[str] = []
-        for name, entry in self._contents().items():
-            is_users = name in (OBJECTS, USERS)  # an error in them is the user's, and no damage
-            with contextlib.nullcontext() if is_users else storage.reading(path / STATE_FILE):
-                notes += entry.load_state_dict(states[name]) if name in states else []
-        return notes
-
-    def _read_fitting(self, path: Path, entries: Sequence[str] = ()) -> tuple[dict[str, Any], int]:
-        """Returns this rank's states by entry, and how many ranks have saved them; sets `sizes`.
-
-        Those of `entries` fit; by default all.
-        """
+    def _read_fitting(self, path: Path, contents: Mapping[str, Entry]) -> _Fitting:
+        """Reads a checkpoint, of which what is in `contents` fits; sets `sizes` and `inventory`."""
         opened = rank_state.open_checkpoint(path)
         with storage.reading(path / layout.MANIFEST):
             info = dict(opened.manifest["info"])
-            self._changed_code = self.code.changes_since(info)
+            changed_code = self.code.changes_since(info)
             self.inventory = dict(info.get(_INVENTORY, {}))
             sizes = {name: size for name, size in info.items() if name.endswith("_bytes")}
             self.sizes = {name: len(range(size)) for name, size in sizes.items()}
-        contents = self._contents()
         with storage.reading(path / STATE_FILE):
             saved = json.loads(opened.state)
             check_format(path, saved["format"], _version_in(info))
@@ -431,14 +429,14 @@ class Checkpointer:
                     values[name] |= entry
         tensors, problems = rank_state.take(opened, _objects(contents), len(of_ranks))
         with storage.reading(path / STATE_FILE):
-            problems += [f"{n}: missing in the checkpoint." for n in contents if n not in values]
+            expected = (LOOP, *contents)
+            problems += [f"{n}: missing in the checkpoint." for n in expected if n not in values]
             keys = ParameterKeys(_objects(contents))
             states = {} if problems else _decoded(tensors, values, keys)
-            for name in entries or states:
-                if name in contents:
-                    problems += contents[name].problems(states[name])
+            for name in contents if states else ():
+                problems += contents[name].problems(states[name])
         self._raise_together(path, problems)
-        return states, len(of_ranks)
+        return _Fitting(states, len(of_ranks), changed_code)
 
     def _raise_together(self, path: Path, problems: list[str]) -> None:
         for rank, of_rank in enumerate(collectives.all_gather_object(problems)):
@@ -463,6 +461,16 @@ def _objects(contents: Mapping[str, Entry]) -> StatefulObjects:
     found = contents[OBJECTS]
     assert isinstance(found, StatefulObjects)
     return found
+
+
+def _load(path: Path, contents: Mapping[str, Entry], states: Mapping[str, Any]) -> list[str]:
+    """Restores entries from states that fit; returns reasons why continuing is not exact."""
+    notes: list[str] = []
+    for name, entry in contents.items():
+        is_users = name in (OBJECTS, USERS)  # an error in them is the user's, and no damage
+        with contextlib.nullcontext() if is_users else storage.reading(path / STATE_FILE):
+            notes += entry.load_state_dict(states[name])
+    return notes
 
 
 def _capture(contents: Mapping[str, Entry]) -> tuple[Tensors, dict[str, Any]]:

@@ -2,13 +2,15 @@
 Optimizers and counters are not here: they come out of checkpoints alone.
 
     save_model(Path("model.safetensors"), layer)
-    place, texts = load_model(Path("other/best"), {"model": layer})
+    load_model(Path("other/best"), {"model": layer}, logger=logger, code=code)
+    export(Path("export/model"), layer, [InputSpec([None, 8])])
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,9 @@ from expbase.checkpoint.layout import MANIFEST, OF_RANK, SUFFIX, CheckpointError
 from expbase.checkpoint.named import find_named
 from expbase.config import ConfigError
 from expbase.ranks import collectives
+from expbase.record.sources import Code
 from expbase.state.parts import misfits
+from expbase.state.walk import unwrap
 
 Weights = dict[str, Array]
 Rename = Callable[[str], str] | Mapping[str, str]  # of a weight in a file: its name here
@@ -127,11 +131,13 @@ def _need_whole(layer: Any, place: object) -> None:
 
 
 def save_model(path: Path, layer: Any) -> None:
-    """Writes a layer's weights on rank 0, as `.safetensors` or as `.pdparams`; whole or not at all.
+    """Writes the weights of a layer, or of the one in a DataParallel, on rank 0, as `.safetensors`
+    or as `.pdparams`; whole or not at all.
 
     Raises:
         WeightsError: The path ends in something else, or the system refused.
     """
+    layer = unwrap(layer)
     collectives.on_rank_zero(lambda: write_weights(path, layer), "save_model")
 
 
@@ -212,11 +218,12 @@ def load_model(
     rename: Rename | None = None,
     *,
     partial: bool = False,
-) -> tuple[Path | None, list[str]]:
-    """Loads weights, and nothing else, on all ranks.
+    logger: logging.Logger,
+    code: Code,
+) -> None:
+    """Loads weights, and nothing else, on all ranks; what fitted goes into the log.
 
-    Returns:
-        Where rank 0 has found them, and for each layer what fitted.
+    A line names the files of the `code` that have changed since a checkpoint was written.
 
     Raises:
         WeightsError: They cannot be read, do not fit, or the user must say which layer is meant;
@@ -225,8 +232,12 @@ def load_model(
     place, found = _on_all_ranks(path)
     if rename is not None:
         found = {model: renamed(of_model, rename) for model, of_model in found.items()}
-    fitted = set_weights(found, layers, into, partial=partial)
-    return place, [f"loaded {name} from {place}: {text}" for name, text in fitted.items()]
+    for name, text in set_weights(found, layers, into, partial=partial).items():
+        logger.info("loaded %s from %s: %s", name, place, text)
+    if place is not None and not collectives.rank() and (place / MANIFEST).exists():
+        info = storage.read_manifest(place)["info"]
+        if changed_code := code.changes_since(info, of_others=False):
+            logger.warning("%s: %s", place, changed_code)
 
 
 def _on_all_ranks(path: Path) -> tuple[Path | None, dict[str, Weights]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,19 +240,22 @@ def open_checkpoint(path: Path) -> Opened:
     Raises:
         CheckpointError: It is damaged.
     """
+    arrays: Arrays = {}
 
     def read() -> tuple[dict[str, Any], bytes, Outline]:
         manifest = storage.read_manifest(path)  # who has found it here has verified it
-        state = storage.read(path).get(STATE_FILE, np.empty(0, np.uint8))
-        return manifest, state.tobytes(), _outline(_arrays_in(path))
+        files = storage.read(path)
+        arrays.update(_arrays_in(path, files))
+        state = files.get(STATE_FILE, np.empty(0, np.uint8))
+        return manifest, state.tobytes(), _outline(arrays)
 
     read_there = collectives.on_rank_zero(read, "reading the checkpoint")
     assert read_there is not None
     manifest, state, outline = read_there
-    arrays: Arrays = {}
-    with contextlib.suppress(CheckpointError):
-        if collectives.rank() == 0 or storage.verify(path) == manifest:
-            arrays = _arrays_in(path)
+    if collectives.rank():
+        with contextlib.suppress(CheckpointError):
+            if storage.verify(path) == manifest:
+                arrays = _arrays_in(path, storage.read(path))
     collectives.barrier("reading the checkpoint")
     is_seen = all(collectives.all_gather_object(bool(arrays)))
     return Opened(manifest, state, outline, arrays, is_seen)
@@ -349,9 +352,9 @@ def _origin(name: Name) -> Name:
     return (file, key) if name[0].startswith(OF_RANK) else name
 
 
-def _arrays_in(path: Path) -> Arrays:
+def _arrays_in(path: Path, files: Mapping[str, Any]) -> Arrays:
     tensors: Tensors = {}
-    for name, data in storage.read(path).items():
+    for name, data in files.items():
         if name.endswith(SUFFIX):
             with storage.reading(path / name):
                 tensors[name.removesuffix(SUFFIX)] = parse(data)

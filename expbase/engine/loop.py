@@ -22,12 +22,20 @@ from expbase.base import rng
 from expbase.base.encoding import checksum
 from expbase.checkpoint.checkpointer import Checkpointer
 from expbase.data.position import DataPosition
-from expbase.engine.due import END_EPOCH, VALIDATE, VALIDATE_IF_LAST, due_at, is_last, is_wanted
+from expbase.engine.due import (
+    END_EPOCH,
+    VALIDATE,
+    VALIDATE_IF_LAST,
+    Due,
+    due_at,
+    is_last,
+    is_wanted,
+)
 from expbase.engine.evaluation import Evaluation, check_group, check_metric
 from expbase.engine.first_updates import LOOK_AFTER, FirstUpdates, steps_by_epochs
 from expbase.engine.life import Life, Step
 from expbase.engine.report import Report
-from expbase.engine.start import Start, lacks_super
+from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopReason, StopRequests, ValidationExit, ValidationLeft
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -206,7 +214,18 @@ class Loop:
         self.step = Step.ENDING
         self._stop.note_update()
         self._events.fire("on_train_batch_end")
-        self._log_and_save()
+        self._look_at_first_updates(self.iteration - self._loop_began)
+        due = self._due()
+        if due.log:
+            self._check_finite()  # waits for the device: that is training's time
+            rates = self._state.learning_rates()
+            self._report.line(self.iteration, self.epoch, rates, self._events.fire)
+        self.todo = due.follows
+        if self._is_recorded("valid"):  # by an evaluate() in on_train_batch_end
+            self.todo = [what for what in due.follows if what == END_EPOCH]
+            self._note_validation()
+        if due.checkpoint or self._save_requested:  # before what follows, which may fail
+            self._save_now()
         self._report.move(self.iteration)
         self._do_what_follows()
 
@@ -227,22 +246,10 @@ class Loop:
             self.stopped_by = self._stop.agreed(self.iteration)
             self._decide_if_over()
 
-    def _log_and_save(self) -> None:
-        """Writes the line and the checkpoint if they are due: whatever fails later, it is safe."""
+    def _due(self) -> Due:
         epochs = self.epochs_before, self.epochs_ended
         is_end = self._data.needs_epoch
-        due = due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)
-        self._look_at_first_updates(self.iteration - self._loop_began)
-        if due.log:
-            self._check_finite()  # waits for the device: that is training's time
-            rates = self._state.learning_rates()
-            self._report.line(self.iteration, self.epoch, rates, self._events.fire)
-        self.todo = due.follows
-        if self._is_recorded("valid"):  # by an evaluate() in on_train_batch_end
-            self.todo = [what for what in due.follows if what == END_EPOCH]
-            self._note_validation()
-        if due.checkpoint or self._save_requested:
-            self._save_now()
+        return due_at(self._training, self.iteration, *epochs, is_epoch_end=is_end)
 
     def _check_finite(self) -> None:
         """Warns or raises, before a line or a checkpoint, if a logged scalar is not finite."""
@@ -374,8 +381,8 @@ class Loop:
         before = self.epoch
         self._experiment.new_epoch()
         has_none = self._data.needs_epoch and self._data.adapter.loader is not None
-        if has_none and self.epoch == before and not self.is_over:
-            raise lacks_super("new_epoch")
+        is_lacking = has_none and self.epoch == before and not self.is_over
+        need_super("new_epoch", is_done=not is_lacking)
 
     def _end_epoch(self) -> None:
         rng.seed_for(self._training.seed, rng.EPOCH, self.epoch, self._start.seed_rank, 1)
@@ -517,9 +524,24 @@ class Loop:
             return
         self._check_directory()
         needed = self.is_last or bool(self.stopped_by)  # there will be no later one
+        checkpointer = self._checkpointer
         with self._capturing() as sizes:
-            self._checkpointer.save(self.iteration, sizes, needed=needed)
+            collectives.on_rank_zero(checkpointer.settle, "saving")  # the one before
+            checkpointer.capture(self.iteration, sizes)
+            checkpointer.write(needed=needed)
         self._note_saved()
+
+    def before_writing(self, path: object) -> None:
+        """Raises if the run has lost its directory; warns if the weights that are about to be
+        written may not be what was trained: valid() may have put it aside.
+        """
+        self._check_directory()
+        if self.validating_at >= 0 and self.is_over:
+            self._start.warn(
+                f"{path}: written after the validation of iteration {self.validating_at} was left, "
+                "with the weights that it had then: averages, if it had swapped them in. What was "
+                "trained is in the checkpoint."
+            )
 
     @contextlib.contextmanager
     def _capturing(self) -> Iterator[dict[str, int]]:

@@ -1,27 +1,24 @@
 """How a start finds a checkpoint of its run and goes on from it, or only looks at one.
 
-Also what a user asks of a run between checkpoints and files: load_checkpoint, the files of weights,
---evaluate and --export.
+Also load_checkpoint, --evaluate and --export.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from expbase.base.streams import show
-from expbase.checkpoint import layout, model_files, storage
+from expbase.checkpoint import layout
 from expbase.checkpoint.checkpointer import VALIDATIONS_BYTES
-from expbase.checkpoint.named import find_in_run, find_named
+from expbase.checkpoint.named import find_named
 from expbase.engine.life import Life
 from expbase.engine.run import Run
 from expbase.ranks import alike, collectives
 from expbase.record import provenance
 from expbase.record.ledger import LEDGER
 from expbase.record.metrics import json_value
-from expbase.state.walk import unwrap
 
 
 def find_own(run: Run) -> None:
@@ -131,65 +128,10 @@ def load_checkpoint(run: Run, which: str, of_run: str | Path | None) -> None:
             "load_checkpoint: called before the end of training, which would go on with other "
             "weights; expected it after train(): in on_train_end, say."
         )
-    run.checkpointer.close()  # the last one may still be under way
     directory = run.start.output_dir if of_run is None else Path(of_run)
-    path = collectives.on_rank_zero(lambda: find_in_run(directory, which), "load_checkpoint")
-    assert path is not None
-    position, changed_code = run.checkpointer.load_for_inspection(path)
-    if changed_code:
-        run.start.warn(f"{path.name}: {changed_code}")
+    position = run.checkpointer.look_at(directory, which)
     if run.life is Life.READY:  # there is no other position in training
-        run.loop.place_at(position["iteration"], position["epoch"])
-    run.start.logger.info("loaded %s (%s)", path.name, which)
-
-
-def _warn_of_left_validation(run: Run, path: Path) -> None:
-    """Warns that what is written may not be what was trained: valid() may have put it aside."""
-    if run.loop.validating_at >= 0 and run.loop.is_over:
-        run.start.warn(
-            f"{path}: written after the validation of iteration {run.loop.validating_at} was left, "
-            "with the weights that it had then: averages, if it had swapped them in. What was "
-            "trained is in the checkpoint."
-        )
-
-
-def save_model(run: Run, path: Path, layer: Any) -> None:
-    """Writes the weights of a layer, by default the model, on rank 0."""
-    run.directory.check()
-    _warn_of_left_validation(run, path)
-    run.events.fire("on_save_model")
-    model_files.save_model(path, unwrap(run.experiment.model if layer is None else layer))
-
-
-def load_model(
-    run: Run,
-    path: Path,
-    into: str | None,
-    rename: model_files.Rename | None,
-    *,
-    partial: bool,
-) -> None:
-    """Loads weights, and says what fitted."""
-    run.events.fire("on_load_model")
-    layers = run.state.saved().layers
-    place, texts = model_files.load_model(path, layers, into, rename, partial=partial)
-    for text in texts:
-        run.start.logger.info("%s", text)
-    if place is not None and run.start.rank == 0 and (place / layout.MANIFEST).exists():
-        info = storage.read_manifest(place)["info"]
-        if changed_code := run.checkpointer.code.changes_since(info, of_others=False):
-            run.start.warn(f"{place}: {changed_code}")
-
-
-def export(run: Run, path: Path, input_spec: Sequence[Any] | None, layer: Any) -> None:
-    """Writes a layer, by default the model, for inference."""
-    layer = unwrap(run.experiment.model if layer is None else layer)
-    spec = getattr(run.experiment, "input_spec", None) if input_spec is None else input_spec
-    run.directory.check()
-    _warn_of_left_validation(run, path)
-    with run.evaluation.begin("predict", run.loop.iteration, layers=[layer]):
-        model_files.export(path, layer, spec)
-    run.start.logger.info("exported %s", path)
+        run.loop.place_at(*position)
 
 
 def inspect(run: Run) -> None:

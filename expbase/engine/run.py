@@ -55,7 +55,7 @@ from expbase.engine.loop import Loop
 from expbase.engine.report import Report
 from expbase.engine.run_dir import RunDirectory
 from expbase.engine.shares import check_shares, check_whole
-from expbase.engine.start import Start, claim_directory, lacks_super
+from expbase.engine.start import Start, need_super
 from expbase.engine.stop import StopRequests
 from expbase.engine.update import Update
 from expbase.events import Subscribers
@@ -180,55 +180,58 @@ class Run:
     # --- setup ---------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Does everything before the first batch; a failure closes the run."""
+        """Does everything before the first batch, in this order; a failure closes the run."""
+        experiment = self.experiment
+        start = self.start
+        with self._in_setup():
+            self._check_config()  # exp.config may be changed until here
+            experiment.prepare()
+            set_device(start.options.device, deterministic=start.training.deterministic)
+            if start.parallel:
+                experiment.init_parallel()
+                need_super("init_parallel", is_done=collectives.is_connected())
+            experiment.setup_output_dir()
+            experiment.dump_config()
+            experiment.setup_visualizer()
+            experiment.setup_logger()
+            need_super("setup_logger", is_done=not logs.is_early(start.logger))
+            self._open_records()
+            experiment.setup_checkpointer()
+            rng.seed_for(start.training.seed, rng.SETUP)  # the same on all ranks
+            self.events.fire("on_setup_begin")
+            with explaining_missing_model(experiment):
+                experiment.setup_dataloader()
+            self._attach_data()
+            experiment.setup_model()
+            experiment.startup()
+            experiment.check_setup()
+            need_super("check_setup", is_done=self.life is Life.READY)
+            self.state.is_named = True
+            self.events.fire("on_setup_end")
+            self.state.note_setup()
+
+    @contextlib.contextmanager
+    def _in_setup(self) -> Iterator[None]:
+        """Surrounds setup with what lasts until the run is closed; closes it after a failure."""
         if self.life is not Life.NEW:
             raise RuntimeError("setup: called a second time; make a new experiment.")
         self.life = Life.IN_SETUP
         try:
             with lasting():
-                self._set_up()
+                self._on_close.enter_context(self._reader_threads.heard())
+                self._on_close.enter_context(workers_end_with_this())
+                self._on_close.enter_context(logs.paddle_repeats_nothing())
+                yield
         except BaseException as error:
             self.fail(error)
             raise
 
-    def _set_up(self) -> None:
-        experiment = self.experiment
+    def _check_config(self) -> None:
+        """Raises a ConfigError if `training` cannot be used; completes it."""
         training = self.start.training
-        check_training(training)  # exp.config may be changed until here
+        check_training(training)
         training["max_iteration"] = limited(self.start.config).training["max_iteration"]
         check_shares(training.shares, self.start.world_size)
-        self._on_close.enter_context(self._reader_threads.heard())
-        self._on_close.enter_context(workers_end_with_this())
-        self._on_close.enter_context(logs.paddle_repeats_nothing())
-        experiment.prepare()
-        set_device(self.start.options.device, deterministic=training.deterministic)
-        if self.start.parallel:
-            experiment.init_parallel()
-            if not collectives.is_connected():  # each rank would train alone
-                raise lacks_super("init_parallel")
-        experiment.setup_output_dir()
-        experiment.dump_config()
-        experiment.setup_visualizer()
-        experiment.setup_logger()
-        if logs.is_early(self.start.logger):  # its lines would be lost, the last ones, too
-            raise lacks_super("setup_logger")
-        self._open_records()
-        self._on_close.callback(self.checkpointer.close)
-        experiment.setup_checkpointer()
-        rng.seed_for(training.seed, rng.SETUP)  # the same on all ranks
-
-        self.events.fire("on_setup_begin")
-        with explaining_missing_model(experiment):
-            experiment.setup_dataloader()
-        self._attach_data()
-        experiment.setup_model()
-        experiment.startup()
-        experiment.check_setup()
-        if self.life is not Life.READY:
-            raise lacks_super("check_setup")
-        self.state.is_named = True
-        self.events.fire("on_setup_end")
-        self.state.note_setup()
 
     def watch_ranks(self) -> None:
         """Waits for all processes, and watches over them from then on."""
@@ -259,12 +262,21 @@ class Run:
         """Makes and locks the output directory."""
         if self.life is Life.NEW:  # by an override of setup, of which nothing would be undone
             self.life.need_setup("setup_output_dir", self.experiment)
-        if not self.start.read_only:  # it writes nothing, so it needs no lock
-            self._on_close.callback(self.directory.release)
-            claim_directory(self.directory, self.start)
-            remove_left_files()
-        else:
-            self.directory.expect()
+        start = self.start
+        directory = self.directory
+        if start.read_only:  # it writes nothing, so it needs no lock
+            return directory.expect()
+        self._on_close.callback(directory.release)
+        options = start.options
+        aside = directory.claim(start.config, fresh=options.fresh, force=options.force)
+        if aside is not None:
+            start.logger.info("the run that was here is now in %s", aside)
+        if directory.is_open_to_others():
+            start.warn(
+                f"{start.output}: any user of this machine may write to it, and so change what "
+                "the run loads when it continues; expected a directory of yours alone: chmod o-w"
+            )
+        remove_left_files()
 
     def open_log(self) -> None:
         """Opens this rank's text log, and shows rank 0's."""
@@ -273,7 +285,7 @@ class Run:
         logs.open_log(start.logger, path, echo=start.rank == 0)
 
     def _open_records(self) -> None:
-        """Gathers what the ledger says of this start, and watches for hanging."""
+        """Opens the ledger and what else is closed at the end; prepares to watch for hanging."""
         start = self.start
         self._on_close.callback(self.report.metrics.close)
         self._on_close.callback(self.stop.remove_stop_file)
@@ -289,6 +301,7 @@ class Run:
         self._watch_for_hanging()
         if reason := start.options.restart_reason:
             start.warn(reason)
+        self._on_close.callback(self.checkpointer.close)
 
     def _watch_for_hanging(self) -> None:
         """Prepares what writes all stacks when nothing moves, and may end the process."""

@@ -1,6 +1,7 @@
 """The directory of one run: its lock, its config, and making room for a fresh start.
 
-One run owns one directory at a time, until its process is dead.
+One run owns one directory at a time, until its process is dead. Each rank has a lock: on another
+machine its directory may be another one.
 
     directory = RunDirectory("runs/digits")
     directory.claim(config, fresh=False, force=False)
@@ -152,7 +153,7 @@ class RunDirectory:
         self._lock.close()
 
     def claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
-        """Makes and locks the directory for a run of this config; for rank 0.
+        """Makes and locks the directory for a run of this config, on all ranks; a collective.
 
         With `fresh` a run that is here is moved aside first, and its new place is returned. With
         `force` a run that has another config is continued.
@@ -160,6 +161,24 @@ class RunDirectory:
         Raises:
             ConfigError: It cannot be made, is in use, or holds a run of another config.
         """
+        from expbase.ranks import collectives  # here: a tool that only reads needs no paddle
+
+        def claim() -> Path | None:
+            return self._claim(config, fresh=fresh, force=force)
+
+        aside = collectives.on_rank_zero(claim, "output directory")
+        rank = collectives.rank()
+        if fresh and rank:  # where rank 0 has been there is no run any more
+            aside = self.move_aside() or aside
+        if fresh:
+            collectives.barrier("--fresh")  # several ranks may share what one moves aside
+        if rank:
+            self.make()
+            self.lock(rank)
+        return aside
+
+    def _claim(self, config: Mapping[str, Any], *, fresh: bool, force: bool) -> Path | None:
+        """Does for rank 0 what `claim` does."""
         self.make()
         self.lock(rank=0)  # before it is moved: a running one must not be
         aside = None

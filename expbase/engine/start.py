@@ -22,7 +22,6 @@ from expbase.config import Config, ConfigError, fill_in, nearest
 from expbase.defaults import check_training, defaults_of, fill, limited
 from expbase.engine import due
 from expbase.engine.left import LEFT, check_overrides
-from expbase.engine.run_dir import RunDirectory
 from expbase.help_text import check_system
 from expbase.ranks import collectives
 from expbase.record import logs
@@ -156,29 +155,6 @@ class Start:
         self.logger.warning("%s", text)
 
 
-def claim_directory(directory: RunDirectory, start: Start) -> None:
-    """Makes and locks the directory for a start, on all ranks; a collective."""
-    fresh = start.options.fresh
-    force = start.options.force
-    moved_aside = collectives.on_rank_zero(
-        lambda: directory.claim(start.config, fresh=fresh, force=force), "output directory"
-    )
-    if fresh:
-        # Where rank 0 has been there is no run any more; another machine has its directory.
-        moved_aside = directory.move_aside() or moved_aside
-        collectives.barrier("--fresh")  # several ranks may share what one moves aside
-    if start.rank > 0:  # perhaps on another machine
-        directory.make()
-        directory.lock(start.rank)
-    if moved_aside is not None:
-        start.logger.info("the run that was here is now in %s", moved_aside)
-    if directory.is_open_to_others():
-        start.warn(
-            f"{start.output}: any user of this machine may write to it, and so change what "
-            "the run loads when it continues; expected a directory of yours alone: chmod o-w"
-        )
-
-
 def check_platform() -> None:
     """Raises a ConfigError on Windows, or if this version of paddle is too old."""
     check_system()
@@ -238,9 +214,10 @@ def raise_no_attribute(experiment: object, name: str) -> Any:
     raise AttributeError(text, name=name, obj=experiment)
 
 
-def lacks_super(name: str) -> TypeError:
-    """Returns the error to raise when an override has not done what the method does."""
-    return TypeError(f"{name}: does not call super().{name}(); expected it to.")
+def need_super(name: str, *, is_done: bool) -> None:
+    """Raises a TypeError if an override has not done what the method does."""
+    if not is_done:
+        raise TypeError(f"{name}: does not call super().{name}(); expected it to.")
 
 
 # What the methods of document 004 set, which somebody may paste as an override.

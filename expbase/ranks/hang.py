@@ -4,8 +4,12 @@ A thread looks from time to time at what should move; this costs the loop nothin
 
     with watching(600, progress=lambda: {"iteration": …}, logger=logger, path=log_file): ...
 
-With `end` the process is ended then, whatever its main thread does. If this thread cannot do it,
-since Python's lock is held or the disk does not answer, faulthandler's does it some seconds later.
+With `end` the process is ended then, whatever its main thread does.
+
+Where the thread cannot act, since C code holds Python's lock, faulthandler's does some seconds
+later: the same stacks, under "Timeout". It could not do all of this alone: it cannot save, name
+what hangs or wait for other ranks, and if each iteration armed it anew, by a thread of the system,
+an iteration that does nothing would take almost three times as long.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from expbase.base.files import regular
 
@@ -42,15 +46,17 @@ def watching(
     called with what hangs, the process ends. `parallel`: it may wait for another rank.
     """
     ended = threading.Event()
-    work = (ended, seconds, progress, logger, path, end, parallel)
-    # A daemon: an interpreter that ends within the block must not wait for it.
-    thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    # Written to below Python: a file with a descriptor, not a logger.
+    with open(path, "ab", opener=regular) as file:
+        work = (ended, seconds, progress, logger, file, end, parallel)
+        # A daemon: an interpreter that ends within the block must not wait for it.
+        thread = threading.Thread(target=_watch, args=work, name="expbase-hang", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def _watch(
@@ -58,7 +64,7 @@ def _watch(
     seconds: float,
     progress: Callable[[], dict[str, Any]],
     logger: logging.Logger,
-    path: Path,
+    file: BinaryIO,
     end: Callable[[str], object] | None,
     parallel: bool,
 ) -> None:
@@ -67,10 +73,13 @@ def _watch(
     since = time.monotonic()
     is_reported = False
     while True:
-        if end is not None:
-            faulthandler.dump_traceback_later(seconds + _LATER_SECONDS, exit=True, file=2)
+        # What ends the process does not wait for a disk that may not answer.
+        where: Any = file if end is None else 2
+        faulthandler.dump_traceback_later(
+            seconds + _LATER_SECONDS, file=where, exit=end is not None
+        )
         if ended.wait(pause):
-            return faulthandler.cancel_dump_traceback_later() if end is not None else None
+            return faulthandler.cancel_dump_traceback_later()
         now = progress()
         if now != before:
             before = now
@@ -78,14 +87,12 @@ def _watch(
             is_reported = False
         elif not is_reported and time.monotonic() - since >= seconds:
             is_reported = True
-            where = " ".join(f"{name}={value}" for name, value in now.items())
-            text = f"no progress for {seconds:g} s: {where}"
+            words = " ".join(f"{name}={value}" for name, value in now.items())
+            text = f"no progress for {seconds:g} s: {words}"
             try:
                 next_ = "this rank ends" if end is not None else "the run goes on"
-                logger.warning(_TEXT, text, path.name, next_)
-                # It writes below Python: to a file with a descriptor, not to a logger.
-                with open(path, "ab", opener=regular) as file:
-                    faulthandler.dump_traceback(file, all_threads=True)
+                logger.warning(_TEXT, text, Path(file.name).name, next_)
+                faulthandler.dump_traceback(file, all_threads=True)
             finally:
                 # Only now: a rank that waits for this one writes its stacks, too. And it ends
                 # later, so that the one that it waits for is named.

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import paddle
@@ -67,6 +69,12 @@ class StopSignals:
                 "which alone hears the signals that these processes are to get. Call it there, or "
                 "leave the option away."
             )
+        # A process that was spawned, not forked, begins by importing the script.
+        if vars(multiprocessing.current_process()).get("_inheriting"):
+            raise ConfigError(
+                "main: called by a rank of --nprocs or --restarts that imports the script; "
+                'expected `if __name__ == "__main__":` before the last lines of it.'
+            )
         ignore_signals_at_exit(_STOP_SIGNALS)
         return handling(dict.fromkeys(_STOP_SIGNALS, self.note))
 
@@ -103,7 +111,7 @@ def spawn(
         nprocs = _most_processes(-nprocs, on_cpu=on_cpu)
     # A fork has only one thread of its parent: a lock that another one holds stays held for ever.
     way = "fork" if on_cpu and threading.active_count() == 1 else "spawn"
-    words = (os.getpid(), function, tuple(args))
+    words = (_Main(), way, os.getpid(), function, tuple(args))
     with forking(), signals_held(_STOP_SIGNALS), warnings.catch_warnings():
         # Of paddle/distributed/spawn.py: _get_subprocess_env_list warns that gloo means the CPU.
         warnings.simplefilter("ignore")
@@ -180,7 +188,27 @@ def _code_of(process: Any) -> int:
     return code if end.si_code == os.CLD_EXITED else -code
 
 
-def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+class _Main:
+    """The main module of `python -m package`, for a process that is spawned: it runs the module
+    again when it unpickles this, as multiprocessing does for all other scripts.
+
+    Its spawn._fixup_main_from_name leaves out each __main__.py, whose classes nobody would find.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _run_main, (getattr(sys.modules["__main__"].__spec__, "name", ""),)
+
+
+def _run_main(name: str) -> None:
+    if name.endswith(".__main__"):
+        main = ModuleType("__mp_main__")
+        vars(main).update(runpy.run_module(name, run_name=main.__name__, alter_sys=True))
+        sys.modules["__main__"] = sys.modules[main.__name__] = main
+
+
+def _run_rank(
+    _: object, way: str, parent: int, function: Callable[..., object], args: tuple[Any, ...]
+) -> None:
     die_with_parent(parent)
     # A fork must not keep what it has from its parent: handlers, blocked signals, and the rank,
     # which paddle caches (paddle/distributed/parallel.py, _get_global_parallel_env).
@@ -193,14 +221,16 @@ def _run_rank(parent: int, function: Callable[..., object], args: tuple[Any, ...
     # If this process was spawned, its loaders' workers would be, too: an import of paddle for each,
     # at every epoch. Under paddle's launcher they are forked; so they are here.
     multiprocessing.set_start_method("fork", force=True)
-    atexit._clear()  # those of its parent; multiprocessing calls none in a fork
+    if way == "fork":
+        atexit._clear()  # those of its parent
     try:
         code = _code_of_call(function, args)
     except KeyboardInterrupt:  # a second Ctrl-C comes when it pleases
         code = ExitCode.SIGINT
     for signum in _STOP_SIGNALS:  # the exit code is decided
         signal.signal(signum, signal.SIG_IGN)
-    atexit._run_exitfuncs()
+    if way == "fork":
+        atexit._run_exitfuncs()  # multiprocessing calls none in a fork
     sys.exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_scores_of_another_metric_do_not_count(tmp_path: Path) -> None:
     assert best_of(tmp_path) == [(2, 98.0), (4, 96.0)]
     trained(Two, tmp_path, monitor="low", max_iteration=6, **options)
     assert best_of(tmp_path) == [(6, 6.0), (4, 4.0)]
+
+
+def test_a_metric_is_the_same_one_by_both_its_names(tmp_path: Path) -> None:
+    class Best(Tiny):
+        def valid(self) -> dict[str, float]:
+            return {"high": 100.0 - self.iteration}
+
+    options = {"valid_interval": 2, "save_interval": 2}
+    trained(Best, tmp_path, monitor="valid/high", max_iteration=4, **options)
+    trained(Best, tmp_path, monitor="high", max_iteration=6, **options)
+    assert best_of(tmp_path) == [(2, 98.0), (4, 96.0), (6, 94.0)]
+    older = [{**line, "monitor": "max valid/high"} for line in validations(tmp_path)[:2]]
+    (tmp_path / "validations.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in [*older, *validations(tmp_path)[2:]])
+    )
+    assert best_of(tmp_path)[0] == (2, 98.0)
 
 
 class Falling(Tiny):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 from tiny import Tiny, ledger, run_script, trained, wait_until
 
@@ -106,8 +109,25 @@ def test_what_moves_is_never_reported_and_zero_means_never(tmp_path: Path) -> No
     path = tmp_path / "log"
     with watching(0.02, progress, logging.Logger("test"), path):
         wait_until(lambda: counter["n"] >= 20)
-    assert not path.exists()
+    assert not path.read_text()
     trained(Tiny, tmp_path / "run", hang_seconds=0)
+
+
+def test_a_hang_in_code_that_holds_pythons_lock_says_where_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "_LATER_SECONDS", 0.0)
+    path = tmp_path / "log"
+    # Of another process: none of Python's runs in this one until the stacks are there.
+    seen = f"for i in $(seq 200); do grep -q Timeout {path} && break; sleep 0.05; done; echo"
+    with (
+        forks.Popen(["sh", "-c", seen], stdout=subprocess.PIPE) as process,
+        watching(0.05, lambda: {"iteration": 3}, logging.Logger("test"), path),
+    ):
+        assert process.stdout is not None
+        ctypes.PyDLL(None).read(process.stdout.fileno(), ctypes.create_string_buffer(1), 1)
+    _, _, stacks = path.read_text().partition("Timeout")
+    assert "in test_a_hang_in_code_that_holds_pythons_lock_says_where_too" in stacks
 
 
 def test_with_the_action_end_a_run_that_hangs_ends_and_says_so(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ import paddle
 import pytest
 from tiny import PYTHONPATH
 
+from expbase import ConfigError
 from expbase.ranks import collectives, launch
 
 
@@ -160,3 +162,40 @@ class Caller:
 
     def apply(self, function: Callable[[], int]) -> int:
         return function()
+
+
+PACKAGE = """
+import threading
+from expbase.ranks import launch
+
+class Answer:
+    pass
+
+def tell(answer):
+    assert type(answer).__name__ == "Answer"
+
+if __name__ == "__main__":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # else it would be forked
+    raise SystemExit(launch.spawn(tell, (Answer(),), 1, "cpu", launch.StopSignals()).code)
+"""
+
+
+def test_what_python_m_package_defines_is_found_by_a_process_that_is_spawned(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    (tmp_path / "package/__main__.py").write_text(PACKAGE)
+    command = [sys.executable, "-W", "ignore", "-m", "package"]
+    result = forks.run(command, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Exception ignored" not in result.stderr  # of paddle, whose own end was left out
+
+
+def test_a_script_that_a_rank_imports_must_not_start_the_ranks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Multiprocessing notes so while it imports the script."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ConfigError, match=r'expected `if __name__ == "__main__":` before'):
+        launch.StopSignals().installed()
