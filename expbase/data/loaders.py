@@ -24,6 +24,7 @@ from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
 from expbase.base import rng
 from expbase.base.encoding import checksum
+from expbase.base.objects import state_setter
 from expbase.data.order import (
     BatchOrder,
     IndexBatch,
@@ -36,7 +37,6 @@ from expbase.data.order import (
 )
 from expbase.data.workers import Fetcher, Items, batched_stream, streamed_by_workers, with_last
 from expbase.ranks.collectives import all_gather_object, barrier, max_over_ranks
-from expbase.state.classes import state_setter
 
 _NOTHING = object()  # in the place of a batch when there is none
 

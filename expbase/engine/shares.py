@@ -28,11 +28,11 @@ import paddle
 
 from expbase.base.arrays import Array
 from expbase.base.encoding import checksum
+from expbase.base.objects import state_setter
 from expbase.config import ConfigError
 from expbase.engine.due import due_at
 from expbase.ranks import collectives
 from expbase.state.attributes import UserState
-from expbase.state.classes import state_setter
 from expbase.state.parts import StatefulObjects, get_state, set_state, statistics
 from expbase.state.values import is_same
 

@@ -32,10 +32,11 @@ from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
 from expbase.base.arrays import Array
-from expbase.base.encoding import Names, attributes_of, class_name, class_named
+from expbase.base.encoding import Names
 from expbase.base.files import checksum_of
 from expbase.base.generators import GENERATORS
-from expbase.state.classes import CODE, WORLD, has_attributes, holds_handle, is_users
+from expbase.base.objects import attributes_of, class_name, class_named, has_attributes
+from expbase.state.classes import CODE, WORLD, holds_handle, is_users
 from expbase.state.nodes import WHOLE, LayerNode, Node, StatefulNode, cells_of
 from expbase.state.values import as_text, is_same, look
 from expbase.state.walk import LOADERS, MOST, Walk

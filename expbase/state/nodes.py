@@ -20,15 +20,10 @@ import paddle
 from paddle.nn import Layer
 from paddle.nn.utils import spectral_norm_hook, weight_norm_hook
 
-from expbase.base.encoding import attributes_of, set_attribute
 from expbase.base.generators import GENERATORS, generator_state, set_generator_state
+from expbase.base.objects import attributes_of, definer, set_attribute
 from expbase.state import optimizers
-from expbase.state.classes import (
-    ATOMS,
-    LEAVES,
-    definer,
-    is_users,
-)
+from expbase.state.classes import ATOMS, LEAVES, is_users
 
 MANY = 1000  # items: of data, and each may be one of millions
 WHOLE: Any = object()  # the one place of what is changed as a whole

@@ -33,11 +33,9 @@ from expbase.base.encoding import (
     not_savable,
 )
 from expbase.base.files import checksum_of
-from expbase.base.generators import (
-    GENERATORS,
-    generator_kind,
-)
-from expbase.state.classes import is_handle, is_written, state_setter
+from expbase.base.generators import GENERATORS, generator_kind
+from expbase.base.objects import state_setter
+from expbase.state.classes import is_handle, is_written
 from expbase.state.constants import constants_in, follow
 from expbase.state.nodes import (
     WHOLE,

@@ -33,7 +33,8 @@ from paddle.io import DataLoader
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
-from expbase.base.encoding import Names, attributes_of, class_name
+from expbase.base.encoding import Names
+from expbase.base.objects import attributes_of, class_name, has_attributes
 from expbase.state import optimizers
 from expbase.state.classes import (
     ATOMS,
@@ -42,7 +43,6 @@ from expbase.state.classes import (
     LEAVES,
     WORLD,
     asks,
-    has_attributes,
     is_memory,
     is_users,
 )
